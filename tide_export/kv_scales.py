@@ -35,7 +35,7 @@ class KVScales:
 
 
 def kv_scales(model: PreTrainedModel, layers: Sequence[LayerInfo], max_seq_len: int) -> dict[int, KVScales]:
-    """Layer number → scales of its cache of ``max_seq_len`` slots; of layers that have one.
+    """Layer number → scales of the cache of ``max_seq_len`` slots that it reads; of layers that read one.
 
     Raises UnsupportedModelError if the model caches something else than it attends to, as multi-head latent attention does.
     """
@@ -52,11 +52,12 @@ def kv_scales(model: PreTrainedModel, layers: Sequence[LayerInfo], max_seq_len: 
             use_cache=True,
         )
     caches = {number: (layer.kv, kept) for number, (layer, kept) in enumerate(zip(layers, cache.layers, strict=True))}
-    return {
+    own = {
         number: KVScales(_scales(kept.keys, kv.heads, kv.key_dim), _scales(kept.values, kv.heads, kv.value_dim))
         for number, (kv, kept) in caches.items()
         if kv is not None
     }
+    return own | {number: own[layer.kv_source] for number, layer in enumerate(layers) if layer.kv_source is not None}
 
 
 def _scales(cached: torch.Tensor | None, heads: int, width: int) -> NDArray[np.float32]:

@@ -30,6 +30,7 @@ from tide_export.accounting import check_names, check_values, read_headers, weig
 from tide_export.checkpoint_parameters import CheckpointParameters
 from tide_export.config import reads_text, weights_title
 from tide_export.fake_parameters import materialise, without_parameters
+from tide_export.long_rotary import LONGROPE
 from tide_export.parameters import LoadedParameters, ParameterSource
 from tide_export.probe import probe_layers
 from tide_export.quantization.checkpoints import find_settings, load_quantized_checkpoint
@@ -200,6 +201,7 @@ def _load_huggingface(
     try:
         config = AutoConfig.from_pretrained(source, **options)
         check_supported(config)
+        _leave_out_encoders(config)
         find_settings(source, config, revision)
         method = quantization_method(config)
         if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # transformers would only warn
@@ -218,7 +220,7 @@ def _load_huggingface(
             model, quantized, notes = load_quantized_checkpoint(source, config, TORCH_DTYPES[dtype], revision, trust_remote_code)
             quantized = _with_tied(model, quantized)
         elif fake is not None:
-            model, (streamed, notes) = fake, _stream_plain(source, fake, revision, files)
+            model, (streamed, notes) = fake, _stream_plain(source, fake, config, revision, files)
         else:
             model, notes = _load_plain(source, config, TORCH_DTYPES[dtype], options)
     except TideError:
@@ -233,6 +235,13 @@ def _load_huggingface(
     own = load_tokenizer(source, tokenizer, config, options)
     files = files or weight_files(source, revision)
     return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes), streamed=streamed)
+
+
+def _leave_out_encoders(config: PreTrainedConfig) -> None:
+    """Set the configs of parts that the model runs without to None, as for images or sound: the bundle reads text."""
+    for name, spec in getattr(config, "sub_configs_defaults", {}).items():
+        if getattr(spec, "optional", False):
+            setattr(config, name, None)
 
 
 def _without_parameters(config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
@@ -257,11 +266,11 @@ def _in_memory_note(model: PreTrainedModel, reason: str) -> str:
 
 
 def _stream_plain(
-    source: str, fake: PreTrainedModel, revision: str | None, files: tuple[Path, ...]
+    source: str, fake: PreTrainedModel, config: PreTrainedConfig, revision: str | None, files: tuple[Path, ...]
 ) -> tuple[CheckpointParameters, list[str]]:
     """The values of the parameters of ``fake``, which gets its buffers, and sentences on tensors that were left out."""
     headers = read_headers(files)
-    notes = check_names(source, fake, headers)
+    notes = check_names(source, fake, headers, config)
     parameters = CheckpointParameters(source, fake, files, headers)
     parameters.fill_buffers()
     fake.adjust_generation_fn(
@@ -279,7 +288,7 @@ def _load_plain(source: str, config: PreTrainedConfig, dtype: torch.dtype, optio
     if own_names:
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=options["trust_remote_code"])
-        notes = check_names(source, skeleton, headers)
+        notes = check_names(source, skeleton, headers, config)
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = AutoModelForCausalLM.from_pretrained(
         source, config=config, dtype=dtype, use_safetensors=True, **reported, **options
@@ -309,14 +318,20 @@ def check_supported(config: PreTrainedConfig) -> None:
             f"{name} is not supported, because its code computes recurrences by functions of its own; TIDE compiles the gated "
             "delta rule, Mamba 1 and 2, short convolutions and softmax attention"
         )
+    if getattr(text, "altup_num_inputs", 0):
+        raise UnsupportedModelError(
+            f"{name} is not supported, because its layers pass on several hidden states of a token (AltUp); TIDE compiles "
+            "decoders with one"
+        )
     if getattr(text, "alibi", False) or name in ("bloom", "mpt"):
         raise UnsupportedModelError(f"{name} is not supported, because ALiBi position biases have no compiled attention kernel")
     scaling = getattr(text, "rope_parameters", None) or {}
-    if scaling.get("rope_type") in ("dynamic", "longrope"):
-        raise UnsupportedModelError(
-            f"{name} is not supported, because its {scaling['rope_type']!r} rotary embedding "
-            "depends on the length of the whole sequence"
-        )
+    by_layer_type = {value.get("rope_type") for value in scaling.values() if isinstance(value, dict)}
+    for kind in ("dynamic", LONGROPE):
+        if kind in by_layer_type or scaling.get("rope_type") == kind != LONGROPE:
+            raise UnsupportedModelError(
+                f"{name} is not supported, because its {kind!r} rotary embedding depends on the length of the whole sequence"
+            )
 
 
 def weight_bytes(loaded: LoadedModel) -> int:

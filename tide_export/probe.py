@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tide_export.fake_parameters import fake_mode
+from tide_export.long_rotary import both_factors
 from tide_export.traced_attention import TracedLayer, run_layers
 from tide_export.traced_recurrence import tide_layers
 
@@ -25,7 +26,7 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
     start = torch.zeros(1, dtype=torch.long)
     layers = [TracedLayer({}, start) for _ in range(model.config.get_text_config().num_hidden_layers)]
     try:
-        with torch.no_grad(), fake_mode(model), tide_layers(model), _complex_refused(name):
+        with torch.no_grad(), both_factors(model), fake_mode(model), tide_layers(model), _complex_refused(name):
             run_layers(model, layers, torch.zeros((1, 2), dtype=torch.long), torch.arange(2)[None])
     except TideError:
         raise
@@ -35,6 +36,25 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
             f"({type(error).__name__}: {error})"
         ) from error
     return tuple(layer.info for layer in layers)
+
+
+def check_cuts(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError unless the model can be cut between its layers, as early exits need it."""
+    if reason := uncut_reason(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be cut between its layers and has no early exits, because {reason}; export it "
+            "without a calibration and without --checkpoints"
+        )
+
+
+def uncut_reason(model: PreTrainedModel) -> str:
+    """Why ``model`` is compiled as one graph; empty where it can be cut: a graph behind a cut gets the hidden state and nothing
+    else of the step."""
+    if any(layer.kv_source is not None for layer in probe_layers(model)):
+        return "later layers read the keys and values of earlier ones"
+    if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):
+        return "each of its layers reads the token ids"
+    return ""
 
 
 @contextmanager

@@ -30,6 +30,8 @@ _FIRST_OUTPUT = 1
 def traced_depth(model: PreTrainedModel, layers: nn.ModuleList) -> int:
     """How many layers to trace: after them come only kinds that two of them have, the very first one aside."""
     kinds = layer_kinds(model, layers)
+    if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):  # one table holds the inputs of all layers
+        return len(kinds)
     for depth in range(3, len(kinds) - 1):
         seen = Counter(kinds[1:depth])
         if all(seen[kind] > 1 for kind in kinds[depth:]):
@@ -121,7 +123,7 @@ class _Region:
 
 def _regions(graph: ir.Graph, kept: Sequence[LayerInfo]) -> list[_Region]:
     nodes, places = list(graph), {}
-    counts = [2 * (layer.kv is not None) + len(layer.states) for layer in kept]
+    counts = [2 * layer.attends + len(layer.states) for layer in kept]
     begins = [0, *accumulate(counts)]
     for place, node in enumerate(nodes):
         if node.op_type == "Boundary":

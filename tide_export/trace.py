@@ -19,7 +19,7 @@ Marker operators of the domain ``tide`` appear in the traced graph; lowering pas
     final norm). The exporter cuts there.
 
 The model's own code runs during tracing: `traced_attention` and `traced_recurrence` replace its attention, recurrences and cache,
-and boundaries are forward hooks, so no architecture needs an adapter.
+`long_rotary` rotary embeddings with two sets of factors, and boundaries are forward hooks, so no architecture needs an adapter.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx import OnnxExporterError
 from transformers import PreTrainedModel
 
+from tide_export.long_rotary import both_factors
 from tide_export.parameters import ParameterSource
 from tide_export.probe import probe_layers
 from tide_export.repeated_layers import first_layers, repeat_layers, traced_depth
@@ -71,7 +72,7 @@ class TracedModel:
 
 def kept_names(layer: LayerInfo) -> list[str]:
     """Names of the caches of keys and values and of the states of a layer, without its number."""
-    return [*(KEY_VALUES if layer.kv is not None else ()), *(f"state_{number}" for number in range(len(layer.states)))]
+    return [*(KEY_VALUES if layer.attends else ()), *(f"state_{number}" for number in range(len(layer.states)))]
 
 
 class _Step(nn.Module):
@@ -157,12 +158,12 @@ def _traced(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerI
     batch, seq, slots = 2, 5, 16
     ids = torch.arange(batch * seq).reshape(batch, seq) % model.config.get_text_config().vocab_size
     positions = torch.arange(seq).expand(batch, seq).contiguous()
-    args = (positions, ids, torch.zeros(batch, dtype=torch.long), [_empty(one, batch, slots, model.dtype) for one in kept])
+    args = (positions, ids, torch.zeros(batch, dtype=torch.long), [_empty(one, kept, batch, slots, model.dtype) for one in kept])
     dim = torch.export.Dim
     b, s, t = dim("batch", min=1, max=4096), dim("seq", min=1, max=1 << 20), dim("slots", min=1, max=1 << 20)
     by_layer = [[{0: b, 2: t} if name in KEY_VALUES else {0: b} for name in kept_names(one)] for one in kept]
     dynamic = ({0: b, 1: s}, {0: b, 1: s}, {0: b}, by_layer)
-    with torch.no_grad(), tide_layers(model), _boundaries(layers), _quiet():
+    with torch.no_grad(), tide_layers(model), both_factors(model), _boundaries(layers), _quiet():
         try:
             program = torch.onnx.export(
                 _Step(model, kept), args, dynamo=True, opset_version=OPSET, dynamic_shapes=dynamic, optimize=False, verbose=False
@@ -173,9 +174,9 @@ def _traced(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerI
     return program.model
 
 
-def _empty(layer: LayerInfo, batch: int, slots: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """What a layer keeps, for the trace."""
-    kv = layer.kv
+def _empty(layer: LayerInfo, kept: Sequence[LayerInfo], batch: int, slots: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """What one of the layers ``kept`` keeps, for the trace."""
+    kv = layer.kv if layer.kv_source is None else kept[layer.kv_source].kv
     sizes = [(kv.heads, slots, kv.key_dim), (kv.heads, slots, kv.value_dim)] if kv is not None else []
     caches = [torch.zeros(batch, *size, dtype=dtype) for size in sizes]
     return [*caches, *(torch.zeros(batch, *state.shape) for state in layer.states)]

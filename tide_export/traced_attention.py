@@ -33,6 +33,7 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
     Args:
         given: the layer's caches by the names of `trace.kept_names`, without its number; empty while they are found out.
         kv: shape of the cached keys and values, and ``states``: of the states; set when the layer uses them.
+        kv_source: the earlier layer whose keys and values it reads in place of its own.
         convolves: it was asked for a convolution state, and no convolution has read it yet.
     """
 
@@ -46,12 +47,13 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
         self.is_initialized = True
         self.new: tuple[torch.Tensor, torch.Tensor] | None = None
         self.kv: KVInfo | None = None
+        self.kv_source: int | None = None
         self.states: list[StateInfo] = []
         self.convolves = False
 
     @property
     def info(self) -> LayerInfo:
-        return LayerInfo(self.kv, self.states)
+        return LayerInfo(self.kv, self.states, self.kv_source)
 
     def lazy_initialization(self, *args: object, **kwargs: object) -> None:
         pass
@@ -96,8 +98,24 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
 
 # The cache layer whose update() ran last and whose attention has not run yet: models alternate the two calls.
 _PENDING: list[TracedLayer] = []
+_LAYERS: list[TracedLayer] = []  # of the pass that runs
 # The layer that asked for a convolution state last: its convolution and recurrence follow.
 RECURRENT: list[TracedLayer] = []
+
+
+def _attending(module: nn.Module, key: torch.Tensor) -> tuple[TracedLayer, int | None]:
+    """The layer of the attention ``module``, and the earlier one whose ``key`` it reads if that is not its own.
+
+    A layer that shares keys attends to the tensors that an earlier layer's update() returned. It gets caches of its own names,
+    into which it writes the same rows: the runtime binds them to the earlier layer's memory.
+    """
+    if _PENDING:
+        return _PENDING.pop(), None
+    source = next((i for i, layer in enumerate(_LAYERS) if layer.new is not None and layer.new[0] is key), None)
+    number = getattr(module, "layer_idx", None)
+    if source is None or number is None:
+        raise UnsupportedModelError("attention over keys that no layer's cache was given is not supported")
+    return _LAYERS[number], source
 
 
 def _attention(
@@ -122,13 +140,11 @@ def _attention(
             raise UnsupportedModelError(f"attention with `{name}` is not supported: the compiled attention has no such input")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModelError("bidirectional attention is not supported: TIDE compiles causal decoders")
-    if not _PENDING:
-        raise UnsupportedModelError("attention over another layer's keys is not supported: TIDE wants a KV cache for every layer")
-    layer = _PENDING.pop()
+    layer, source = _attending(module, key)
     scale, value_dim = float(scaling if scaling is not None else query.shape[-1] ** -0.5), value.shape[-1]
     width = max(query.shape[-1], value_dim)
     query, key, value = (_padded_to(tensor, width) for tensor in (query, key, value))
-    layer.kv = KVInfo(key.shape[1], width, width)
+    layer.kv_source, layer.kv = source, KVInfo(key.shape[1], width, width) if source is None else None
     caches = [layer.given.get(name, key) for name in KEY_VALUES]
     sinks = () if s_aux is None else (s_aux.to(query.dtype),)
     batch, heads, seq, _ = query.shape
@@ -201,10 +217,12 @@ def run_layers(
     """
     _PENDING.clear()
     RECURRENT.clear()
+    _LAYERS[:] = layers
     parameters = inspect.signature(model.forward).parameters
     cache = "cache_params" if "cache_params" in parameters else "past_key_values"  # models without attention
     positions = {"position_ids": position_ids} if "past_key_values" in parameters else {}
     output = model(input_ids=input_ids, use_cache=True, return_dict=True, **positions, **{cache: Cache(layers=list(layers))})
+    _LAYERS.clear()
     if _PENDING:
         attention = sorted({type(m).__name__ for m in model.modules() if type(m).__name__.endswith("Attention")})
         raise UnsupportedModelError(
@@ -213,11 +231,15 @@ def run_layers(
             "an implementation of the model that calls either can be exported"
         )
     types = getattr(model.config.get_text_config(), "layer_types", None) or [""] * len(layers)
-    idle = [kind for layer, kind in zip(layers, types, strict=True) if not (layer.kv or layer.states or kind in _KEEPS_NOTHING)]
+    idle = [
+        kind
+        for layer, kind in zip(layers, types, strict=True)
+        if not (layer.info.attends or layer.states or kind in _KEEPS_NOTHING)
+    ]
     if idle or any(layer.convolves for layer in layers):
         raise UnsupportedModelError(
             f"{type(model).__name__} is not supported, because some layers ({', '.join(sorted(set(idle))) or 'convolutions'}) "
-            "never used their cache: they share another layer's, or compute a recurrence or convolution by functions of their "
+            "never used their cache: they compute a recurrence or convolution by functions of their "
             "own, which TIDE does not know"
         )
     return output.logits

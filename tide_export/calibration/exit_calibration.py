@@ -16,6 +16,7 @@ from tide_export.calibration.calibration_file import EXITS_NAME, CalibrationFile
 from tide_export.calibration.exits_file import ExitWeights, read_exits
 from tide_export.exit_graphs import exit_tensor_names
 from tide_export.load import LoadedModel, fingerprint
+from tide_export.probe import check_cuts
 
 REPORT = Path("report/index.html")
 _LARGEST_REPORT = 1 << 20  # bytes; a bundle is copied to every machine that serves it
@@ -70,6 +71,7 @@ def check_can_exit(loaded: LoadedModel) -> None:
             f"{loaded.name} has recurrent layers, and early exits do not pay there: a token that skips such a layer leaves its "
             "state behind, and to bring that up to date costs about as much as the layer; export it without a calibration"
         )
+    check_cuts(loaded.model)
 
 
 def read_exit_calibration(directory: Path) -> ExitCalibration:

@@ -25,6 +25,7 @@ from tide_export.passes.rotary import Rotation, match_rotation, rotary_tables
 MS_DOMAIN = "com.microsoft"
 # Indices of the operator's inputs; all but the first are optional.
 SEQLENS_K = 5
+POSITION_IDS = 9  # [B, S] int64, where they are not the tokens' slots
 HEAD_SINK = 11  # [N]: a logit of each query head that takes part in its softmax and has no value
 KEY_SCALE, VALUE_SCALE = 12, 13  # [1, KV, 1, D] float32: scales of int8 caches
 QUERY_SEQLENS = 16  # [B] int32: rows of each sequence that are computed, the first of S
@@ -85,7 +86,7 @@ def _lower(
     rotation = _common_rotation(query, key, positions)
     tables = _tables(graph, rotation, positions, shared, context) if rotation is not None else None
     if rotation is not None and tables is not None:
-        query, key = rotation[0].source, rotation[1].source
+        query, key = (_by_head(graph, node, part) for part in rotation)
     else:
         report.skip(node.outputs[1].name, "no rotary embedding recognised in front of it (kept as plain nodes)")
     heads, kv_heads = dims(query)[1], dims(key)[1]
@@ -115,6 +116,8 @@ def _lower(
     sinks = sinks_of(node)
     if sinks is not None:
         set_input(fused, HEAD_SINK, sinks)
+    if tables is not None and context.long_rotary_from is not None:
+        set_input(fused, POSITION_IDS, positions)
     if context.kv_scales:
         _round_caches(graph, fused, context)
     head_dim = dims(value)[3]
@@ -163,9 +166,20 @@ def _common_rotation(query: ir.Value, key: ir.Value, positions: ir.Value) -> tup
     query_rotation, key_rotation = match_rotation(query, positions), match_rotation(key, positions)
     if query_rotation is None or key_rotation is None:
         return None
-    same_form = (query_rotation.width, query_rotation.interleaved) == (key_rotation.width, key_rotation.interleaved)
+    forms = [(one.width, one.interleaved) for one in (query_rotation, key_rotation)]
     same_angles = query_rotation.cos is key_rotation.cos and query_rotation.sin is key_rotation.sin
-    return (query_rotation, key_rotation) if same_form and same_angles else None
+    return (query_rotation, key_rotation) if forms[0] == forms[1] and same_angles else None
+
+
+def _by_head(graph: ir.Graph, anchor: ir.Node, rotation: Rotation) -> ir.Value:
+    """What is rotated, [B, N, S, D]."""
+    source, shape = rotation.source, dims(rotation.source)
+    if not rotation.by_token:
+        return source
+    assert shape is not None
+    by_head = new_value(f"{source.name}.{anchor.outputs[1].name}", source, ir.Shape([shape[i] for i in (0, 2, 1, 3)]))
+    insert_before(graph, anchor, ir.node("Transpose", [source], {"perm": [0, 2, 1, 3]}, outputs=[by_head]))
+    return by_head
 
 
 def _tables(
@@ -176,7 +190,7 @@ def _tables(
         return None  # the kernel requires half the rotated width to be a multiple of 8
     key = (id(query_rotation.cos), id(query_rotation.sin))
     if key not in shared.tables:
-        tables = rotary_tables(query_rotation, graph, positions, context.cache_slots)
+        tables = rotary_tables(query_rotation, graph, positions, context.position_ids)
         shared.tables[key] = None
         if tables is not None:
             dtype = query_rotation.source.dtype
@@ -201,7 +215,8 @@ def _flat(graph: ir.Graph, anchor: ir.Node, value: ir.Value) -> ir.Value:
         if source is not None and source.shape is not None and len(source.shape) == 3:
             return source
     else:
-        back = ir.node("Transpose", [value], attributes={"perm": [0, 2, 1, 3]}, outputs=[new_value(f"{value.name}.rows", value)])
+        rows = new_value(f"{value.name}.{anchor.outputs[1].name}.rows", value)  # several layers may read one layer's keys
+        back = ir.node("Transpose", [value], attributes={"perm": [0, 2, 1, 3]}, outputs=[rows])
         insert_before(graph, anchor, back)
         by_token = back.outputs[0]
     assert isinstance(heads, int) and isinstance(width, int)
@@ -209,7 +224,7 @@ def _flat(graph: ir.Graph, anchor: ir.Node, value: ir.Value) -> ir.Value:
     flat = ir.node(
         "Reshape",
         [by_token, target],
-        outputs=[new_value(f"{value.name}.flat", value, ir.Shape([shape[0], shape[2], heads * width]))],
+        outputs=[new_value(f"{value.name}.{anchor.outputs[1].name}.flat", value, ir.Shape([shape[0], shape[2], heads * width]))],
     )
     insert_before(graph, anchor, flat)
     return flat.outputs[0]

@@ -135,7 +135,7 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
 def _caches(manifest: Manifest, layers: range) -> dict[str, Shape]:
     caches: dict[str, Shape] = {}
     for layer in layers:
-        kv = manifest.kv.get(layer)
+        kv = manifest.kv.get(manifest.kv_sources.get(layer, layer))
         if kv is not None:
             caches[f"key_cache_{layer}"] = (None, kv.heads, None, kv.key_dim)
             caches[f"value_cache_{layer}"] = (None, kv.heads, None, kv.value_dim)
