@@ -13,23 +13,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.errors import ModelFilesError
 from transformers import PreTrainedConfig
 
 Make = Callable[..., NDArray[Any]]
 RECURRENT = (
-    *(
-        "qwen35",
-        "qwen35moe",
-        "qwen3next",
-        "lfm2",
-        "lfm2moe",
-        "granitehybrid",
-        "falcon-h1",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "mamba2",
-    ),
-)
+    "qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe", "mamba2",
+)  # fmt: skip
 
 
 def _as_it_is(values: NDArray) -> NDArray:
@@ -178,7 +168,9 @@ def _less_one(values: NDArray) -> NDArray:
 
 
 def _log_decay(values: NDArray) -> NDArray:
-    """-exp(A_log), of one or two dimensions → A_log."""
+    """-exp(A_log), of one or two dimensions → A_log. Raises ModelFilesError for numbers that it cannot be."""
+    if not (values < 0).all():
+        raise ModelFilesError("a tensor ssm_a has numbers that are not below zero: the file was changed; download it again")
     return np.log(-values).reshape(-1)
 
 

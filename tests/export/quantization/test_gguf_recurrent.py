@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +81,7 @@ def refused(content: GgufFile, folder: Path, error: type[TideError], message: st
 
 
 # Name → model, its keys, the error, and what it names.
-REFUSED = {
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "rotation in Granite": ("granitehybrid", {"rope.scaling.finetuned": True}, "queries and keys rotate"),
     "no sigmoid": ("lfm2moe", {"expert_gating_func": 1}, "is not the sigmoid"),
     "positions of an image": ("qwen35", {"rope.dimension_sections": [2, 0, 0, 0]}, "dimension_sections"),
@@ -129,10 +131,32 @@ def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
     ]
 
 
-def test_experts_that_one_tensor_holds(tmp_path: Path) -> None:
-    """Later converters write gate and up as one tensor."""
-    content = tiny_recurrent("qwen35moe")
+def experts_of_one_tensor(content: GgufFile) -> None:
     for layer in range(4):
         parts = [content.tensors.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up")]
         content.tensors[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate(parts, 1)
+
+
+def projection_of_one_tensor(content: GgufFile) -> None:
+    """As the first converters wrote it: in HuggingFace's order."""
+    for layer in range(3):
+        for part in ("qkv", "gate"):
+            del content.tensors[f"blk.{layer}.attn_{part}.weight"]
+        joined = content.model.get_parameter(f"model.layers.{layer}.linear_attn.in_proj_qkvz.weight")
+        content.tensors[f"blk.{layer}.ssm_in.weight"] = joined.detach().numpy()
+
+
+@pytest.mark.parametrize(("name", "join"), [("qwen35moe", experts_of_one_tensor), ("qwen3next", projection_of_one_tensor)])
+def test_tensors_that_other_releases_join(name: str, join: Callable[[GgufFile], None], tmp_path: Path) -> None:
+    """Files of other converters would be refused, or have their rows in another order."""
+    content = tiny_recurrent(name)
+    join(content)
     assert np.abs(log_probs(loaded(content, tmp_path)[0]) - log_probs(content.model)).max() < 1e-4
+
+
+def test_decays_that_grow(tmp_path: Path) -> None:
+    """Their logarithm is no number, and neither would be any logit."""
+    content = tiny_recurrent("mamba2")
+    content.tensors["blk.1.ssm_a"] = -content.tensors["blk.1.ssm_a"]
+    with pytest.raises(ModelFilesError, match="not below zero"):
+        loaded(content, tmp_path)
