@@ -101,10 +101,17 @@ class TensorUses:
     unused: list[str] = field(default_factory=list)
 
 
-def check_names(source: str, model: PreTrainedModel, stored: Mapping[str, TensorHeader]) -> list[str]:
+def check_names(
+    source: str, model: PreTrainedModel, stored: Mapping[str, TensorHeader], config: PreTrainedConfig | None = None
+) -> list[str]:
     """Sentences on tensors that a text model has no use for.
 
-    ``model``: of the checkpoint's config; its values are not read. ``stored``: all tensors of the files. Raises ModelFilesError
+    Args:
+        model: its values are not read.
+        stored: all tensors of the files.
+        config: the checkpoint's, where the model has only a part of it.
+
+    Raises ModelFilesError
     with the names unless each parameter and persistent buffer has one tensor (or its experts' tensors), and each tensor is used.
     """
     uses, expected = tensor_uses(model, stored), model.state_dict()
@@ -112,7 +119,7 @@ def check_names(source: str, model: PreTrainedModel, stored: Mapping[str, Tensor
     notes: dict[str, list[str]] = defaultdict(list)
     unexpected = []
     for name in uses.unused:
-        if note := _without_use(name, model.config):
+        if note := _without_use(name, model, config or model.config):
             notes[note].append(name)
         elif not _is_leftover(name, stored[name]):
             unexpected.append(name)
@@ -198,12 +205,13 @@ def _is_leftover(name: str, header: TensorHeader) -> bool:
     return any(re.search(pattern, name) for pattern in _LEFTOVERS)
 
 
-def _without_use(name: str, config: PreTrainedConfig) -> str | None:
-    """Why a text model that runs layer by layer has no use for a tensor that its config declares."""
+def _without_use(name: str, model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
+    """Why a text model that runs layer by layer has no use for a tensor that its config or its class declares."""
     text = config.get_text_config()
     drafts = max(getattr(text, key, None) or 0 for key in _DRAFT_LAYERS)
     layer = _LAYER.match(name)
-    if drafts and (_DRAFT_MODULE.search(name) or (layer and 0 <= int(layer[1]) - text.num_hidden_layers < drafts)):
+    ignored = any(re.search(pattern, name) for pattern in model._keys_to_ignore_on_load_unexpected or ())
+    if (drafts or ignored) and (_DRAFT_MODULE.search(name) or (layer and 0 <= int(layer[1]) - text.num_hidden_layers < drafts)):
         return "they draft further tokens, and the model's own output does not depend on them"
     shared = getattr(text, "num_kv_shared_layers", 0) or 0
     if layer and _OWN_KEYS.search(name) and 0 < text.num_hidden_layers - int(layer[1]) <= shared:

@@ -47,7 +47,7 @@ def _copied(graph: ir.Graph, value: ir.Value) -> ir.Value:
 
 
 def _convolved(steps: StepTape, state: ir.Value, rows: ir.Value) -> ir.Value:
-    return steps.last_rows(state, steps.padded(rows), int(state.shape[1]))
+    return steps.last_rows(steps.after_state(state, steps.padded(rows)), int(state.shape[1]))
 
 
 def _recurred(

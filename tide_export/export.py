@@ -34,6 +34,7 @@ from tide_export.head_bits import with_head
 from tide_export.kv_scales import kv_scales
 from tide_export.layerwise import layer_by_layer
 from tide_export.load import LoadedModel, fingerprint, held_in_memory, load_model, quantized, weight_bytes
+from tide_export.long_rotary import long_rotary_from
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
 from tide_export.probe import check_cuts, uncut_reason
@@ -41,7 +42,7 @@ from tide_export.progress import ExportProgress
 from tide_export.quantization.gptq import calibration_tokens
 from tide_export.source_tokenizer import check_embedded
 from tide_export.targets.base import BuildJob
-from tide_export.targets.choice import buildable, check_options, choose_targets
+from tide_export.targets.choice import buildable, check_options, choose_targets, without_long_rotary
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
 from tide_export.targets.engines import step_profiles
 from tide_export.trace import TracedModel, trace
@@ -164,10 +165,15 @@ def write_bundle(
     Targets that could not be built are in ``progress.failures``; raises TargetError if none could be built.
     """
     check_room(directory, weight_bytes(loaded))
+    slots = _cache_slots(loaded, config)
+    original = long_rotary_from(loaded.model)
+    long_from = original if original is not None and original < slots else None
     targets, refused = choose_targets(config.targets, config.dtype, config.kv, loaded.is_recurrent)
+    targets, without = without_long_rotary(targets, long_from)
+    refused |= without
     for name, error in refused.items():
         progress.failed(name, str(error))
-    context = LoweringContext(_cache_slots(loaded, config), loaded.quantized)
+    context = LoweringContext(slots, loaded.quantized, long_rotary_from=long_from)
     cuts = _cuts(loaded, config, calibration)
     if config.kv == "int8":
         with progress.phase("measure the range of keys and values"), layer_by_layer(loaded.model, loaded.parameters):
@@ -181,7 +187,7 @@ def write_bundle(
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):
             built = build_targets(traced, targets, cuts, context, job, partial(_explain, config, progress))
-    manifest, checks = _manifest(loaded, traced, built, directory, config, calibration), list[Check]()
+    manifest, checks = _manifest(loaded, traced, built, directory, config, context, calibration), list[Check]()
     _write_manifest(manifest, directory)
     if "cpu" not in manifest.targets and config.verify:
         progress.note("not verified: none of these targets runs on this machine's processor; add --target cpu to hold one to it")
@@ -264,6 +270,7 @@ def _manifest(
     built: BuiltTargets,
     directory: Path,
     config: ExportConfig,
+    context: LoweringContext,
     calibration: ExitCalibration | None,
 ) -> Manifest:
     """The manifest, its files not hashed yet; writes tokenizer and calibration next to the targets' files."""
@@ -279,7 +286,8 @@ def _manifest(
         kv_dtype=None if config.kv == "model" else config.kv,
         weights=dict(Counter(weight.origin for weight in loaded.quantized.values())),
         head=loaded.head,
-        max_seq_len=_cache_slots(loaded, config),
+        max_seq_len=context.max_seq_len,
+        long_rotary_from=context.long_rotary_from,
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],
         layers=list(traced.layers),
         graphs=built.graphs,

@@ -43,9 +43,10 @@ class EagerPass:
 
 
 def eager_pass(
-    model: PreTrainedModel, texts: Sequence[Sequence[int]], cuts: Sequence[int], cache: Cache | None = None
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], cuts: Sequence[int], cache: Cache | None = None, first: int = 0
 ) -> EagerPass:
-    """Run ``texts`` from an empty ``cache``, in one pass. A model without storage runs inside `layer_by_layer`.
+    """Run ``texts``, which begin at position ``first``, from an empty ``cache``, in one pass. A model without storage runs inside
+    `layer_by_layer`.
 
     Shorter texts are padded on the right: no token attends to what comes after it. Raises VerificationError where parameters are
     read that no module filled.
@@ -63,11 +64,13 @@ def eager_pass(
         return hook
 
     layers = decoder_layers(model)
-    caching = {"past_key_values": cache} if cache is not None else {}
+    options = {"past_key_values": cache} if cache is not None else {}
+    if first:
+        options["position_ids"] = first + torch.arange(longest)[None]
     with ExitStack() as stack, torch.no_grad():
         for cut in cuts:
             stack.callback(layers[cut].register_forward_pre_hook(keep(cut), with_kwargs=True).remove)
-        logits = model(input_ids=ids, use_cache=cache is not None, **caching).logits
+        logits = model(input_ids=ids, use_cache=cache is not None, **options).logits
     return EagerPass(states, _values(logits, valid))
 
 

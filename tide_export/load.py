@@ -30,6 +30,7 @@ from tide_export.accounting import check_names, check_values, read_headers, weig
 from tide_export.checkpoint_parameters import CheckpointParameters
 from tide_export.config import reads_text, weights_title
 from tide_export.fake_parameters import materialise, without_parameters
+from tide_export.long_rotary import LONGROPE
 from tide_export.parameters import LoadedParameters, ParameterSource
 from tide_export.probe import probe_layers
 from tide_export.quantization.checkpoints import find_settings, load_quantized_checkpoint
@@ -219,7 +220,7 @@ def _load_huggingface(
             model, quantized, notes = load_quantized_checkpoint(source, config, TORCH_DTYPES[dtype], revision, trust_remote_code)
             quantized = _with_tied(model, quantized)
         elif fake is not None:
-            model, (streamed, notes) = fake, _stream_plain(source, fake, revision, files)
+            model, (streamed, notes) = fake, _stream_plain(source, fake, config, revision, files)
         else:
             model, notes = _load_plain(source, config, TORCH_DTYPES[dtype], options)
     except TideError:
@@ -265,11 +266,11 @@ def _in_memory_note(model: PreTrainedModel, reason: str) -> str:
 
 
 def _stream_plain(
-    source: str, fake: PreTrainedModel, revision: str | None, files: tuple[Path, ...]
+    source: str, fake: PreTrainedModel, config: PreTrainedConfig, revision: str | None, files: tuple[Path, ...]
 ) -> tuple[CheckpointParameters, list[str]]:
     """The values of the parameters of ``fake``, which gets its buffers, and sentences on tensors that were left out."""
     headers = read_headers(files)
-    notes = check_names(source, fake, headers)
+    notes = check_names(source, fake, headers, config)
     parameters = CheckpointParameters(source, fake, files, headers)
     parameters.fill_buffers()
     fake.adjust_generation_fn(
@@ -287,7 +288,7 @@ def _load_plain(source: str, config: PreTrainedConfig, dtype: torch.dtype, optio
     if own_names:
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=options["trust_remote_code"])
-        notes = check_names(source, skeleton, headers)
+        notes = check_names(source, skeleton, headers, config)
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = AutoModelForCausalLM.from_pretrained(
         source, config=config, dtype=dtype, use_safetensors=True, **reported, **options
@@ -325,11 +326,12 @@ def check_supported(config: PreTrainedConfig) -> None:
     if getattr(text, "alibi", False) or name in ("bloom", "mpt"):
         raise UnsupportedModelError(f"{name} is not supported, because ALiBi position biases have no compiled attention kernel")
     scaling = getattr(text, "rope_parameters", None) or {}
-    if scaling.get("rope_type") in ("dynamic", "longrope"):
-        raise UnsupportedModelError(
-            f"{name} is not supported, because its {scaling['rope_type']!r} rotary embedding "
-            "depends on the length of the whole sequence"
-        )
+    by_layer_type = {value.get("rope_type") for value in scaling.values() if isinstance(value, dict)}
+    for kind in ("dynamic", LONGROPE):
+        if kind in by_layer_type or scaling.get("rope_type") == kind != LONGROPE:
+            raise UnsupportedModelError(
+                f"{name} is not supported, because its {kind!r} rotary embedding depends on the length of the whole sequence"
+            )
 
 
 def weight_bytes(loaded: LoadedModel) -> int:

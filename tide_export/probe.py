@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tide_export.fake_parameters import fake_mode
+from tide_export.long_rotary import both_factors
 from tide_export.traced_attention import TracedLayer, run_layers
 from tide_export.traced_recurrence import tide_layers
 
@@ -25,7 +26,7 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
     start = torch.zeros(1, dtype=torch.long)
     layers = [TracedLayer({}, start) for _ in range(model.config.get_text_config().num_hidden_layers)]
     try:
-        with torch.no_grad(), fake_mode(model), tide_layers(model), _complex_refused(name):
+        with torch.no_grad(), both_factors(model), fake_mode(model), tide_layers(model), _complex_refused(name):
             run_layers(model, layers, torch.zeros((1, 2), dtype=torch.long), torch.arange(2)[None])
     except TideError:
         raise

@@ -49,17 +49,19 @@ def open_session(file: Path, exact: bool = False) -> ort.InferenceSession:
 class TextPass:
     """Runs graphs on ``texts`` from empty caches and states of zero; their T tokens are packed one text after the other.
 
-    ``decoded``: that many tokens at the end of each text run one by one, after a pass over the others.
+    Args:
+        decoded: that many tokens at the end of each text run one by one, after a pass over the others.
+        offsets: by how much the position ids of each text exceed its tokens' places; empty: nothing.
     """
 
-    def __init__(self, manifest: Manifest, texts: Sequence[Sequence[int]], decoded: int = 0) -> None:
+    def __init__(self, manifest: Manifest, texts: Sequence[Sequence[int]], decoded: int = 0, offsets: Sequence[int] = ()) -> None:
         self._texts = [np.asarray(text, np.int64) for text in texts]
         lengths = np.array([len(text) for text in texts])
         first = lengths - decoded
         starts = np.cumsum(lengths) - lengths
         self._tokens = int(lengths.sum())
-        self._steps = [_Step(first, np.zeros_like(lengths), starts)]
-        self._steps += [_Step(np.ones_like(lengths), first + n, starts) for n in range(decoded)]
+        self._steps = [_Step(first, np.zeros_like(lengths), starts, offsets)]
+        self._steps += [_Step(np.ones_like(lengths), first + n, starts, offsets) for n in range(decoded)]
         self._slots = int(lengths.max()) + LEAST_PADDING.sequence.most_added
 
     def run(self, session: ort.InferenceSession, states: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
@@ -87,14 +89,15 @@ class TextPass:
 class _Step:
     """A launch of ``counts[b]`` tokens of each text, which follow ``cached[b]``. ``starts``: of the texts among all tokens."""
 
-    def __init__(self, counts: NDArray[np.int64], cached: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+    def __init__(
+        self, counts: NDArray[np.int64], cached: NDArray[np.int64], starts: NDArray[np.int64], offsets: Sequence[int]
+    ) -> None:
         wanted = counts.tolist()
         self._shape = StepShape.of(0, wanted, wanted, LEAST_PADDING)
         positions = StepPositions(self._shape, LEAST_PADDING.sequence)
         positions.arrange(wanted, wanted)
-        positions.place(cached.tolist())
+        positions.place(cached.tolist(), offsets)
         self._positions = {**positions.arrays, "position_ids": positions.arrays["position_ids"][None]}
-        self._positions["row_mask"] = np.less(np.arange(counts.max()), counts[:, None]).astype(np.float32)
         begins = (starts + cached).tolist()
         self.rows = np.concatenate([np.arange(begin, begin + count) for begin, count in zip(begins, wanted, strict=True)])
 

@@ -19,7 +19,7 @@ Marker operators of the domain ``tide`` appear in the traced graph; lowering pas
     final norm). The exporter cuts there.
 
 The model's own code runs during tracing: `traced_attention` and `traced_recurrence` replace its attention, recurrences and cache,
-and boundaries are forward hooks, so no architecture needs an adapter.
+`long_rotary` rotary embeddings with two sets of factors, and boundaries are forward hooks, so no architecture needs an adapter.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx import OnnxExporterError
 from transformers import PreTrainedModel
 
+from tide_export.long_rotary import both_factors
 from tide_export.parameters import ParameterSource
 from tide_export.probe import probe_layers
 from tide_export.repeated_layers import first_layers, repeat_layers, traced_depth
@@ -162,7 +163,7 @@ def _traced(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerI
     b, s, t = dim("batch", min=1, max=4096), dim("seq", min=1, max=1 << 20), dim("slots", min=1, max=1 << 20)
     by_layer = [[{0: b, 2: t} if name in KEY_VALUES else {0: b} for name in kept_names(one)] for one in kept]
     dynamic = ({0: b, 1: s}, {0: b, 1: s}, {0: b}, by_layer)
-    with torch.no_grad(), tide_layers(model), _boundaries(layers), _quiet():
+    with torch.no_grad(), tide_layers(model), both_factors(model), _boundaries(layers), _quiet():
         try:
             program = torch.onnx.export(
                 _Step(model, kept), args, dynamo=True, opset_version=OPSET, dynamic_shapes=dynamic, optimize=False, verbose=False

@@ -11,9 +11,11 @@ One session is in memory at a time, and of a model without storage one layer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from tide_runtime.bundle.manifest import UNCUT, Manifest, read_manifest
 from tide_runtime.errors import ModelFilesError, VerificationError
 from tide_runtime.text.tokenizer import Tokenizer
+from transformers import PreTrainedModel
 
 from tide_export.checks import compare_rest
 from tide_export.checks.stored_values import StoredValues
@@ -188,23 +191,54 @@ def check_bundle(
         values: compares each parameter with the model's file.
     """
     manifest = read_manifest(directory)
-    named = prompts(manifest, _tokenizer(manifest, directory))
-    texts = [ids for _, ids in named]
+    texts = _texts(manifest, prompts(manifest, _tokenizer(manifest, directory)))
     source = loaded.parameters
     with layer_by_layer(loaded.model, source, values.compare if values is not None else None):
-        cache = rounded_cache(kv_scales, manifest.model.num_layers) if kv_scales else None
-        eager = eager_pass(loaded.model, texts, manifest.checkpoints, cache)
-        unrounded = eager_pass(loaded.model, texts, []) if kv_scales else eager
+        eager = _eager(loaded.model, texts, manifest.checkpoints, kv_scales)
+        unrounded = _eager(loaded.model, texts, []) if kv_scales else eager
     if values is not None:
         compare_rest(values, source)
     tolerance = max(TOLERANCE[dtype], INT8_TOLERANCE) if kv_scales else TOLERANCE[dtype]
     rounds = bool(loaded.quantized or kv_scales)
-    checks: list[Check] = list(_check_graphs(manifest, directory, named, eager, tolerance))
+    checks: list[Check] = list(_check_graphs(manifest, directory, texts, eager, tolerance))
     logits, steps = _as_it_runs(manifest, directory, texts, INT8_TOLERANCE if rounds else tolerance)
-    checks += [*steps, *_check_prompts(named, unrounded.logits, logits, None if rounds else tolerance)]
-    if manifest.tokenizer is not None and named and len(texts[-1]) >= LEAST_TEXT:
-        checks.append(TextCheck(_loss(texts[-1], eager.logits[-len(texts[-1]) :]), float(np.log(manifest.model.vocab_size))))
+    checks += [*steps, *_check_prompts(texts, unrounded.logits, logits, None if rounds else tolerance)]
+    if manifest.tokenizer is not None and texts and len(last := texts[-1].ids) >= LEAST_TEXT:
+        checks.append(TextCheck(_loss(last, eager.logits[-len(last) :]), float(np.log(manifest.model.vocab_size))))
     return checks
+
+
+class _Text(NamedTuple):
+    """A prompt whose tokens stand at the positions from ``first`` on; the bundle's position ids are larger by ``offset``."""
+
+    name: str
+    ids: list[int]
+    first: int = 0
+    offset: int = 0
+
+
+def _texts(manifest: Manifest, named: Sequence[tuple[str, list[int]]]) -> list[_Text]:
+    """The prompts; where long texts have other rotary factors, at the end of the longest one, and as short ones besides."""
+    original = manifest.long_rotary_from
+    if original is None:
+        return [_Text(name, ids) for name, ids in named]
+    first = manifest.max_seq_len - max(len(ids) for _, ids in named)
+    long = [_Text(f"{name} (in a long text)", ids, first, original) for name, ids in named]
+    return [*long, *(_Text(name, ids[:original]) for name, ids in named)]
+
+
+def _eager(
+    model: PreTrainedModel, texts: Sequence[_Text], cuts: Sequence[int], kv_scales: Mapping[int, KVScales] | None = None
+) -> EagerPass:
+    """What the model computes for ``texts``; those at the same positions in one pass, for which it chooses rotary factors."""
+    passes = []
+    for first, together in itertools.groupby(texts, lambda text: text.first):
+        cache = rounded_cache(kv_scales, model.config.get_text_config().num_hidden_layers) if kv_scales else None
+        passes.append(eager_pass(model, [text.ids for text in together], cuts, cache, first))
+    if len(passes) == 1:
+        return passes[0]
+    states = {cut: np.concatenate([one.states[cut] for one in passes]) for cut in cuts}
+    return EagerPass(states, np.concatenate([one.logits for one in passes]))
 
 
 def _loss(ids: Sequence[int], logits: Array) -> float:
@@ -238,12 +272,12 @@ def _tokenizer(manifest: Manifest, directory: Path) -> Tokenizer | None:
 
 
 def _check_graphs(
-    manifest: Manifest, directory: Path, named: Sequence[tuple[str, list[int]]], eager: EagerPass, tolerance: float
+    manifest: Manifest, directory: Path, texts: Sequence[_Text], eager: EagerPass, tolerance: float
 ) -> Iterator[GraphCheck]:
     """Each segment, its activations not rounded, from the eager model's state at its cut to that at the next, or to logits; then
     the graph of all segments, if there is one."""
-    run, graphs = TextPass(manifest, [ids for _, ids in named]), manifest.targets["cpu"].graphs
-    owners = [prompt for prompt, ids in named for _ in ids]
+    run, graphs = _pass(manifest, texts), manifest.targets["cpu"].graphs
+    owners = [text.name for text in texts for _ in text.ids]
     parts = [(segment.name, tuple(segment.layers or ())) for segment in manifest.segments]
     for graph, (first, end) in [*parts, *([(UNCUT, (0, manifest.model.num_layers))] if UNCUT in graphs else [])]:
         file = directory / graphs[graph]
@@ -253,6 +287,10 @@ def _check_graphs(
         difference, token = _largest(output, expected)
         allowed = tolerance * (4 if (first, end) == (0, manifest.model.num_layers) else 1)  # errors of all layers add up
         yield GraphCheck(graph, (first, end), owners[token], difference, allowed, float(max(output.max(), -output.min())))
+
+
+def _pass(manifest: Manifest, texts: Sequence[_Text], decoded: int = 0) -> TextPass:
+    return TextPass(manifest, [text.ids for text in texts], decoded, [text.first + text.offset for text in texts])
 
 
 def _largest(difference: Array, values: Array) -> tuple[float, int]:
@@ -269,14 +307,12 @@ def _relative(difference: Array, values: Array, axis: int) -> Array:
     return error / np.maximum(size, 1e-2 * np.median(size) + np.finfo(np.float32).tiny)
 
 
-def _as_it_runs(
-    manifest: Manifest, directory: Path, texts: Sequence[list[int]], tolerance: float
-) -> tuple[Array, list[StepCheck]]:
+def _as_it_runs(manifest: Manifest, directory: Path, texts: Sequence[_Text], tolerance: float) -> tuple[Array, list[StepCheck]]:
     """Logits [T, V] of the texts by the segments one after the other, and a check of each segment token by token."""
-    long = [len(ids) > DECODED for ids in texts]
-    whole = TextPass(manifest, texts)
-    steps = TextPass(manifest, [ids for ids, is_long in zip(texts, long, strict=True) if is_long], DECODED) if any(long) else None
-    rows = np.repeat(long, [len(ids) for ids in texts])
+    long = [len(text.ids) > DECODED for text in texts]
+    whole = _pass(manifest, texts)
+    steps = _pass(manifest, [text for text, is_long in zip(texts, long, strict=True) if is_long], DECODED) if any(long) else None
+    rows = np.repeat(long, [len(text.ids) for text in texts])
     checks: list[StepCheck] = []
 
     def run(name: str, states: Array | None) -> Array:
@@ -294,18 +330,16 @@ def _as_it_runs(
     return states, checks
 
 
-def _check_prompts(
-    named: Sequence[tuple[str, list[int]]], expected: Array, logits: Array, tolerance: float | None
-) -> Iterator[PromptCheck]:
+def _check_prompts(texts: Sequence[_Text], expected: Array, logits: Array, tolerance: float | None) -> Iterator[PromptCheck]:
     """``expected``: the eager model's logits [T, V] of the prompts; ``logits``: the bundle's.
 
     ``tolerance``: relative to the largest logit; None: the bundle rounds to int8.
     """
-    ends = np.cumsum([len(ids) for _, ids in named])[:-1]
-    for (prompt, ids), wanted, found in zip(named, np.split(expected, ends), np.split(logits, ends), strict=True):
+    ends = np.cumsum([len(text.ids) for text in texts])[:-1]
+    for text, wanted, found in zip(texts, np.split(expected, ends), np.split(logits, ends), strict=True):
         yield PromptCheck(
-            prompt=prompt,
-            tokens=len(ids),
+            prompt=text.name,
+            tokens=len(text.ids),
             max_difference=float(np.abs(found - wanted).max()),  # NaN stays
             tolerance=None if tolerance is None else tolerance * max(1.0, float(np.abs(wanted).max())),
             divergence=mean_divergence(wanted, found),

@@ -77,14 +77,16 @@ def write_family(name: str, folder: Path) -> None:
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
-    """Token ids of unequal lengths; the second half of each repeats a part of the first, so that drafts come from the text."""
+    """Token ids of unequal lengths. The second half of each repeats a part of the first, so that drafts come from the text; every
+    other one begins with the same message, whose states can be kept."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
+    message = [*rng.integers(3, VOCAB, 20).tolist(), _COMMON["eos_token_id"]]
     made = []
-    for _ in range(count):
+    for number in range(count):
         length = int(rng.integers(6, 48))
         ids = rng.integers(3, VOCAB, length).tolist()
         start = int(rng.integers(0, length // 2))
-        made.append([*ids, *ids[start : start + length // 2]])
+        made.append([*(message if number % 2 else ()), *ids[:40], *ids[start : start + length // 2]])
     return made

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.models.random_gguf import SLOTS, RandomTensor, Shape
+from benchmarks.models.random_gguf import RandomTensor, Shape
 
 _KIND = "Q4_0"
+CONTEXT = 8192
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class _Hybrid:
 
     def common_keys(self) -> dict[str, Any]:
         return {
-            "context_length": SLOTS,
+            "context_length": CONTEXT,
             "embedding_length": self.hidden,
             "block_count": self.layers,
             "feed_forward_length": self.mlp,

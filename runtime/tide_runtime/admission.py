@@ -64,6 +64,7 @@ class Admission:
             params=params,
             eos=frozenset(eos),
             sampler=Sampler(params, vocab, len(ids)),
+            long_rotary_from=self.manifest.long_rotary_from,
             grammar=self.grammars.start(params.grammar) if params.grammar is not None else None,
             text=self._text_stream(params) if streamed or params.stop or params.shown_tokens else None,
         )

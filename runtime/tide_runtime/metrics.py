@@ -22,6 +22,7 @@ class EngineStats:
     Args:
         waiting, running: requests without and with a row of KV memory.
         preemptions: how often a request gave up its KV memory for others.
+        rotary_restarts: how often a text outgrew the short rotary factors and was computed again.
         steps, step_tokens: steps of the loop, and tokens that they ran: decodes, drafts and prompts.
         step_seconds: time of the steps.
         prompt_tokens, prefix_tokens: prompt tokens of requests that ended, and those that came from the prefix cache.
@@ -34,6 +35,7 @@ class EngineStats:
     waiting: int
     running: int
     preemptions: int
+    rotary_restarts: int
     steps: int
     step_tokens: int
     step_seconds: float
@@ -84,6 +86,7 @@ _STATE_HELP = {
     "waiting": "Requests that wait for a row of KV memory.",
     "running": "Requests that have one.",
     "preemptions": "Times that a request gave up its KV memory for others.",
+    "rotary_restarts": "Times that a text outgrew the short rotary factors and was computed again.",
     "steps": "Steps of the engine loop.",
     "step_tokens": "Tokens that the steps ran: decodes, drafts and prompts.",
     "step_seconds": "Time of the steps.",

@@ -29,6 +29,7 @@ class RequestStats:
         predicted_speedup: what the calibration predicts of it, on average over greedy texts; None where it predicts nothing.
         prefix_tokens: prompt tokens whose keys and values came from the prefix cache.
         preemptions: how often the request gave up its KV memory for others and was computed again.
+        rotary_restarts: how often its text outgrew the short rotary factors and was computed again.
         uncovered: why the certificate does not cover this output of policy ``exit``; empty: it does.
     """
 
@@ -48,6 +49,7 @@ class RequestStats:
     token_depths: tuple[int, ...] = ()
     prefix_tokens: int = 0
     preemptions: int = 0
+    rotary_restarts: int = 0
     speedup: float | None = None
     predicted_speedup: float | None = None
     uncovered: tuple[str, ...] = ()
@@ -115,6 +117,7 @@ def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) 
         prompt_exits=depth.prompt_exits,
         prefix_tokens=history.prefix_tokens,
         preemptions=history.preemptions,
+        rotary_restarts=history.rotary_restarts,
         token_depths=tuple(depth.token_depths),
     )
     ids = sequence.new_tokens.tolist()

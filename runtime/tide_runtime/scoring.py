@@ -63,6 +63,11 @@ class ForcedSequence(TokenSequence):
         return len(self.tokens) - len(self.forced)
 
     @property
+    def is_long_text(self) -> bool:
+        """The whole text counts, as in one pass of the model over it."""
+        return self.long_rotary_from is not None and len(self.tokens) > self.long_rotary_from
+
+    @property
     def logits_from(self) -> int:
         return self.scored_from - 1 if self.num_tokens == self.prompt_tokens else self.prefill_end
 

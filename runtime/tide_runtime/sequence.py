@@ -70,18 +70,25 @@ class RequestHistory:
     Args:
         prefix_tokens: prompt tokens whose keys and values came from the prefix cache.
         preemptions: how often its row was given to others.
+        rotary_restarts: how often its text outgrew the short rotary factors and was computed again.
         peak_batch: most sequences of a step in which it decoded.
         submitted, first_step, first_token, latest_token, finished: times of `perf_counter`; 0: not yet.
     """
 
     prefix_tokens: int = 0
     preemptions: int = 0
+    rotary_restarts: int = 0
     peak_batch: int = 1
     submitted: float = field(default_factory=perf_counter)
     first_step: float = 0.0
     first_token: float = 0.0
     latest_token: float = 0.0
     finished: float = 0.0
+
+    @property
+    def refills(self) -> int:
+        """How often its tokens were computed again."""
+        return self.preemptions + self.rotary_restarts
 
 
 @dataclass
@@ -94,6 +101,8 @@ class TokenSequence:
         batch_index: its row of the KV cache; -1 while it has none.
         num_cached_tokens: the first ones, which its row holds.
         prefilled: its row holds all that decoding needs; a preempted sequence is prefilled again.
+        long_rotary_from: the manifest's.
+        is_long: its row is computed with the long rotary factors.
         policy_state: what the depth policy keeps of the sequence, in a type of its own.
         error: why no token can be chosen from its logits; it ends then, and the others go on.
     """
@@ -109,6 +118,8 @@ class TokenSequence:
     batch_index: int = -1
     num_cached_tokens: int = 0
     prefilled: bool = False
+    long_rotary_from: int | None = None
+    is_long: bool = False
     policy_state: Any = None
     depth: DepthStats = field(default_factory=DepthStats)
     history: RequestHistory = field(default_factory=RequestHistory)
@@ -134,6 +145,23 @@ class TokenSequence:
     def logits_from(self) -> int:
         """The first token whose logits a prefill reads: the prompt's last one, and none of a sequence that is prefilled again."""
         return self.prompt_tokens - 1 if self.num_tokens == self.prompt_tokens else self.prefill_end
+
+    @property
+    def is_long_text(self) -> bool:
+        """Whether its text so far takes the long rotary factors."""
+        return self.long_rotary_from is not None and self.num_tokens > self.long_rotary_from
+
+    @property
+    def position_offset(self) -> int:
+        """What the positions of its tokens exceed their places in the text by, see `Manifest.long_rotary_from`."""
+        return self.long_rotary_from if self.is_long and self.long_rotary_from is not None else 0
+
+    @property
+    def last_end(self) -> int:
+        """The most tokens that it has before it ends, or before its row is computed again."""
+        if self.long_rotary_from is None or self.is_long:
+            return len(self.tokens)
+        return min(len(self.tokens), self.long_rotary_from + 1)
 
     def latest_depth(self, num_layers: int) -> int:
         """Layers run before the latest token was final: ``num_layers`` for the first one, and under policies that count none."""

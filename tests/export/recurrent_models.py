@@ -91,7 +91,9 @@ RECURRENT: dict[str, Callable[[], PreTrainedConfig]] = {
     "granite4_h": lambda: transformers.GraniteMoeHybridConfig(**_GRANITE, num_local_experts=0),
     "granite4_h_moe": lambda: transformers.GraniteMoeHybridConfig(**_GRANITE, num_local_experts=4, num_experts_per_tok=2),
     "bamba": lambda: transformers.BambaConfig(**_BASE, **_MAMBA, attn_layer_indices=[1]),
-    "falcon_h1": lambda: transformers.FalconH1Config(**_BASE, **_MAMBA, mamba_d_ssm=128, mamba_rms_norm=False),
+    "falcon_h1": lambda: transformers.FalconH1Config(
+        **_BASE | dict(num_hidden_layers=1), **_MAMBA, mamba_d_ssm=128, mamba_rms_norm=False
+    ),
     "nemotron_h": lambda: transformers.NemotronHConfig(**_NEMOTRON, layers_block_type=["mamba", "mlp", "attention"]),
     "mamba2": lambda: transformers.Mamba2Config(
         vocab_size=VOCAB,

@@ -3,7 +3,8 @@
 A prompt of some tokens does not tell wrong frequencies: low ones turn too little, and the eager model has the same. So the
 frequencies of the eager model, and the tables of cos and sin that a bundle's kernels read, are compared at every position.
 
-Formulas: linear scaling; Llama 3 (`rope_freqs` of llama.cpp's converter); YaRN, Peng et al. 2023, https://arxiv.org/abs/2309.00071.
+Formulas: linear scaling; Llama 3 (`rope_freqs` of llama.cpp's converter); YaRN, Peng et al. 2023, https://arxiv.org/abs/2309.00071;
+LongRoPE, Ding et al. 2024, https://arxiv.org/abs/2402.13753.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import VerificationError
+from torch import nn
 from transformers import PreTrainedModel
 
+from tide_export.long_rotary import BothFactors
 from tide_export.quantization.gguf_file import GgufTensor
 from tide_export.quantization.gguf_metadata import Metadata
+from tide_export.quantization.gguf_rope import LONG_FACTORS, SHORT_FACTORS
 
 Array = NDArray[np.float64]
 _TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3)}  # inputs with cos and sin
@@ -32,10 +36,21 @@ _REMEDY = "the model was loaded wrongly: please report its config; --no-verify w
 
 @dataclass(frozen=True)
 class Rotation:
-    """``frequencies`` [D/2] in radians per position; cos and sin are multiplied by ``factor``."""
+    """``frequencies`` [D/2] in radians per position; cos and sin are multiplied by ``factor``.
+
+    Position ids from ``original`` on are those of long texts, counted from there, which have the frequencies ``long``.
+    """
 
     frequencies: Array
     factor: float = 1.0
+    long: Array | None = None
+    original: int = 0
+
+    def angles(self, count: int) -> Array:
+        """Those of the first ``count`` position ids, [count, D/2]."""
+        places = np.arange(count)[:, None]
+        short = places * self.frequencies
+        return short if self.long is None else np.where(places < self.original, short, (places - self.original) * self.long)
 
 
 def gguf_rotations(model: PreTrainedModel, keys: Metadata, tensors: Mapping[str, GgufTensor]) -> dict[str, Rotation]:
@@ -56,6 +71,11 @@ def gguf_rotations(model: PreTrainedModel, keys: Metadata, tensors: Mapping[str,
         scaled = Rotation(_yarn(base, width, factor, original, 32.0, 1.0, truncate=True), scale)
     else:
         scaled = Rotation(_plain(base, width) / (factor if kind == "linear" else 1.0))
+    if (long := tensors.get(LONG_FACTORS)) is not None:
+        original, plain = key("rope.scaling.original_context_length", key("context_length")), _plain(base, width)
+        short = np.asarray(tensors[SHORT_FACTORS].data, np.float64)
+        scale = key("rope.scaling.attn_factor", 1.0)
+        scaled = Rotation(plain / short, scale, plain / np.asarray(long.data, np.float64), original)
     local = Rotation(_plain(key("rope.freq_base_swa", 10000.0), width))
     found = {name: local if "sliding" in name else scaled for name in _frequencies(model)}
     if (divisors := tensors.get("rope_freqs.weight")) is None:
@@ -72,7 +92,8 @@ def config_rotations(model: PreTrainedModel) -> dict[str, Rotation]:
     for name, frequencies in _frequencies(model).items():
         kind = next((kind for kind in parameters if kind in name), None)
         own = parameters[kind] if kind is not None else parameters
-        rotation = _of_config(own, 2 * len(frequencies)) if "rope_theta" in own else None
+        longest = getattr(text, "max_position_embeddings", 0)
+        rotation = _of_config(own, 2 * len(frequencies), longest) if "rope_theta" in own else None
         if rotation is not None:
             found[name] = rotation
     return found
@@ -82,7 +103,7 @@ def _frequencies(model: PreTrainedModel) -> dict[str, Array]:
     return {n: b.double().numpy() for n, b in model.named_buffers() if n.endswith("inv_freq") and "original" not in n}
 
 
-def _of_config(parameters: Mapping[str, Any], width: int) -> Rotation | None:
+def _of_config(parameters: Mapping[str, Any], width: int, longest: int) -> Rotation | None:
     base, kind, factor = parameters["rope_theta"], parameters.get("rope_type", "default"), parameters.get("factor")
     plain, original = _plain(base, width), parameters.get("original_max_position_embeddings")
     if kind == "default":
@@ -100,6 +121,12 @@ def _of_config(parameters: Mapping[str, Any], width: int) -> Rotation | None:
         scale = parameters.get("attention_factor") or (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
         fast, slow = parameters.get("beta_fast") or 32.0, parameters.get("beta_slow") or 1.0
         return Rotation(_yarn(base, width, factor, original, fast, slow, parameters.get("truncate", True)), scale)
+    if original and kind == "longrope":
+        extension = factor or longest / original
+        usual = math.sqrt(1 + math.log(extension) / math.log(original)) if extension > 1 else 1.0
+        scale = usual if parameters.get("attention_factor") is None else parameters["attention_factor"]
+        short, long = (plain / np.array(parameters[f"{length}_factor"]) for length in ("short", "long"))
+        return Rotation(short, scale, long, original)
     return None
 
 
@@ -121,8 +148,18 @@ def _yarn(base: float, width: int, factor: float, original: int, fast: float, sl
 def check_eager(model: PreTrainedModel, rotations: Mapping[str, Rotation]) -> None:
     """Raise VerificationError where the model has other frequencies."""
     for name, found in _frequencies(model).items():
-        if name in rotations and not _equal(found, rotations[name].frequencies, 1e-5):
+        module, wanted = model.get_submodule(name.rpartition(".")[0]), rotations.get(name)
+        if wanted is not None and not (_equal(found, wanted.frequencies, 1e-5) and _has_long(module, wanted)):
             raise VerificationError(f"rotary embedding: {name} of the model is not what its file describes; {_REMEDY}")
+
+
+def _has_long(rotary: nn.Module, rotation: Rotation) -> bool:
+    """Whether the module has the long frequencies and the factor of ``rotation``, if that has any."""
+    if rotation.long is None:
+        return True
+    long = BothFactors(rotary, rotation.original).long
+    same_factor = math.isclose(long.attention_scaling, rotation.factor, rel_tol=1e-6)
+    return same_factor and _equal(long.inv_freq.double().numpy(), rotation.long, 1e-5)
 
 
 def check_tables(directory: Path, manifest: Manifest, rotations: Mapping[str, Rotation]) -> None:
@@ -148,7 +185,7 @@ def _tables(file: Path) -> Iterator[tuple[NDArray, NDArray]]:
 
 
 def _tabulates(tables: tuple[NDArray, NDArray], rotation: Rotation) -> bool:
-    angles = np.arange(len(tables[0]))[:, None] * rotation.frequencies
+    angles = rotation.angles(len(tables[0]))
     tolerance = 2e-3 if tables[0].dtype == np.float16 else 1e-5 + 2.0**-23 * len(angles)  # fp32 angles of the last position
     wanted = rotation.factor * np.cos(angles), rotation.factor * np.sin(angles)
     return all(_equal(found, one, tolerance, absolute=True) for found, one in zip(tables, wanted, strict=True))

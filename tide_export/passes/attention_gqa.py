@@ -25,6 +25,7 @@ from tide_export.passes.rotary import Rotation, match_rotation, rotary_tables
 MS_DOMAIN = "com.microsoft"
 # Indices of the operator's inputs; all but the first are optional.
 SEQLENS_K = 5
+POSITION_IDS = 9  # [B, S] int64, where they are not the tokens' slots
 HEAD_SINK = 11  # [N]: a logit of each query head that takes part in its softmax and has no value
 KEY_SCALE, VALUE_SCALE = 12, 13  # [1, KV, 1, D] float32: scales of int8 caches
 QUERY_SEQLENS = 16  # [B] int32: rows of each sequence that are computed, the first of S
@@ -115,6 +116,8 @@ def _lower(
     sinks = sinks_of(node)
     if sinks is not None:
         set_input(fused, HEAD_SINK, sinks)
+    if tables is not None and context.long_rotary_from is not None:
+        set_input(fused, POSITION_IDS, positions)
     if context.kv_scales:
         _round_caches(graph, fused, context)
     head_dim = dims(value)[3]
@@ -187,7 +190,7 @@ def _tables(
         return None  # the kernel requires half the rotated width to be a multiple of 8
     key = (id(query_rotation.cos), id(query_rotation.sin))
     if key not in shared.tables:
-        tables = rotary_tables(query_rotation, graph, positions, context.cache_slots)
+        tables = rotary_tables(query_rotation, graph, positions, context.position_ids)
         shared.tables[key] = None
         if tables is not None:
             dtype = query_rotation.source.dtype

@@ -15,6 +15,7 @@ Inputs that the runtime fills:
     padded_rows [B, S, 2] int64   for each padded row its place (0, t) in the packed [1, T]; rows of padding repeat the last token
     packed_rows [1, T, 2] int64   for each token its place (b, s) in the padded [B, S]
     query_seqlens [B] int32       rows of each sequence that the kernel computes: its tokens and the padding after them, 0 if none
+    padded_position_ids [B, S]    where the rotary embedding has two sets of factors: positions are the slots otherwise
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 from tide_runtime.bundle.manifest import PAD_ATTENTION
 
-from tide_export.passes.attention_gqa import QUERY_SEQLENS, SEQLENS_K, set_input
+from tide_export.passes.attention_gqa import POSITION_IDS, QUERY_SEQLENS, SEQLENS_K, optional_input, set_input
 from tide_export.passes.attention_packed import PackedAttention, graph_input, packed_attentions, remove_unused
 from tide_export.passes.base import LoweringContext, PassReport
 
@@ -46,6 +47,8 @@ def _pad_kernel(attention: PackedAttention) -> None:
         value = node.inputs[index]
         if value is not None:
             node.replace_input_with(index, attention.tape.op("GatherND", [value, rows]))
+    if optional_input(node, POSITION_IDS) is not None:
+        set_input(node, POSITION_IDS, graph_input(attention, "padded_position_ids", ir.DataType.INT64, "batch", "padded"))
     counts = graph_input(attention, "query_seqlens", ir.DataType.INT32, "batch")
     set_input(node, QUERY_SEQLENS, counts)
     node.replace_input_with(SEQLENS_K, _last_slots(attention, counts))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
+from tide_runtime.backends.onnxruntime.invariance import PADDINGS
 
 from tide_export.kv_scales import KVScales
 from tide_export.quantization.deferred_weight import LowBits
@@ -19,16 +20,25 @@ class LoweringContext:
         max_seq_len: KV cache slots per sequence, in tokens.
         quantized: low-bit weights by parameter name.
         kv_scales: of the int8 caches by layer number; empty: the caches have the model's dtype.
+        long_rotary_from: see `Manifest`.
     """
 
     max_seq_len: int
     quantized: Mapping[str, LowBits] = field(default_factory=dict)
     kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
+    long_rotary_from: int | None = None
 
     @property
     def cache_slots(self) -> int:
-        """Slots of a sequence's cache, with the one that `pad_attention` pads into."""
-        return self.max_seq_len + 1
+        """Slots of a sequence's cache, with those that attention pads into on any processor."""
+        return self.max_seq_len + max(padding.sequence.most_added for padding in PADDINGS)
+
+    @property
+    def position_ids(self) -> int:
+        """Positions that a token may have in a step, those of padding included."""
+        if self.long_rotary_from is None:
+            return self.cache_slots
+        return self.long_rotary_from + self.max_seq_len + max(padding.sequence.most_added for padding in PADDINGS)
 
     def quantized_weight(self, initializer: str | None) -> LowBits | None:
         """The low-bit form of a traced parameter; the trace puts ``model.`` before the parameter's name."""

@@ -102,14 +102,12 @@ def _slice_start(node: ir.Node) -> int | None:
     return None if start is None or start.size != 1 else int(start.reshape(()))
 
 
-def rotary_tables(
-    rotation: Rotation, graph: ir.Graph, positions: ir.Value, max_seq_len: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """cos and sin [max_seq_len, width / 2] fp32 of every position; None when the two halves of the angles differ."""
+def rotary_tables(rotation: Rotation, graph: ir.Graph, positions: ir.Value, count: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """cos and sin [count, width / 2] fp32 of every position id; None when the two halves of the angles differ."""
     values = [_before_cast(rotation.cos), _before_cast(rotation.sin)]
     piece = ir.convenience.extract(graph, [positions], values)
     model = ir.Model(piece, ir_version=10)
-    feeds = {positions.name: np.arange(max_seq_len, dtype=np.int64)[None]}
+    feeds = {positions.name: np.arange(count, dtype=np.int64)[None]}
     tables = [np.asarray(t[0], dtype=np.float32) for t in ReferenceEvaluator(ir.to_proto(model)).run(None, feeds)]
     halves = [_half(t, rotation.interleaved) for t in tables]
     return None if halves[0] is None or halves[1] is None else (halves[0], halves[1])

@@ -14,6 +14,7 @@ from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 from transformers import AutoConfig, PreTrainedConfig
 
 from tide_export.quantization import gguf_recurrent as recurrent
+from tide_export.quantization.gguf_file import GgufTensor
 from tide_export.quantization.gguf_metadata import REQUIRED, Metadata
 from tide_export.quantization.gguf_rope import rope_parameters
 
@@ -59,8 +60,8 @@ class Architecture:
     more: Callable[[Metadata, Values], Values] = lambda keys, values: {}
 
 
-def read_config(keys: Metadata, tensors: Mapping[str, tuple[int, ...]]) -> PreTrainedConfig:
-    """The config of the file's model. ``tensors``: name → shape of every tensor.
+def read_config(keys: Metadata, tensors: Mapping[str, GgufTensor]) -> PreTrainedConfig:
+    """The config of the file's model.
 
     Raises ModelFilesError for a missing key, UnsupportedModelError for an architecture or a key that has no place in the config.
     """
@@ -82,16 +83,16 @@ def read_config(keys: Metadata, tensors: Mapping[str, tuple[int, ...]]) -> PreTr
     values |= {attribute: bool(matching(tensors, tensor)) for attribute, tensor in found.flags.items()}
     values |= _token_ids(keys, values["vocab_size"])
     if found.attends:
-        values |= _gpt2(keys, values) if keys.architecture == "gpt2" else _heads(keys, values, found)
+        values |= _gpt2(keys, values) if keys.architecture == "gpt2" else _heads(keys, values, found, tensors)
     values |= found.more(keys, values)
     keys.check_all_taken()
     return AutoConfig.for_model(found.model_type, **values)
 
 
-def _vocabulary(keys: Metadata, tensors: Mapping[str, tuple[int, ...]]) -> int:
+def _vocabulary(keys: Metadata, tensors: Mapping[str, GgufTensor]) -> int:
     if "token_embd.weight" not in tensors:
         raise ModelFilesError(f"{keys.file} has no tensor token_embd.weight, the embedding; download it again")
-    rows = tensors["token_embd.weight"][0]
+    rows = tensors["token_embd.weight"].shape[0]
     if keys.take("vocab_size", rows) != rows:
         raise ModelFilesError(
             f"{keys.file} has {keys.architecture}.vocab_size = {keys.take('vocab_size')} and an embedding of {rows} tokens; "
@@ -107,7 +108,7 @@ def _token_ids(keys: Metadata, vocabulary: int) -> Values:
     return {attribute: number if number is not None and number < vocabulary else None for attribute, number in ids.items()}
 
 
-def _heads(keys: Metadata, values: Values, architecture: Architecture) -> Values:
+def _heads(keys: Metadata, values: Values, architecture: Architecture, tensors: Mapping[str, GgufTensor]) -> Values:
     heads, hidden = values["num_attention_heads"], values["hidden_size"]
     if not heads or (hidden % heads and keys.take("attention.key_length", None) is None):
         raise UnsupportedModelError(
@@ -129,7 +130,7 @@ def _heads(keys: Metadata, values: Values, architecture: Architecture) -> Values
         "head_dim": head_dim,
     }
     if architecture.rotates:
-        return {**found, "rope_parameters": rope_parameters(keys, head_dim, architecture.partial_rotary)}
+        return {**found, "rope_parameters": rope_parameters(keys, head_dim, architecture.partial_rotary, tensors)}
     keys.take_all("rope.")
     return found
 
@@ -143,6 +144,12 @@ def _gpt2(keys: Metadata, values: Values) -> Values:
 
 def _window(keys: Metadata, values: Values) -> Values:
     return {"sliding_window": keys.take("attention.sliding_window", 0) or None}
+
+
+def _phi3(keys: Metadata, values: Values) -> Values:
+    """transformers takes the original context's length from the config itself, whatever the rotary parameters say."""
+    original = values["rope_parameters"].get("original_max_position_embeddings", values["max_position_embeddings"])
+    return {**_window(keys, values), "original_max_position_embeddings": original}
 
 
 def _stablelm(keys: Metadata, values: Values) -> Values:
@@ -221,7 +228,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3moe": Architecture("qwen3_moe", (_RMS, "rms_norm_eps"), _ATTENTION_BIAS, more=_qwen3moe),
     "gemma2": Architecture("gemma2", (_RMS, "rms_norm_eps"), more=_gemma2),
     "gemma3": Architecture("gemma3_text", (_RMS, "rms_norm_eps"), more=_gemma3),
-    "phi3": Architecture("phi3", (_RMS, "rms_norm_eps"), partial_rotary=True, more=_window),
+    "phi3": Architecture("phi3", (_RMS, "rms_norm_eps"), partial_rotary=True, more=_phi3),
     "stablelm": Architecture(
         "stablelm",
         (_LAYER_NORM, "layer_norm_eps"),

@@ -24,7 +24,7 @@ from tide_export.quantization.deferred_weight import DeferredWeight, RecentWeigh
 from tide_export.quantization.gguf_blocks import mapped
 from tide_export.quantization.gguf_file import PLAIN, GgufTensor
 from tide_export.quantization.gguf_forms import RECURRENT, Form, recurrent_forms
-from tide_export.quantization.gguf_rope import FREQUENCY_FACTORS
+from tide_export.quantization.gguf_rope import FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS, WITH_LONG_FACTORS
 from tide_export.quantization.quantized_weight import QuantizedWeight, block_order, stacked
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -231,5 +231,7 @@ def _with_suffix(name: str) -> str:
 
 
 def _without_effect(name: str, architecture: str) -> bool:
-    """Rotary frequencies that llama.cpp skips; those that it divides by are applied."""
-    return name.endswith("attn_rot_embd.weight") or (name == FREQUENCY_FACTORS and architecture == "llama")
+    """Rotary frequencies that llama.cpp skips; factors that it divides by are applied where the model is made."""
+    divides = name == FREQUENCY_FACTORS and architecture == "llama"
+    extends = name in (LONG_FACTORS, SHORT_FACTORS) and architecture in WITH_LONG_FACTORS
+    return name.endswith("attn_rot_embd.weight") or divides or extends

@@ -1,30 +1,39 @@
 """The rotary embedding that a GGUF file's keys describe, as llama.cpp computes it.
 
 Formulas: src/llama-context.cpp and `rope_yarn` in ggml/src/ggml-cpu/ops.cpp of https://github.com/ggml-org/llama.cpp;
-YaRN: Peng et al. 2023, https://arxiv.org/abs/2309.00071.
+YaRN: Peng et al. 2023, https://arxiv.org/abs/2309.00071; LongRoPE: Ding et al. 2024, https://arxiv.org/abs/2402.13753.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from tide_runtime.errors import UnsupportedModelError
 from transformers import PreTrainedModel
 
+from tide_export.quantization.gguf_file import GgufTensor
 from tide_export.quantization.gguf_metadata import Metadata
 
 FREQUENCY_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+WITH_LONG_FACTORS = ("phi3",)  # architectures; llama.cpp chooses the set by the size of its context, for all texts
 
 
-def rope_parameters(keys: Metadata, head_dim: int, partial: bool) -> dict[str, Any]:
+def rope_parameters(keys: Metadata, head_dim: int, partial: bool, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     """transformers' ``rope_parameters``. ``partial``: whether the model can rotate a part of each head.
 
     Raises UnsupportedModelError for what they cannot say.
     """
-    parameters = {"rope_theta": float(keys.take("rope.freq_base", 10000.0)), **_scaling(keys)}
     rotated = keys.take("rope.dimension_count", head_dim)
+    found = [name for name in (LONG_FACTORS, SHORT_FACTORS) if name in tensors and keys.architecture in WITH_LONG_FACTORS]
+    if len(found) == 1:
+        raise UnsupportedModelError(f"{keys.file} has the tensor {found[0]} without its counterpart; convert the model again")
+    scaling = _longrope(keys, rotated, tensors) if found else _scaling(keys)
+    parameters = {"rope_theta": float(keys.take("rope.freq_base", 10000.0)), **scaling}
     share = rotated / head_dim
     if (share != 1 and not partial) or int(head_dim * share) != rotated:
         raise keys.refused("rope.dimension_count", f"is not the head's width {head_dim}, and the model rotates whole heads")
@@ -39,7 +48,7 @@ def _scaling(keys: Metadata) -> dict[str, Any]:
     mixed = keys.take("rope.scaling.yarn_ext_factor", -1.0)  # below 0: 1 for YaRN, else 0
     if kind not in ("none", "linear", "yarn"):
         raise keys.refused(
-            "rope.scaling.type", "is none of none, linear and yarn; longrope depends on the length of the whole sequence"
+            "rope.scaling.type", f"is none of none, linear and yarn; longrope has the tensors {LONG_FACTORS} and {SHORT_FACTORS}"
         )
     if mixed not in ((1.0,) if kind == "yarn" else (0.0,)) and mixed >= 0:
         raise keys.refused("rope.scaling.yarn_ext_factor", f"mixes frequencies in another way than {kind} does")
@@ -51,6 +60,30 @@ def _scaling(keys: Metadata) -> dict[str, Any]:
     if attention != 1.0:
         raise keys.refused("rope.scaling.attn_factor", f"scales attention, which {kind} scaling of the model does not")
     return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1.0 else {"rope_type": "default"}
+
+
+def _longrope(keys: Metadata, rotated: int, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    """llama.cpp's converter writes no scaling type; one that scales positions would apply besides the factors."""
+    if keys.take("rope.scaling.type", "longrope") not in ("none", "linear", "longrope"):
+        raise keys.refused("rope.scaling.type", f"is not what {LONG_FACTORS} belongs to")
+    for name, usual in (("rope.scaling.factor", (0.0, 1.0)), ("rope.scale_linear", (0.0, 1.0))):
+        if keys.take(name, 0.0) not in usual:
+            raise keys.refused(name, f"scales positions besides {LONG_FACTORS}")
+    if keys.take("rope.scaling.yarn_ext_factor", -1.0) > 0:
+        raise keys.refused("rope.scaling.yarn_ext_factor", "mixes frequencies in another way than longrope does")
+    long, short = (np.asarray(tensors[name].data, np.float32) for name in (LONG_FACTORS, SHORT_FACTORS))
+    if not long.shape == short.shape == (rotated // 2,):
+        raise UnsupportedModelError(
+            f"{keys.file}: {LONG_FACTORS} has {long.size} factors and {SHORT_FACTORS} {short.size}, expected {rotated // 2}, "
+            "half the rotated channels; export the HuggingFace checkpoint that the file was made from"
+        )
+    return {
+        "rope_type": "longrope",
+        "long_factor": long.tolist(),
+        "short_factor": short.tolist(),
+        "attention_factor": float(keys.take("rope.scaling.attn_factor", 1.0)),
+        "original_max_position_embeddings": keys.take_number("rope.scaling.original_context_length", keys.take("context_length")),
+    }
 
 
 def divide_frequencies(model: PreTrainedModel, factors: torch.Tensor) -> None:

@@ -39,7 +39,7 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, GgufPara
     """
     keys, tensors = read_file(path)
     try:
-        config = read_config(keys, {name: tensor.shape for name, tensor in tensors.items()})
+        config = read_config(keys, tensors)
         model = without_parameters(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32))
         # Buffers stay in fp32: rotary frequencies that are rounded to fp16 turn by a radian at position 2,000.
         convert(model, dtype)

@@ -109,6 +109,7 @@ class Target:
         int8_kv: its attention reads and writes KV caches in int8.
         drafts: it runs the draft head.
         recurrent: it runs layers that keep states.
+        long_rotary: its attention takes position ids that are not the tokens' slots.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Target:
     int8_kv: bool = False
     drafts: bool = False
     recurrent: bool = False
+    long_rotary: bool = False
 
     @property
     def low_bits(self) -> tuple[int, ...]:

@@ -40,6 +40,27 @@ def choose_targets(
     return chosen, refused
 
 
+def without_long_rotary(targets: Sequence[Target], long_from: int | None) -> tuple[list[Target], dict[str, TargetError]]:
+    """The targets that run a model whose longer texts take other rotary factors, and why each other one does not.
+
+    Raises TargetError if none is left.
+    """
+    if long_from is None:
+        return list(targets), {}
+    able = ", ".join(name for name, one in TARGETS.items() if one.long_rotary)
+    refused = {
+        one.name: TargetError(
+            f"target {one.name} has one set of rotary factors, this model another one for texts of more than {long_from} tokens; "
+            f"compile for {able}, or for shorter texts with --max-seq-len {long_from}"
+        )
+        for one in targets
+        if not one.long_rotary
+    }
+    if len(refused) == len(targets):
+        raise TargetError("; ".join(map(str, refused.values())))
+    return [one for one in targets if one.name not in refused], refused
+
+
 def check_options(options: TrtOptions, chosen: Sequence[Target], refused: Collection[str] = ()) -> None:
     """Raise TargetError for TensorRT options without a TensorRT target, or that TensorRT does not support on a target's GPU."""
     engines = [t for t in (*chosen, *(TARGETS[name] for name in refused)) if t.backend == "tensorrt"]

@@ -82,6 +82,7 @@ CPU = Target(
     int8_kv=True,
     drafts=True,
     recurrent=True,
+    long_rotary=True,
 )
 
 
@@ -108,4 +109,5 @@ CUDA = replace(
     drafts=False,  # pass costs, which decide how far it drafts, are measured on the CPU only
     int8_kv=False,  # the runtime's device caches hold floats
     recurrent=False,  # and no states
+    long_rotary=False,  # loops on the device advance positions with slots
 )

@@ -83,6 +83,8 @@ class CompiledPass:
         """
         rows, length = tokens.shape
         context = self._rows(rows)
+        original = self._manifest.long_rotary_from
+        context.position_offsets[:rows] = [original if original is not None and length > original else 0] * rows
         step = context.step(0, [length] * rows)
         step.input_ids[: tokens.size] = tokens.reshape(-1)
         step.place([0] * rows)

@@ -133,9 +133,12 @@ class ExecutionContext(RowStates, Protocol):
         packs_steps: a step takes any numbers of tokens of any rows at little more than their own cost. Otherwise prompts are run
             alone, and running sequences must have the first rows.
         has_draft_head: ``draft`` can be run, and passes through all layers give ``states``.
+        position_offsets: [capacity], by how much the positions of a row's tokens exceed their slots in the steps that are placed
+            next, see `Manifest.long_rotary_from`.
     """
 
     capacity: int
+    position_offsets: list[int]
     layers_launched: int  # decoder layers launched in this context so far
     every_layer: Sequence[str]  # graphs that together run all layers: every segment, or the uncut graph
     packs_steps: bool

@@ -198,21 +198,26 @@ class StepPositions:
         np.divmod(self._packed_from, self._seq, out=(self._packed_rows[:, 0], self._packed_rows[:, 1]))
         self._logits_index[: len(chosen)], self._logits_index[len(chosen) :] = chosen, 0
 
-    def place(self, num_cached_tokens: Sequence[int]) -> None:
-        """Place the tokens of sequence b in the cache slots and positions from ``num_cached_tokens[b]`` on."""
-        seq = self._seq
+    def place(self, num_cached_tokens: Sequence[int], offsets: Sequence[int] = ()) -> None:
+        """Place the tokens of sequence b in the cache slots from ``num_cached_tokens[b]`` on, and in positions that are larger by
+        ``offsets[b]`` or, without offsets, the same."""
+        seq, positions = self._seq, num_cached_tokens
+        if any(offsets):
+            positions = [cached + offset for cached, offset in zip(num_cached_tokens, offsets, strict=True)]
         self._total[()] = max(num_cached_tokens) + seq
         if self._is_single_token:
-            self._write_index[0] = self._seqlens_k[0] = self._position_ids[0] = num_cached_tokens[0]
+            self._write_index[0] = self._seqlens_k[0] = num_cached_tokens[0]
+            self._position_ids[0] = positions[0]
             if seq > 1:  # else a view of position_ids
-                self._padded_position_ids[0] = num_cached_tokens[0]
+                self._padded_position_ids[0] = positions[0]
             return
         self._write_index[:] = num_cached_tokens
         if self._is_decode:  # assignments are several times faster than the arithmetic below
-            self._seqlens_k[:] = self._position_ids[:] = num_cached_tokens
+            self._seqlens_k[:], self._position_ids[:] = num_cached_tokens, positions
             return
         self._seqlens_k[:] = [count + seq - 1 for count in num_cached_tokens]
-        np.add(self._write_index[:, None], self._offsets, out=self._padded_position_ids)
+        first = self._write_index if positions is num_cached_tokens else np.array(positions)
+        np.add(first[:, None], self._offsets, out=self._padded_position_ids)
         np.take(self._padded_position_ids.ravel(), self._packed_from, out=self._position_ids, mode="clip")
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64]) -> None:

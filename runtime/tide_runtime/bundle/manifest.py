@@ -195,6 +195,8 @@ class Manifest:
         weights: format of low-bit matrices → number of them; the others are in ``dtype``.
         head: how many bits the head has, where that was measured or asked for.
         kv_dtype: data type of the KV caches; None: ``dtype``. ``int8``: rounded, with a scale for each channel in the graphs.
+        long_rotary_from: texts of more tokens than this are rotated by the long factors of the rotary embedding (LongRoPE): the
+            position ids of all their tokens are larger by this number. None: there is one set of factors.
     """
 
     schema: int
@@ -214,6 +216,7 @@ class Manifest:
     weights: dict[str, int] = field(default_factory=dict)
     kv_dtype: str | None = None
     head: HeadInfo | None = None
+    long_rotary_from: int | None = None
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -223,6 +226,10 @@ class Manifest:
         _require(
             not positions or self.max_seq_len <= positions,
             f"max_seq_len is {self.max_seq_len}, the model knows {positions} positions",
+        )
+        _require(
+            self.long_rotary_from is None or 0 < self.long_rotary_from < self.max_seq_len,
+            f"long_rotary_from is {self.long_rotary_from}, expected a number of tokens below max_seq_len, {self.max_seq_len}",
         )
         _require(self.model.vocab_size > 0, "model.vocab_size must be at least 1")
         self._check_layers()

@@ -22,7 +22,7 @@ from tide_runtime.depth.early_exit_prefill import ExitingPrefill
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.full import FullDepth
-from tide_runtime.depth.options import DepthOptions, check_fills, check_tails, no_exit, too_deep
+from tide_runtime.depth.options import DepthOptions, check_fills, check_rotary, check_tails, no_exit, too_deep
 from tide_runtime.depth.policy import DevicePlan, PromptChunk
 from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
 from tide_runtime.depth.speculation.record import Backoff, exit_backoff
@@ -53,7 +53,7 @@ class ExitState(LazySequence):
             were.
         num_complete: the first tokens that no layer is missing of. A sequence that was preempted is prefilled through all layers;
             this stays as it was, so that the sequence decides as if it had not been.
-        preemptions: those that the frontier knows of.
+        refills: those that the frontier knows of.
     """
 
     backoff: Backoff = field(kw_only=True)
@@ -61,7 +61,7 @@ class ExitState(LazySequence):
     streak: int = 0
     full_until: float = 0
     num_complete: int = 0
-    preemptions: int = 0
+    refills: int = 0
 
     @property
     def waiting(self) -> int:
@@ -99,6 +99,8 @@ class ExitDepth:
         known = manifest.calibration if options.threshold is None else None  # other thresholds have other shares
         shares = {int(layers): share for layers, share in known.exit_depths.items()} if known is not None else {}
         self.gate = ExitGate(self.costs, self._exits, shares, propagate, options.tuning)
+        if options.prefill_exit:
+            check_rotary(manifest)
         if propagate or options.prefill_exit:
             check_fills(manifest)
         self._known_costs: dict[tuple[int, ...], float] = {}
@@ -149,7 +151,7 @@ class ExitDepth:
         if not self.can_resume:
             return 0
         state = cast("ExitState | None", sequence.policy_state)
-        if state is None or state.preemptions != sequence.history.preemptions:  # prefilled again: the frontier is of the lost row
+        if state is None or state.refills != sequence.history.refills:  # prefilled again: the frontier is of the lost row
             return sequence.num_cached_tokens
         if state.frontier.done[0] < sequence.num_cached_tokens:  # steps of `full` leave the frontier behind
             return sequence.num_cached_tokens
@@ -184,7 +186,7 @@ class ExitDepth:
                 state.full_until, sequence.depth.ran_full = math.inf, True
             sequence.policy_state = state
         state = sequence.policy_state
-        if state.preemptions != sequence.history.preemptions:
+        if state.refills != sequence.history.refills:
             self._catch_up(state)
         return state
 
@@ -236,14 +238,14 @@ class ExitDepth:
     @staticmethod
     def _catch_up(state: ExitState) -> None:
         """Bring frontier and backoff up to date after steps of `full`, and after a preemption."""
-        cached, lost = state.sequence.num_cached_tokens, state.preemptions != state.sequence.history.preemptions
+        cached, lost = state.sequence.num_cached_tokens, state.refills != state.sequence.history.refills
         passed = cached - state.frontier.done[0]
         if passed > 0:
             state.backoff.pass_tokens(passed)
             state.num_complete = cached
         if passed > 0 or lost:
             state.frontier.reset(cached)
-            state.preemptions = state.sequence.history.preemptions
+            state.refills = state.sequence.history.refills
 
     def _rests(self, state: ExitState) -> bool:
         """Whether the sequence is in a cooldown, nothing of it waits, and its depth budget allows a full-depth token."""

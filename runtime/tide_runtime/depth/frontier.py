@@ -92,5 +92,6 @@ class LazySequence:
 
     @property
     def room(self) -> int:
-        """Drafts that still fit before the output, or the cache, is full: the last token is the model's own."""
-        return len(self.sequence.tokens) - self.num_tokens_with_drafts - 1
+        """Drafts that still fit before the output, or the cache, is full, or the text takes other rotary factors: the last token
+        is the model's own."""
+        return self.sequence.last_end - self.num_tokens_with_drafts - 1

@@ -88,6 +88,15 @@ def check_tails(manifest: Manifest) -> None:
         )
 
 
+def check_rotary(manifest: Manifest) -> None:
+    """Raise ParamsError when long texts are rotated by other factors."""
+    if manifest.long_rotary_from is not None:
+        raise ParamsError(
+            f"prefill_exit cannot be used with this model: a text that grows beyond {manifest.long_rotary_from} tokens is "
+            "computed again with other rotary factors, output and all; leave it out"
+        )
+
+
 def too_deep(deepest: int, options: DepthOptions) -> str:
     """Why no exit is left at ``options.min_depth``; ``deepest``: checkpoint of the last one."""
     return f"min_depth is {options.min_depth}, the deepest exit comes after {deepest} layers; set it to at most {deepest}"

@@ -72,6 +72,7 @@ class EngineLoop:
                 waiting=scheduler.waiting,
                 running=len(scheduler.running),
                 preemptions=scheduler.preemptions,
+                rotary_restarts=scheduler.rotary_restarts,
                 kv_bytes=scheduler.blocks_in_rows * block_bytes,
                 prefix_bytes=scheduler.blocks_in_tree * block_bytes,
                 free_bytes=scheduler.free_blocks * block_bytes,

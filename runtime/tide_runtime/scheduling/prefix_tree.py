@@ -6,7 +6,7 @@ leaves: RadixAttention (Zheng et al. 2023, SGLang, arXiv:2312.07104).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 
-_Key = bytes | tuple[str | None, bytes]  # a block's tokens as int64; the first block of a text has the salt beside them
+_Key = bytes | tuple[Hashable, bytes]  # a block's tokens as int64; the first block of a text has the salt beside them
 
 
 class _Node:
@@ -44,12 +44,12 @@ class PrefixTree:
         """The number of blocks held."""
         return len(self._nodes)
 
-    def match(self, tokens: Sequence[int] | NDArray[np.integer], salt: str | None) -> list[int]:
+    def match(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> list[int]:
         """Ids of the longest known prefix of whole blocks, in order; marks them as used."""
         return [node.block for node in self._walk(self._keys(tokens, salt))]
 
     def insert(
-        self, tokens: Sequence[int] | NDArray[np.integer], salt: str | None, allocate: Callable[[], int | None]
+        self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable, allocate: Callable[[], int | None]
     ) -> tuple[int, list[int]]:
         """Add the whole blocks of ``tokens`` that are missing, in order, until ``allocate`` returns None instead of an id.
 
@@ -102,7 +102,7 @@ class PrefixTree:
         self._root.children.clear()
         return blocks
 
-    def _keys(self, tokens: Sequence[int] | NDArray[np.integer], salt: str | None) -> list[_Key]:
+    def _keys(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> list[_Key]:
         """The keys of the whole blocks of ``tokens``."""
         size, text = self._block_bytes, np.asarray(tokens, np.int64).tobytes()
         keys: list[_Key] = [text[end - size : end] for end in range(size, len(text) + 1, size)]

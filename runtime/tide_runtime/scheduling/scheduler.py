@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -147,7 +147,7 @@ class Scheduler:
             )
         self.options, self.tree = options, tree
         self.running: list[Request] = []
-        self.preemptions = 0
+        self.preemptions = self.rotary_restarts = 0
         self._waiting: list[tuple[tuple[int, int], Request]] = []  # a heap; requests that left it early are skipped
         self._queued: set[Request] = set()
         self._timed: set[Request] = set()
@@ -236,14 +236,14 @@ class Scheduler:
         if isinstance(self.tree, SnapshotTree):
             ends = sequence.num_cached_tokens in request.snapshot_points or sequence.finish_reason is not None
             return self._save_snapshot(sequence, self.tree) if ends and reusable == sequence.num_cached_tokens else None
-        known, ids = self.tree.insert(sequence.tokens[:reusable], sequence.params.cache_salt, self._allocate)
+        known, ids = self.tree.insert(sequence.tokens[:reusable], _salt(sequence), self._allocate)
         return Copies(sequence.batch_index, known, ids) if ids else None
 
     def _save_snapshot(self, sequence: TokenSequence, tree: SnapshotTree) -> Copies | None:
         tokens = sequence.tokens[: sequence.num_cached_tokens]
         if len(tokens) < BLOCK_TOKENS or blocks_of(len(tokens)) * BLOCK_TOKENS > self.options.slots:
             return None  # too few to be worth it, or in a block that reaches beyond the row
-        place = tree.place(tokens, sequence.params.cache_salt)
+        place = tree.place(tokens, _salt(sequence))
         if place is None:
             return None
         needed = place.missing + tree.snapshot_blocks
@@ -284,6 +284,9 @@ class Scheduler:
 
     def _extend(self, plan: StepPlan) -> int:
         """Plan the running requests, the first in rank first. Returns the prompt tokens that are left for others."""
+        for request in self.running:
+            if request.sequence.is_long_text and not request.sequence.is_long:
+                self._restart(request, plan)
         budget = self.options.prompt_tokens(sum(request.sequence.prefilled for request in self.running))
         self._logits_left = self.options.most_logits
         for request in sorted(self.running, key=lambda request: request.rank):
@@ -311,6 +314,7 @@ class Scheduler:
             self.running.append(request)
             sequence.batch_index = heapq.heappop(self._free_rows)
             request.blocks = self._idle.pop(sequence.batch_index, 0)
+            sequence.is_long = sequence.is_long_text
             self._load_prefix(request, plan)
             tokens = self._chunk(request, budget)
             kept = sequence.num_cached_tokens + tokens if self.options.can_preempt else needed
@@ -319,6 +323,15 @@ class Scheduler:
                 budget -= self._prefill(request, tokens, plan)
             else:  # the prefix cache held all of a preempted request
                 sequence.prefilled = True
+
+    def _restart(self, request: Request, plan: StepPlan) -> None:
+        """Compute a text that has outgrown the short rotary factors again, in its row."""
+        sequence = request.sequence
+        sequence.num_cached_tokens, sequence.is_long = 0, True
+        self._load_prefix(request, plan)
+        sequence.prefilled = sequence.num_cached_tokens == sequence.prefill_end
+        sequence.history.rotary_restarts += 1
+        self.rotary_restarts += 1
 
     def _chunk(self, request: Request, budget: int) -> int:
         """The next tokens to prefill: at most ``budget``, up to the next snapshot, and as many with logits as the step may still
@@ -340,7 +353,7 @@ class Scheduler:
         if isinstance(self.tree, SnapshotTree):
             self._load_snapshot(request, self.tree, plan)
             return
-        ids = self.tree.match(sequence.tokens[: sequence.logits_from], sequence.params.cache_salt)
+        ids = self.tree.match(sequence.tokens[: sequence.logits_from], _salt(sequence))
         if ids:
             plan.loads.append((ids, sequence.batch_index))
             sequence.num_cached_tokens = len(ids) * BLOCK_TOKENS
@@ -349,7 +362,7 @@ class Scheduler:
 
     def _load_snapshot(self, request: Request, tree: SnapshotTree, plan: StepPlan) -> None:
         sequence = request.sequence
-        match = tree.deepest(sequence.tokens[: sequence.logits_from], sequence.params.cache_salt)
+        match = tree.deepest(sequence.tokens[: sequence.logits_from], _salt(sequence))
         if match.tokens:
             plan.loads.append((match.ids, sequence.batch_index))
             plan.restores.append((match.slot, sequence.batch_index))
@@ -454,6 +467,11 @@ def snapshot_points(sequence: TokenSequence, shared: int) -> list[int]:
             points.append(point)
             before = point
     return points
+
+
+def _salt(sequence: TokenSequence) -> Hashable:
+    """What texts that share blocks of the prefix cache have in common: also the factors that their keys are rotated by."""
+    return sequence.params.cache_salt, sequence.is_long
 
 
 def blocks_of(tokens: int) -> int:

@@ -9,7 +9,7 @@ Marconi (Pan et al. 2024, arXiv:2411.19379) keeps states where texts branch off 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.scheduling.prefix_tree import PrefixTree, _Key, _Node
 
-_End = tuple[str | None, bytes]  # salt and tokens after the last whole block
+_End = tuple[Hashable, bytes]  # salt and tokens after the last whole block
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class SnapshotTree(PrefixTree):
         """The number of snapshots held."""
         return len(self._snapshots)
 
-    def deepest(self, tokens: Sequence[int] | NDArray[np.integer], salt: str | None) -> Match:
+    def deepest(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> Match:
         """The deepest snapshot of the text's beginnings, marked as used; one of no tokens where there is none."""
         path, text = self._walk(self._keys(tokens, salt)), np.asarray(tokens, np.int64).tobytes()
         shared = len(path) * self._block_tokens
@@ -98,7 +98,7 @@ class SnapshotTree(PrefixTree):
                 return Match(ids, found.slot, depth * self._block_tokens + len(found.end[1]) // 8, shared)
         return Match([], -1, 0, shared)
 
-    def place(self, tokens: Sequence[int] | NDArray[np.integer], salt: str | None) -> Place | None:
+    def place(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> Place | None:
         """Where a snapshot of ``tokens`` belongs; None where there is one, which is marked as used."""
         keys, text = self._keys(tokens, salt), np.asarray(tokens, np.int64).tobytes()
         path, end = self._walk(keys), (salt, text[len(keys) * self._block_bytes :])

@@ -44,6 +44,9 @@ def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> 
     if plan.released_slots:
         assert context.snapshots is not None
         context.snapshots.release(plan.released_slots)
+    for request in plan.requests:
+        if request.sequence.long_rotary_from is not None:
+            context.position_offsets[request.sequence.batch_index] = request.sequence.position_offset
     decoding = [request.sequence for request in plan.decoding]
     if not decoding and not plan.prompts:
         return []

@@ -59,6 +59,11 @@ def biases(content: GgufFile) -> None:
             content.tensors[name.replace("weight", "bias")] = rng.normal(0, 1, len(tensor)).astype(np.float32)
 
 
+def long_factors(content: GgufFile) -> None:
+    content.tensors["rope_factors_long.weight"] = np.array([1.5, 2, 4, 8], np.float32)
+    content.tensors["rope_factors_short.weight"] = np.array([1, 1.1, 1.2, 1.3], np.float32)
+
+
 def other_name(content: GgufFile) -> None:
     content.keys["general.name"] = "mistral"
 
@@ -77,6 +82,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], Callable[[GgufFile], None] | None]] 
     "yarn of a half-rotated head": ("stablelm", YARN, None),
     "frequency factors": ("llama", {}, frequency_factors),
     "frequency factors and a linear factor": ("llama", {"rope.scaling.factor": 2.0}, frequency_factors),
+    "longrope, long": ("phi3", {"rope.scaling.attn_factor": 1.2, "rope.scaling.original_context_length": 64}, long_factors),
+    "longrope by its name": ("phi3", {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 64}, long_factors),
     "linear, full layers alone": ("gemma3", {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}, None),
     "window": ("gemma2", {"attention.sliding_window": 64}, None),
     "soft-caps": ("gemma2", {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}, None),
@@ -97,6 +104,15 @@ def test_keys_are_applied_as_llama_cpp_does(kind: str, tmp_path: Path) -> None:
     found = log_probs(loaded(content, tmp_path))
     assert np.abs(found - reference(content, tmp_path)).max() < TOLERANCE.get(architecture, 1e-3)
     assert np.abs(found - log_probs(content.model)).max() > 0.1  # the key matters
+
+
+def test_a_short_text_takes_short_factors_as_in_a_short_context(tmp_path: Path) -> None:
+    """llama.cpp chooses by the size of its context, and transformers by the text's length."""
+    llamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp is the reference") and LlamaCpp
+    content = tiny("phi3", **{"rope.scaling.attn_factor": 1.2, "rope.scaling.original_context_length": CONTEXT})
+    long_factors(content)
+    wanted = llamacpp(content.write(tmp_path / "reference.gguf"), CONTEXT).log_probs(IDS, VOCAB)
+    assert np.abs(log_probs(loaded(content, tmp_path)) - wanted).max() < 1e-3
 
 
 WITHOUT_EFFECT: dict[str, Any] = {
@@ -142,7 +158,7 @@ def test_a_number_for_each_layer(tmp_path: Path) -> None:
     """Newer converters write a list where all layers are alike."""
     content = tiny("llama", **{"attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]})
     keys, tensors = read_file(content.write(tmp_path / "model.gguf"))
-    config = read_config(keys, {name: tensor.shape for name, tensor in tensors.items()})
+    config = read_config(keys, tensors)
     assert (config.num_key_value_heads, config.intermediate_size) == (2, 96)
 
 
@@ -163,7 +179,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "longrope": (
         "llama",
         {"rope.scaling.type": "longrope"},
-        r"llama\.rope\.scaling\.type = longrope.*length of the whole sequence",
+        r"llama\.rope\.scaling\.type = longrope.*rope_factors_long\.weight",
     ),
     "linear attention factor": ("llama", {"rope.scaling.attn_factor": 1.5}, r"rope\.scaling\.attn_factor = 1\.5"),
     "yarn mix": ("llama", {**YARN, "rope.scaling.yarn_ext_factor": 0.5}, r"yarn_ext_factor = 0\.5"),

@@ -40,6 +40,20 @@ def test_a_single_tokens_padding_has_its_position() -> None:
     assert positions.arrays["padded_position_ids"].tolist() == [[7, 7]] and positions.arrays["write_index"].tolist() == [7]
 
 
+def test_positions_of_long_texts_are_shifted_and_slots_are_not() -> None:
+    """Guards against keys in other slots, or a text that is turned by the factors of its neighbour."""
+    for counts, cached, offsets in (([1], [7], [24]), ([1, 1], [7, 3], [24, 0]), ([2, 0, 1], [7, 0, 3], [0, 24, 24])):
+        positions = StepPositions(StepShape.of(0, counts, (), PADDED), PADDED.sequence)
+        positions.arrange(counts, ())
+        positions.place(cached, offsets)
+        found, firsts = positions.arrays, [c + o for c, o in zip(cached, offsets, strict=True)]
+        tokens = [first + n for first, count in zip(firsts, counts, strict=True) for n in range(count)]
+        assert found["position_ids"][: len(tokens)].tolist() == tokens
+        assert found["padded_position_ids"][:, 0].tolist() == firsts
+        assert found["write_index"].tolist() == cached
+        assert found["total_sequence_length"] == max(cached) + found["padded_from"].shape[1]
+
+
 @pytest.mark.parametrize("padding", [PADDED, RowPadding(Rounding(2, 2), Rounding(spare=3))])
 def test_padding_of_scattered_tokens_repeats_the_last_one(padding: RowPadding) -> None:
     """A prompt whose tokens stop at exits could not run, or its padding would attend to nothing and give NaN."""

@@ -70,6 +70,7 @@ class DeviceContext:
 
     def __init__(self, backend: DeviceBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        self.position_offsets = [0] * capacity  # of none of its targets: they refuse models with two sets of rotary factors
         self.every_layer: Sequence[str] = [segment.name for segment in backend.manifest.segments]
         backend.device.use()
         self.caches = DeviceCaches(backend.device, backend.manifest, backend.element, capacity, backend.least_slots)

@@ -76,7 +76,8 @@ class OnnxRuntimeBackend(Sessions):
 
         def load(name: str) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)
-            return load_session(bundle, name, files[name], options, [CPU_PROVIDER], packed)
+            own = packed if name != ADVANCE else None  # it has no weights
+            return load_session(bundle, name, files[name], options, [CPU_PROVIDER], own)
 
         backend = cls(manifest, layers, load, set(files) - set(layers))
         backend.private_weights = packed.reason
@@ -156,7 +157,7 @@ class OnnxRuntimeContext:
 
     def __init__(self, backend: OnnxRuntimeBackend, capacity: int, prefix_blocks: int, padding: RowPadding) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
-        self.padding = padding
+        self.padding, self.position_offsets = padding, [0] * capacity
         self.every_layer: Sequence[str] = backend.every_layer
         self.packs_steps, self.has_draft_head = backend.packs_steps, DRAFT in backend.layers
         self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, padding.sequence.most_added)
@@ -273,7 +274,7 @@ class _BoundStep:
             self._step_states = context.recurrent.begin(*rows, tokens=shape.tokens)
         num_cached_tokens = context.ends.extend(shape.first_index, self._counts, num_cached_tokens)
         self._check_room(max(num_cached_tokens) + shape.seq)
-        self.positions.place(num_cached_tokens)
+        self.positions.place(num_cached_tokens, context.position_offsets[shape.first_index :][: shape.batch_size])
         self._is_scattered = False
 
     def _check_room(self, needed: int) -> None:
