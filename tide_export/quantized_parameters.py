@@ -31,7 +31,7 @@ class QuantizedParameters:
     def __init__(
         self, inner: ParameterSource, model: PreTrainedModel, bits: int, quantizer: str, stored: Mapping[str, LowBits]
     ) -> None:
-        self._inner, self._first, recent = inner, first_names(model), RecentWeights()
+        self._inner, self._model, self._first, recent = inner, model, first_names(model), RecentWeights()
         matrices = list(matrices_of(model, bits))
         self._transposed = {matrix.name for matrix in matrices if matrix.transposed}
         distinct = {self._first[matrix.name]: matrix for matrix in reversed(matrices)}
@@ -59,8 +59,9 @@ class QuantizedParameters:
         weight = self.quantized(name)
         if weight is None:
             return self._inner.value(name)
-        values = torch.from_numpy(weight.dequantized()).to(self._inner.rows(name, 0, 1).dtype)
-        return values.T if name in self._transposed else values
+        like = self._model.get_parameter(name)
+        values = torch.from_numpy(weight.dequantized()).to(like.dtype)
+        return values.T if name in self._transposed else values.view(like.shape)
 
     def rows(self, name: str, first: int, count: int) -> torch.Tensor:
         if self._first[name] in self._made_whole:
@@ -76,7 +77,7 @@ class QuantizedParameters:
 
     def _quantize(self, matrix: Matrix, quantizer: str) -> QuantizedWeight:
         values = self._inner.value(matrix.name).float()
-        weight = quantize_matrix((values.T if matrix.transposed else values).numpy(), matrix.bits, quantizer)
+        weight = quantize_matrix((values.T if matrix.transposed else values.flatten(0, -2)).numpy(), matrix.bits, quantizer)
         assert weight is not None
         return weight
 

@@ -19,7 +19,7 @@ from tide_runtime.errors import VerificationError
 from tide_export.cut import written_name
 from tide_export.passes.attention_packed import is_kept
 
-FP32_ACTIVATIONS = 1  # MatMulNBits' accuracy_level
+FP32_ACTIVATIONS = 1  # accuracy_level of MatMulNBits and QMoE
 _DTYPES: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 
 
@@ -34,7 +34,7 @@ def open_session(file: Path, exact: bool = False) -> ort.InferenceSession:
     model = onnx.load(file, load_external_data=False)
     for node in model.graph.node:
         for attribute in node.attribute:
-            if exact and node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+            if exact and node.op_type in ("MatMulNBits", "QMoE") and attribute.name == "accuracy_level":
                 attribute.i = FP32_ACTIVATIONS
     options = session_options(ThreadOptions(), chained=True)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(file.parent))

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo, StateInfo
@@ -18,9 +19,10 @@ from tide_runtime.errors import UnsupportedModelError
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionAndFullAttentionLayer
+from transformers.integrations.moe import ExpertsInterface, batched_mm_experts_forward
 
 DOMAIN = "tide"
-_ATTENTION_NAME = "tide"
+_ATTENTION_NAME = _EXPERTS_NAME = "tide"
 KEY_VALUES = ("key_cache", "value_cache")
 _KEEPS_NOTHING = ("mlp", "moe")  # types of layers that compute each token by itself
 
@@ -182,7 +184,27 @@ def _scaled_dot_product_attention(
     return _attention(nn.Module(), query, *_PENDING[-1].new, scaling=scale)[0].transpose(1, 2)
 
 
+def _experts(module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+    """What transformers calls for a mixture of experts: the sum [T, H] of each token's k experts.
+
+    Each pair of token and expert is a row of products with the gathered matrices. A token's rows are added one after the other:
+    ONNX Runtime sums a single token's in another order than those of several.
+    """
+    if module.is_transposed or module.has_bias or not module.has_gate or module.has_post_expert_norm:
+        return batched_mm_experts_forward(module, hidden, top_k_index, top_k_weights)
+    count, ids = top_k_index.shape[-1], top_k_index.reshape(-1)
+    rows = hidden.repeat_interleave(count, 0).unsqueeze(-1)
+    gated = module._apply_gate(torch.bmm(module.gate_up_proj.index_select(0, ids), rows).squeeze(-1))
+    outputs = torch.bmm(module.down_proj.index_select(0, ids), gated.unsqueeze(-1)).squeeze(-1)
+    weighted = (outputs * top_k_weights.reshape(-1, 1)).view(-1, count, hidden.shape[-1])
+    total = weighted[:, 0]
+    for number in range(1, count):
+        total = total + weighted[:, number]
+    return total.to(hidden.dtype)
+
+
 AttentionInterface.register(_ATTENTION_NAME, _attention)
+ExpertsInterface.register(_EXPERTS_NAME, _experts)
 
 
 @contextlib.contextmanager
@@ -193,7 +215,7 @@ def tide_attention(model: PreTrainedModel) -> Iterator[None]:
     own_dispatch = not (model._supports_attention_backend or _calls_interface(model))
     sdpa = nn.functional.scaled_dot_product_attention
     if experts is not None:  # the eager loop over experts is data-dependent; this one gathers the selected experts' weights
-        model.set_experts_implementation("batched_mm")
+        model.set_experts_implementation(_EXPERTS_NAME)
     if own_dispatch:
         if model._supports_sdpa:  # not a model without attention
             model.set_attn_implementation("sdpa")

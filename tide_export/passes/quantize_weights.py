@@ -19,6 +19,7 @@ import onnx_ir.passes.common as common
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import add_initializer, as_type_of, insert_before, is_weight, new_value, produced_by
+from tide_export.passes.quantize_experts import UP, quantize_experts
 from tide_export.quantization.deferred_weight import LowBits
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.traced_attention import DOMAIN
@@ -36,11 +37,13 @@ class QuantizeWeights:
         bits: of the weights that the target multiplies with, of 4 and 8; empty if it takes none.
         look_ups: whether the target also reads the embedding in low bits.
         multiple: the output features N of a weight must be a multiple of this.
+        experts: whether the target multiplies with the matrices of experts in low bits.
     """
 
     bits: tuple[int, ...]
     look_ups: bool = False
     multiple: int = 1
+    experts: bool = False
 
     def __call__(self, model: ir.Model, context: LoweringContext) -> PassReport:
         report = PassReport(QUANTIZE_WEIGHTS)
@@ -77,6 +80,10 @@ class QuantizeWeights:
         weight = context.quantized_weight(table.name) if is_weight(table) and axis == 0 else None
         if weight is None:
             return
+        if len(table.shape) == 3:  # matrices of experts, which their tokens choose
+            if (table.name or "").endswith(UP):
+                self._experts(graph, node, context, report)
+            return
         reason = "" if self.look_ups else "the embedding is looked up in full precision"
         if self.look_ups and weight.has_offsets:
             reason = "the embedding's blocks have a minimum, which the look-up does not take"
@@ -85,6 +92,15 @@ class QuantizeWeights:
             return
         _quantize_embedding(graph, node, weight)
         report.applied += 1
+
+    def _experts(self, graph: ir.Graph, node: ir.Node, context: LoweringContext, report: PassReport) -> None:
+        where, reason = node.outputs[0].name, "the target multiplies with the matrices of experts in full precision"
+        if self.experts:
+            reason = quantize_experts(graph, node, MS_DOMAIN, context)
+        if reason:
+            report.skip(where, reason)
+        else:
+            report.applied += 1
 
     def _refusal(self, weight: LowBits) -> str:
         """Why the target does not multiply with ``weight`` as it is; empty if it does."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,6 +29,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+from transformers.integrations.moe import _default_apply_gate
 from transformers.pytorch_utils import Conv1D
 
 from tide_export.config import reads_text
@@ -40,23 +44,27 @@ BLOCK_SIZE = 32  # wider blocks give other bits when more tokens share a launch
 
 @dataclass(frozen=True)
 class Matrix:
-    """The weight of ``module``; ``bits`` are the wanted ones."""
+    """A parameter of ``module``, ``bits`` are the wanted ones; or the matrices of its experts one below the other."""
 
     name: str
-    module: nn.Linear | nn.Embedding | Conv1D
+    module: nn.Module
     bits: int
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        return self.module.get_parameter(self.name.rpartition(".")[2])
 
     @property
     def values(self) -> torch.Tensor:
         """The matrix [N, K], in the model's memory."""
-        weight = self.module.weight.detach()
-        return weight.T if self.transposed else weight
+        weight = self.parameter.detach()
+        return weight.T if self.transposed else weight.flatten(0, -2)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Output and input features [N, K]."""
-        first, second = self.module.weight.shape
-        return (second, first) if self.transposed else (first, second)
+        *rows, columns = self.parameter.shape
+        return (columns, rows[0]) if self.transposed else (math.prod(rows), columns)
 
     @property
     def transposed(self) -> bool:
@@ -66,7 +74,7 @@ class Matrix:
     @property
     def key(self) -> int:
         """Tied matrices, which are one parameter, have the same one."""
-        return id(self.module.weight)
+        return id(self.parameter)
 
 
 def quantize_model(
@@ -101,6 +109,7 @@ def quantize_model(
     if reads_text(bits, quantizer):
         assert tokens is not None
         fitting = [m for m in distinct.values() if m.bits == 4 and m.key not in done and m.values.shape[1] % BLOCK_SIZE == 0]
+        fitting = [m for m in fitting if not is_experts(m.module)]  # the text reaches each of those by some of its tokens
         _quantize_for_text(model, fitting, quantizer == "gptq_mixed", tokens, finish)
         quantizer = "rtn"  # of what the text does not reach
     for matrix in distinct.values():
@@ -155,7 +164,8 @@ def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWe
         for name, weight in weights.items():
             module, _, parameter = name.rpartition(".")
             owner, matrix = model.get_submodule(module), torch.from_numpy(weight.dequantized())
-            owner.get_parameter(parameter).copy_(matrix.T if isinstance(owner, Conv1D) else matrix)
+            place = owner.get_parameter(parameter)
+            place.copy_(matrix.T if isinstance(owner, Conv1D) else matrix.view(place.shape))
 
 
 def token_tables(model: PreTrainedModel) -> list[nn.Module]:
@@ -167,13 +177,25 @@ def token_tables(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def matrices_of(model: PreTrainedModel, bits: int) -> Iterator[Matrix]:
-    """The matrices of linear layers in ``bits``, and those of embedding and head in 8."""
+    """The matrices of linear layers in ``bits``, and those of embedding and head in 8; with 4 bits those of experts too."""
     outer = {id(module) for module in (*token_tables(model), model.get_output_embeddings())}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding | Conv1D) and (
             not isinstance(module, nn.Embedding) or id(module) in outer
         ):
             yield Matrix(f"{name}.weight", module, 8 if id(module) in outer else bits)
+        elif bits == 4 and is_experts(module):
+            yield from (Matrix(f"{name}.{part}", module, bits) for part in ("gate_up_proj", "down_proj"))
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether it holds matrices of experts that ONNX Runtime's QMoE takes: gated by SiLU, without biases, in whole blocks."""
+    one: Any = module
+    if not getattr(module, "has_gate", False) or one.is_transposed or one.has_bias or one.has_post_expert_norm:
+        return False
+    gated_by_silu = one._apply_gate.__func__ is _default_apply_gate and isinstance(one.act_fn, nn.SiLU | SiLUActivation)
+    whole = all(weight.shape[-1] % BLOCK_SIZE == 0 for weight in (one.gate_up_proj, one.down_proj))
+    return gated_by_silu and one.is_concatenated and whole
 
 
 def quantize_matrix(matrix: NDArray[np.float32], bits: int, quantizer: str) -> QuantizedWeight | None:
