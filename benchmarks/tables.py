@@ -28,7 +28,7 @@ VERIFIED, VERIFIED_END = "<!-- verified: benchmarks/tables -->", "<!-- /verified
 PAGES = {
     "README.md": ("quantised_decode",),
     "docs/measured.md": (
-        "quantised_decode", "quantised_decode_1b", "quantised_kv", "engine_load", "engine_soak",
+        "quantised_decode", "quantised_decode_avx2", "quantised_decode_1b", "quantised_kv", "engine_load", "engine_soak",
         "tide_bench", "tide_bench_prefill", "tide_bench_load",
     ),
     "docs/measured-policies.md": (

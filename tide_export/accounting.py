@@ -33,6 +33,7 @@ _LAYER = re.compile(r"^(?:model\.|transformer\.)?(?:language_model\.)?(?:layers|
 _DRAFT_MODULE = re.compile(r"(^|\.)mtp(_\w+)?\.")
 # How configs of several families call the number of layers that draft further tokens.
 _DRAFT_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
+_OWN_KEYS = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 _ENCODER = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.")
 _PACKED = re.compile(r"\.(qweight|qzeros|weight_packed|weight_scale(_inv)?|SCB|weight\.(absmax|quant_state\..*))$")
 _FLOATS = ("F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
@@ -100,10 +101,17 @@ class TensorUses:
     unused: list[str] = field(default_factory=list)
 
 
-def check_names(source: str, model: PreTrainedModel, stored: Mapping[str, TensorHeader]) -> list[str]:
+def check_names(
+    source: str, model: PreTrainedModel, stored: Mapping[str, TensorHeader], config: PreTrainedConfig | None = None
+) -> list[str]:
     """Sentences on tensors that a text model has no use for.
 
-    ``model``: of the checkpoint's config; its values are not read. ``stored``: all tensors of the files. Raises ModelFilesError
+    Args:
+        model: its values are not read.
+        stored: all tensors of the files.
+        config: the checkpoint's, where the model has only a part of it.
+
+    Raises ModelFilesError
     with the names unless each parameter and persistent buffer has one tensor (or its experts' tensors), and each tensor is used.
     """
     uses, expected = tensor_uses(model, stored), model.state_dict()
@@ -111,7 +119,7 @@ def check_names(source: str, model: PreTrainedModel, stored: Mapping[str, Tensor
     notes: dict[str, list[str]] = defaultdict(list)
     unexpected = []
     for name in uses.unused:
-        if note := _without_use(name, model.config):
+        if note := _without_use(name, model, config or model.config):
             notes[note].append(name)
         elif not _is_leftover(name, stored[name]):
             unexpected.append(name)
@@ -197,13 +205,17 @@ def _is_leftover(name: str, header: TensorHeader) -> bool:
     return any(re.search(pattern, name) for pattern in _LEFTOVERS)
 
 
-def _without_use(name: str, config: PreTrainedConfig) -> str | None:
-    """Why a text model that runs layer by layer has no use for a tensor that its config declares."""
+def _without_use(name: str, model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
+    """Why a text model that runs layer by layer has no use for a tensor that its config or its class declares."""
     text = config.get_text_config()
     drafts = max(getattr(text, key, None) or 0 for key in _DRAFT_LAYERS)
     layer = _LAYER.match(name)
-    if drafts and (_DRAFT_MODULE.search(name) or (layer and 0 <= int(layer[1]) - text.num_hidden_layers < drafts)):
+    ignored = any(re.search(pattern, name) for pattern in model._keys_to_ignore_on_load_unexpected or ())
+    if (drafts or ignored) and (_DRAFT_MODULE.search(name) or (layer and 0 <= int(layer[1]) - text.num_hidden_layers < drafts)):
         return "they draft further tokens, and the model's own output does not depend on them"
+    shared = getattr(text, "num_kv_shared_layers", 0) or 0
+    if layer and _OWN_KEYS.search(name) and 0 < text.num_hidden_layers - int(layer[1]) <= shared:
+        return "their layers read the keys and values of earlier ones"
     if text is not config and _ENCODER.search(name):
         return "they read images or sound, and the bundle reads text"
     return None

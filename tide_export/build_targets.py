@@ -123,7 +123,7 @@ def _prepare(traced: TracedModel, targets: Sequence[Target], context: LoweringCo
 def _lower(prepared: _Prepared, target: Target, cuts: Cuts, context: LoweringContext, job: BuildJob) -> LoweredModel:
     """Lower copies of the model and the exits' graphs, because the next target needs the originals."""
     with job.progress.phase(f"lower and cut for {target.name}"):
-        copy = TracedModel(prepared.traced.model.clone(), prepared.traced.kv_shapes)
+        copy = TracedModel(prepared.traced.model.clone(), prepared.traced.layers)
         exits = [CutGraph(graph.name, graph.model.clone(), graph.layers) for graph in cuts.exits]
         rest = run_passes(copy.model, target.whole[len(prepared.passes) :], context)
         lowered = lower(copy, target, cuts.checkpoints, context, exits, cuts.skips, cuts.draft)

@@ -2,6 +2,7 @@
 
     segment_0     input_ids, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
     segment_n     hidden, position_ids, write_index, key_cache_i, value_cache_i … → hidden_out, key_cache_out_i, …
+                  and for every state n of a layer i that keeps some, state_i_n → state_out_i_n
     last segment  …, logits_index → logits, token (the argmax), key_cache_out_i, …
     head          hidden → logits, token: for early exits
     kv_fill_c     hidden, position_ids, write_index, key_cache_i, value_cache_i … → key_cache_out_i, …: for exits at checkpoint c
@@ -15,6 +16,7 @@ removed; without checkpoints the only segment is the whole model.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from tide_runtime.errors import UnsupportedModelError
 
 from tide_export.passes.base import PassReport
 from tide_export.passes.graph_walk import array_initializer, new_value, rename_dims
-from tide_export.trace import TracedModel
+from tide_export.trace import TracedModel, kept_names
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class CutGraph:
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """A target's graphs, ready to write, and the reports of its passes. ``forms``: batched and uncut graphs.
+    """A target's graphs, ready to write, and the reports of its passes. ``forms``: batched, uncut and advance graphs.
 
     ``draft``: the draft head's graph, if there is one.
     """
@@ -65,19 +67,27 @@ class LoweredModel:
 def name_values(traced: TracedModel) -> None:
     """Give the traced graph the contract's names, and read batch and sequence sizes from ``position_ids``."""
     graph = traced.model.graph
-    layers = traced.num_layers
     inputs = list(graph.inputs)
-    names = ["position_ids", "input_ids", "write_index"]
-    names += [f"key_cache_{i}" for i in range(layers)] + [f"value_cache_{i}" for i in range(layers)]
-    for value, name in zip(inputs, names, strict=True):
+    kept = [numbered(name, number) for number, layer in enumerate(traced.layers) for name in kept_names(layer)]
+    for value, name in zip(inputs, ["position_ids", "input_ids", "write_index", *kept], strict=True):
         value.name = name
-    outputs = ["logits"] + [f"key_cache_out_{i}" for i in range(layers)] + [f"value_cache_out_{i}" for i in range(layers)]
-    for value, name in zip(graph.outputs, outputs, strict=True):
+    for value, name in zip(graph.outputs, ["logits", *map(written_name, kept)], strict=True):
         value.name = name
     positions = graph.inputs[0]
     for node in graph:
         if node.op_type == "Shape" and node.inputs[0] in inputs:
             _redirect_shape(node, positions)
+
+
+def numbered(name: str, layer: int) -> str:
+    """The graph input for what layer number ``layer`` keeps under ``name``: ``key_cache_3``, ``state_3_0``."""
+    kind, _, number = name.partition("state_")
+    return f"state_{layer}_{number}" if number else f"{kind}_{layer}"
+
+
+def written_name(name: str) -> str:
+    """The graph output for what the input ``name`` becomes: ``key_cache_out_3``, ``state_out_3_0``."""
+    return re.sub(r"^(key_cache|value_cache|state)_", r"\1_out_", name)
 
 
 def _redirect_shape(node: ir.Node, positions: ir.Value) -> None:
@@ -125,14 +135,14 @@ def cut(model: ir.Model, num_layers: int, states_after: int | None = None) -> li
     """
     graph = model.graph
     boundaries = boundary_nodes(graph)
-    head = CutGraph("head", _piece(model, "head", boundaries[num_layers].outputs[0], graph.outputs[0], []))
+    head = CutGraph("head", _piece(model, "head", boundaries[num_layers].outputs[0], graph.outputs[0], ()))
     final = _select_logits_tokens(graph, boundaries[num_layers])
     states = _select_states(graph, states_after, final) if states_after is not None else None
     graphs = []
     for number, (first, end) in enumerate(itertools.pairwise([0, *sorted(boundaries)])):
         hidden = boundaries[first].outputs[0] if first else None
         result = graph.outputs[0] if end == num_layers else boundaries[end].inputs[0]
-        piece = _piece(model, f"segment_{number}", hidden, result, list(range(first, end)), states)
+        piece = _piece(model, f"segment_{number}", hidden, result, range(first, end), states)
         graphs.append(CutGraph(f"segment_{number}", piece, (first, end)))
     return [*graphs, head]
 
@@ -207,8 +217,9 @@ def _piece(
     if layers and values["logits"] is result:
         inputs.append(values["logits_index"])
     for layer in layers:
-        inputs += [values[f"key_cache_{layer}"], values[f"value_cache_{layer}"]]
-        outputs += [values[f"key_cache_out_{layer}"], values[f"value_cache_out_{layer}"]]
+        kept = [name for name in values if re.fullmatch(rf"(key_cache|value_cache|state)_{layer}(_\d+)?", name or "")]
+        inputs += [values[name] for name in kept]
+        outputs += [values[written_name(name)] for name in kept]
     if states is not None and layers and values["logits"] is result:
         outputs.append(states)
         states.name = STATES

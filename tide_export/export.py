@@ -16,8 +16,6 @@ from tide_runtime.bundle.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
     GenerationInfo,
-    KVInfo,
-    LayerInfo,
     Manifest,
     ModelInfo,
     read_manifest,
@@ -39,7 +37,7 @@ from tide_export.load import LoadedModel, fingerprint, held_in_memory, load_mode
 from tide_export.long_rotary import long_rotary_from
 from tide_export.lower import explain
 from tide_export.passes.base import LoweringContext
-from tide_export.probe import probe_attention
+from tide_export.probe import check_cuts, uncut_reason
 from tide_export.progress import ExportProgress
 from tide_export.quantization.gptq import calibration_tokens
 from tide_export.source_tokenizer import check_embedded
@@ -170,7 +168,7 @@ def write_bundle(
     slots = _cache_slots(loaded, config)
     original = long_rotary_from(loaded.model)
     long_from = original if original is not None and original < slots else None
-    targets, refused = choose_targets(config.targets, config.dtype, config.kv)
+    targets, refused = choose_targets(config.targets, config.dtype, config.kv, loaded.is_recurrent)
     targets, without = without_long_rotary(targets, long_from)
     refused |= without
     for name, error in refused.items():
@@ -178,9 +176,8 @@ def write_bundle(
     context = LoweringContext(slots, loaded.quantized, long_rotary_from=long_from)
     cuts = _cuts(loaded, config, calibration)
     if config.kv == "int8":
-        shapes = probe_attention(loaded.model)
         with progress.phase("measure the range of keys and values"), layer_by_layer(loaded.model, loaded.parameters):
-            scales = kv_scales(loaded.model, shapes, context.max_seq_len)
+            scales = kv_scales(loaded.model, loaded.layers, context.max_seq_len)
             context = replace(context, kv_scales=scales)
     if traced is None:
         with progress.phase("trace"):
@@ -230,7 +227,13 @@ def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibratio
     """Layers run before each cut, and the graphs of the exits. Raises CalibrationError if the calibration is of another model."""
     text = loaded.model.config.get_text_config()
     if calibration is None:
-        return Cuts(checkpoint_layers(config.checkpoints, text.num_hidden_layers))
+        # Tokens never stop between recurrent layers, so cuts would only cost launches.
+        whole = config.checkpoints == "auto" and (loaded.is_recurrent or uncut_reason(loaded.model))
+        checkpoints = checkpoint_layers("none" if whole else config.checkpoints, text.num_hidden_layers)
+        if checkpoints:
+            check_cuts(loaded.model)
+        return Cuts(checkpoints)
+    check_cuts(loaded.model)
     calibration.check(loaded)
     exits = [info for info in calibration.info.exits if info.graph_outputs()]
     graphs = [exit_graph_model(info, calibration.tensors, text.hidden_size, config.dtype) for info in exits]
@@ -286,7 +289,7 @@ def _manifest(
         max_seq_len=context.max_seq_len,
         long_rotary_from=context.long_rotary_from,
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],
-        layers=[LayerInfo(KVInfo(s.heads, s.key_dim, s.value_dim)) for s in traced.kv_shapes],
+        layers=list(traced.layers),
         graphs=built.graphs,
         targets=built.targets,
         generation=_generation_info(loaded),

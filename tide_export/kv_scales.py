@@ -10,17 +10,16 @@ rotary embeddings turn a channel's range into its partner's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tide_runtime.bundle.manifest import LayerInfo
 from tide_runtime.errors import UnsupportedModelError
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
-
-from tide_export.traced_attention import KVShape
+from transformers.cache_utils import Cache, LinearAttentionAndFullAttentionLayer
 
 MARGIN = 1.5
 _SEQUENCES, _TOKENS = 8, 128
@@ -35,12 +34,12 @@ class KVScales:
     value: NDArray[np.float32]
 
 
-def kv_scales(model: PreTrainedModel, shapes: Sequence[KVShape], max_seq_len: int) -> list[KVScales]:
-    """The scales of every layer for caches of ``shapes`` and ``max_seq_len`` slots.
+def kv_scales(model: PreTrainedModel, layers: Sequence[LayerInfo], max_seq_len: int) -> dict[int, KVScales]:
+    """Layer number → scales of the cache of ``max_seq_len`` slots that it reads; of layers that read one.
 
     Raises UnsupportedModelError if the model caches something else than it attends to, as multi-head latent attention does.
     """
-    cache = Cache(layers=[DynamicLayer() for _ in shapes])
+    cache = Cache(layers=[LinearAttentionAndFullAttentionLayer() for _ in layers])
     tokens = min(_TOKENS, max_seq_len)
     random = np.random.default_rng(0)
     ids = random.integers(0, model.config.get_text_config().vocab_size, (_SEQUENCES, tokens))
@@ -52,10 +51,13 @@ def kv_scales(model: PreTrainedModel, shapes: Sequence[KVShape], max_seq_len: in
             past_key_values=cache,
             use_cache=True,
         )
-    return [
-        KVScales(_scales(layer.keys, shape.heads, shape.key_dim), _scales(layer.values, shape.heads, shape.value_dim))
-        for layer, shape in zip(cache.layers, shapes, strict=True)
-    ]
+    caches = {number: (layer.kv, kept) for number, (layer, kept) in enumerate(zip(layers, cache.layers, strict=True))}
+    own = {
+        number: KVScales(_scales(kept.keys, kv.heads, kv.key_dim), _scales(kept.values, kv.heads, kv.value_dim))
+        for number, (kv, kept) in caches.items()
+        if kv is not None
+    }
+    return own | {number: own[layer.kv_source] for number, layer in enumerate(layers) if layer.kv_source is not None}
 
 
 def _scales(cached: torch.Tensor | None, heads: int, width: int) -> NDArray[np.float32]:
@@ -71,16 +73,17 @@ def _scales(cached: torch.Tensor | None, heads: int, width: int) -> NDArray[np.f
     return np.maximum(largest, _LEAST * largest.max()) * np.float32(MARGIN / 127)
 
 
-class _RoundedLayer(DynamicLayer):
-    """A layer's cache whose keys and values are rounded as int8 caches hold them."""
+class _RoundedLayer(LinearAttentionAndFullAttentionLayer):
+    """A layer's cache whose keys and values are rounded as int8 caches hold them; its states, if it has any, are not."""
 
-    def __init__(self, scales: KVScales) -> None:
+    def __init__(self, scales: KVScales | None) -> None:
         super().__init__()
         self._scales = scales
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._scales is not None
         return super().update(_round(key_states, self._scales.key), _round(value_states, self._scales.value), *args, **kwargs)
 
 
@@ -89,6 +92,6 @@ def _round(states: torch.Tensor, scales: NDArray[np.float32]) -> torch.Tensor:
     return ((states.float() / by_channel).round().clamp(-128, 127) * by_channel).to(states.dtype)
 
 
-def rounded_cache(scales: Sequence[KVScales]) -> Cache:
+def rounded_cache(scales: Mapping[int, KVScales], num_layers: int) -> Cache:
     """A cache for the eager model that rounds like the bundle's int8 caches."""
-    return Cache(layers=[_RoundedLayer(one) for one in scales])
+    return Cache(layers=[_RoundedLayer(scales.get(number)) for number in range(num_layers)])

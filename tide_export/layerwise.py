@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from tide_export.parameters import ParameterSource
+from tide_export.quantization.quantizers import token_tables
 from tide_export.trace import decoder_layers
 
 _HEAD_BYTES = 1 << 26  # of the head's rows that are in memory at a time
@@ -86,21 +87,21 @@ def _values(tensor: Tensor, valid: Tensor) -> NDArray[np.float32]:
 def layer_by_layer(model: PreTrainedModel, source: ParameterSource, seen: Seen | None = None) -> Iterator[None]:
     """Context in which ``model`` runs although its parameters have no storage; one whose parameters have runs as it is.
 
-    A decoder layer has all its parameters while it runs, another module its own. The embedding gets the rows of the tokens, the
-    head some rows at a time.
+    A decoder layer has all its parameters while it runs, another module its own. An embedding of tokens gets the rows of those
+    that run, the head some rows at a time.
 
     Args:
         seen: called with each parameter but embedding and head when it has been read.
     """
     layers = set(decoder_layers(model))
     inside = {module for layer in layers for module in layer.modules()} - layers
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tables, head = token_tables(model), model.get_output_embeddings()
     with ExitStack() as stack:
         for name, module in model.named_modules():
             places = [] if module in inside else _without_storage(module, name, recurse=module in layers)
             if not places:
                 continue
-            if module is embedding:
+            if module in tables:
                 stack.enter_context(_replaced_forward(module, _look_up(module, places[0], source)))
             elif module is head and isinstance(module, nn.Linear):
                 stack.enter_context(_replaced_forward(module, _head_in_parts(module, places, source)))

@@ -13,14 +13,14 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from tide_runtime.bundle.manifest import HeadInfo
+from tide_runtime.bundle.manifest import HeadInfo, LayerInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
@@ -32,7 +32,7 @@ from tide_export.config import reads_text, weights_title
 from tide_export.fake_parameters import materialise, without_parameters
 from tide_export.long_rotary import LONGROPE
 from tide_export.parameters import LoadedParameters, ParameterSource
-from tide_export.probe import probe_attention
+from tide_export.probe import probe_layers
 from tide_export.quantization.checkpoints import find_settings, load_quantized_checkpoint
 from tide_export.quantization.deferred_weight import LowBits
 from tide_export.quantization.gguf_file import is_gguf
@@ -42,6 +42,7 @@ from tide_export.quantization.quantizers import dequantize_parameters, quantize_
 from tide_export.quantized_parameters import QuantizedParameters
 from tide_export.source_tokenizer import load_tokenizer
 
+_OWN_RECURRENCES = ("rwkv", "xlstm", "recurrent_gemma", "zaya")
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -72,6 +73,16 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     head: HeadInfo | None = None
     streamed: ParameterSource | None = None
+
+    @cached_property
+    def layers(self) -> tuple[LayerInfo, ...]:
+        """What each layer keeps of a text. Raises UnsupportedModelError where TIDE cannot compile one."""
+        return probe_layers(self.model)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer keeps a state of all tokens before."""
+        return any(layer.states for layer in self.layers)
 
     @property
     def parameters(self) -> ParameterSource:
@@ -111,7 +122,7 @@ def load_model(
     if is_gguf(source):
         model, parameters = load_gguf(Path(source), TORCH_DTYPES[dtype])
         check_supported(model.config)
-        probe_attention(model)
+        probe_layers(model)
         own, files = load_tokenizer(source, tokenizer), (Path(source),)
         if weights in TORCH_DTYPES:
             parameters.low_bits = {}
@@ -190,6 +201,7 @@ def _load_huggingface(
     try:
         config = AutoConfig.from_pretrained(source, **options)
         check_supported(config)
+        _leave_out_encoders(config)
         find_settings(source, config, revision)
         method = quantization_method(config)
         if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # transformers would only warn
@@ -208,7 +220,7 @@ def _load_huggingface(
             model, quantized, notes = load_quantized_checkpoint(source, config, TORCH_DTYPES[dtype], revision, trust_remote_code)
             quantized = _with_tied(model, quantized)
         elif fake is not None:
-            model, (streamed, notes) = fake, _stream_plain(source, fake, revision, files)
+            model, (streamed, notes) = fake, _stream_plain(source, fake, config, revision, files)
         else:
             model, notes = _load_plain(source, config, TORCH_DTYPES[dtype], options)
     except TideError:
@@ -219,10 +231,17 @@ def _load_huggingface(
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} cannot load {source}: {first_line(error)}"
         ) from error
-    probe_attention(model.eval())
+    probe_layers(model.eval())
     own = load_tokenizer(source, tokenizer, config, options)
     files = files or weight_files(source, revision)
     return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes), streamed=streamed)
+
+
+def _leave_out_encoders(config: PreTrainedConfig) -> None:
+    """Set the configs of parts that the model runs without to None, as for images or sound: the bundle reads text."""
+    for name, spec in getattr(config, "sub_configs_defaults", {}).items():
+        if getattr(spec, "optional", False):
+            setattr(config, name, None)
 
 
 def _without_parameters(config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
@@ -247,11 +266,11 @@ def _in_memory_note(model: PreTrainedModel, reason: str) -> str:
 
 
 def _stream_plain(
-    source: str, fake: PreTrainedModel, revision: str | None, files: tuple[Path, ...]
+    source: str, fake: PreTrainedModel, config: PreTrainedConfig, revision: str | None, files: tuple[Path, ...]
 ) -> tuple[CheckpointParameters, list[str]]:
     """The values of the parameters of ``fake``, which gets its buffers, and sentences on tensors that were left out."""
     headers = read_headers(files)
-    notes = check_names(source, fake, headers)
+    notes = check_names(source, fake, headers, config)
     parameters = CheckpointParameters(source, fake, files, headers)
     parameters.fill_buffers()
     fake.adjust_generation_fn(
@@ -269,7 +288,7 @@ def _load_plain(source: str, config: PreTrainedConfig, dtype: torch.dtype, optio
     if own_names:
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=options["trust_remote_code"])
-        notes = check_names(source, skeleton, headers)
+        notes = check_names(source, skeleton, headers, config)
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = AutoModelForCausalLM.from_pretrained(
         source, config=config, dtype=dtype, use_safetensors=True, **reported, **options
@@ -287,27 +306,22 @@ def quantization_method(config: PreTrainedConfig) -> str | None:
 
 
 def check_supported(config: PreTrainedConfig) -> None:
-    """Raise UnsupportedModelError for model families that are not one stack of softmax attention layers."""
+    """Raise UnsupportedModelError for model families that are not one stack of layers of known kinds."""
     text = config.get_text_config()
     name = config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{name} is not supported, because it is an encoder-decoder; TIDE compiles decoder-only models"
         )
-    kinds = set(getattr(text, "layer_types", None) or []) | set(getattr(text, "layers_block_type", None) or [])
-    foreign = sorted(k for k in kinds if "linear" in k or "mamba" in k or "recurrent" in k or "conv" in k)
-    if foreign:
+    if name in _OWN_RECURRENCES:
         raise UnsupportedModelError(
-            f"{name} is not supported, because it has {', '.join(foreign)} layers; TIDE compiles softmax attention"
+            f"{name} is not supported, because its code computes recurrences by functions of its own; TIDE compiles the gated "
+            "delta rule, Mamba 1 and 2, short convolutions and softmax attention"
         )
-    if not any(getattr(text, n, None) for n in ("num_attention_heads", "n_head")) or name in (
-        "rwkv",
-        "xlstm",
-        "recurrent_gemma",
-    ):
+    if getattr(text, "altup_num_inputs", 0):
         raise UnsupportedModelError(
-            f"{name} is not supported, because it is a state-space or linear-attention model "
-            "without KV cache; TIDE compiles softmax attention"
+            f"{name} is not supported, because its layers pass on several hidden states of a token (AltUp); TIDE compiles "
+            "decoders with one"
         )
     if getattr(text, "alibi", False) or name in ("bloom", "mpt"):
         raise UnsupportedModelError(f"{name} is not supported, because ALiBi position biases have no compiled attention kernel")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import UNCUT, batched_graph
 
+from tide_export.advance_graph import advance_graph
 from tide_export.cut import CutGraph, LoweredModel, cut, cut_kv_fill, keep_boundaries, mark_boundaries, name_values
 from tide_export.draft_graph import DraftWeights, draft_graph_model
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
@@ -53,6 +54,8 @@ def lower(
             reports += _lower_form(segment, passes, forms, context)
     for graph in graphs:
         reports += run_passes(graph.model, target.padded, context)
+    if traced.is_recurrent:
+        forms.append(advance_graph(graphs))
     if target.uncut and checkpoints:
         forms += _lower_uncut(traced, target, checkpoints, context, draft.layer if draft is not None and target.drafts else None)
     for info in skips if target.kv_fill else ():

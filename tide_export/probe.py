@@ -1,4 +1,4 @@
-"""Run two tokens through a loaded model with TIDE's attention to get each layer's cache shape, or the reason to reject it.
+"""Run two tokens through a loaded model with TIDE's layers to get what each layer keeps, or the reason to reject the model.
 
 The probe takes seconds and runs before calibration and tracing, which take minutes.
 """
@@ -9,31 +9,52 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from tide_runtime.bundle.manifest import LayerInfo
 from tide_runtime.errors import TideError, UnsupportedModelError
 from torch import nn
 from transformers import PreTrainedModel
 
 from tide_export.fake_parameters import fake_mode
 from tide_export.long_rotary import both_factors
-from tide_export.traced_attention import KVShape, TracedCacheLayer, run_layers, tide_attention
+from tide_export.traced_attention import TracedLayer, run_layers
+from tide_export.traced_recurrence import tide_layers
 
 
-def probe_attention(model: PreTrainedModel) -> tuple[KVShape, ...]:
-    """Each layer's cache shape. Raises UnsupportedModelError with the reason."""
+def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
+    """What each layer keeps of a text. Raises UnsupportedModelError with the reason."""
     name = type(model).__name__
-    nothing, start = torch.empty(1, 0, 0, 0, dtype=model.dtype), torch.zeros(1, dtype=torch.long)
-    layers = [TracedCacheLayer(nothing, nothing, start) for _ in range(model.config.get_text_config().num_hidden_layers)]
+    start = torch.zeros(1, dtype=torch.long)
+    layers = [TracedLayer({}, start) for _ in range(model.config.get_text_config().num_hidden_layers)]
     try:
-        with torch.no_grad(), both_factors(model), fake_mode(model), tide_attention(model), _complex_refused(name):
+        with torch.no_grad(), both_factors(model), fake_mode(model), tide_layers(model), _complex_refused(name):
             run_layers(model, layers, torch.zeros((1, 2), dtype=torch.long), torch.arange(2)[None])
     except TideError:
         raise
     except Exception as error:  # the model's own code may raise anything
         raise UnsupportedModelError(
-            f"{name} is not supported, because its forward pass fails with TIDE's attention and KV cache in place of its own "
-            f"({type(error).__name__}: {error}); TIDE compiles decoders whose every layer is softmax attention with a KV cache"
+            f"{name} is not supported, because its forward pass fails with TIDE's attention and caches in place of its own "
+            f"({type(error).__name__}: {error})"
         ) from error
-    return tuple(layer.shape for layer in layers if layer.shape is not None)
+    return tuple(layer.info for layer in layers)
+
+
+def check_cuts(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError unless the model can be cut between its layers, as early exits need it."""
+    if reason := uncut_reason(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be cut between its layers and has no early exits, because {reason}; export it "
+            "without a calibration and without --checkpoints"
+        )
+
+
+def uncut_reason(model: PreTrainedModel) -> str:
+    """Why ``model`` is compiled as one graph; empty where it can be cut: a graph behind a cut gets the hidden state and nothing
+    else of the step."""
+    if any(layer.kv_source is not None for layer in probe_layers(model)):
+        return "later layers read the keys and values of earlier ones"
+    if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):
+        return "each of its layers reads the token ids"
+    return ""
 
 
 @contextmanager

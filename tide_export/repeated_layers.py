@@ -9,13 +9,15 @@ repeated only where verification then compares each segment with the unmodified 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
+from tide_runtime.bundle.manifest import LayerInfo
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -28,6 +30,8 @@ _FIRST_OUTPUT = 1
 def traced_depth(model: PreTrainedModel, layers: nn.ModuleList) -> int:
     """How many layers to trace: after them come only kinds that two of them have, the very first one aside."""
     kinds = layer_kinds(model, layers)
+    if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):  # one table holds the inputs of all layers
+        return len(kinds)
     for depth in range(3, len(kinds) - 1):
         seen = Counter(kinds[1:depth])
         if all(seen[kind] > 1 for kind in kinds[depth:]):
@@ -72,13 +76,13 @@ def first_layers(model: PreTrainedModel, layers: nn.ModuleList, depth: int) -> I
         config.num_hidden_layers = count
 
 
-def repeat_layers(traced: ir.Model, model: PreTrainedModel, layers: nn.ModuleList, depth: int) -> bool:
+def repeat_layers(traced: ir.Model, model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo], depth: int) -> bool:
     """Add the layers from ``depth`` on to a trace of the first ones, in place; False where the nodes of a kind differ.
 
-    Inputs of ``traced``: three, key caches, value caches; outputs: logits and the caches.
+    Inputs of ``traced``: three, and what each layer keeps; outputs: logits, and the same.
     """
     prefix = next(name for name, module in model.named_modules() if module is layers)
-    regions, kinds = _regions(traced.graph, depth), layer_kinds(model, layers)
+    regions, kinds = _regions(traced.graph, kept[:depth]), layer_kinds(model, layers)
     sources: dict[Hashable, _Region] = {}
     for kind in dict.fromkeys(kinds[depth:]):
         before, last = [regions[i] for i in range(depth) if kinds[i] == kind][-2:]
@@ -99,15 +103,15 @@ def repeat_layers(traced: ir.Model, model: PreTrainedModel, layers: nn.ModuleLis
 class _Region:
     """The ``nodes`` of layer ``number``, from after the boundary node ``begin`` to the boundary node ``end``.
 
-    ``caches``, ``results``: inputs and outputs of the graph for keys and values.
+    ``caches``, ``results``: inputs and outputs of the graph for what the layer keeps.
     """
 
     number: int
     begin: ir.Node
     nodes: list[ir.Node]
     end: ir.Node
-    caches: tuple[ir.Value, ir.Value]
-    results: tuple[ir.Value, ir.Value]
+    caches: tuple[ir.Value, ...]
+    results: tuple[ir.Value, ...]
 
     def is_closed(self, graph: ir.Graph) -> bool:
         """Whether nothing else reads what the layer makes, but for its output and caches."""
@@ -117,8 +121,10 @@ class _Region:
         return outer == set(self.results) and all(node in inside for value in made for node, _ in value.uses())
 
 
-def _regions(graph: ir.Graph, depth: int) -> list[_Region]:
+def _regions(graph: ir.Graph, kept: Sequence[LayerInfo]) -> list[_Region]:
     nodes, places = list(graph), {}
+    counts = [2 * layer.attends + len(layer.states) for layer in kept]
+    begins = [0, *accumulate(counts)]
     for place, node in enumerate(nodes):
         if node.op_type == "Boundary":
             places[int(node.attributes["index"].value)] = place
@@ -128,10 +134,10 @@ def _regions(graph: ir.Graph, depth: int) -> list[_Region]:
             nodes[places[number]],
             nodes[places[number] + 1 : places[number + 1]],
             nodes[places[number + 1]],
-            (graph.inputs[_FIRST_CACHE + number], graph.inputs[_FIRST_CACHE + depth + number]),
-            (graph.outputs[_FIRST_OUTPUT + number], graph.outputs[_FIRST_OUTPUT + depth + number]),
+            tuple(graph.inputs)[_FIRST_CACHE + begin : _FIRST_CACHE + begin + count],
+            tuple(graph.outputs)[_FIRST_OUTPUT + begin : _FIRST_OUTPUT + begin + count],
         )
-        for number in range(depth)
+        for number, (begin, count) in enumerate(zip(begins, counts, strict=False))
     ]
 
 
@@ -193,8 +199,7 @@ def _repeat(
     )
     boundary.version = region.begin.version
     nodes = [boundary]
-    for place, cache in enumerate(region.caches):
-        graph.inputs.insert(_FIRST_CACHE + number + place * (number + 1), copy(cache))
+    graph.inputs.extend(copy(cache) for cache in region.caches)
     for node in region.nodes:
         for value in node.inputs:
             if value is not None and value not in copies and (value.name or "").startswith(f"{prefix}.{region.number}."):
@@ -213,8 +218,7 @@ def _repeat(
             )
         )
     graph.insert_before(end, nodes)
-    for place, result in enumerate(region.results):
-        graph.outputs.insert(_FIRST_OUTPUT + number + place * (number + 1), copies[result])
+    graph.outputs.extend(copies[result] for result in region.results)
     last = region.end.inputs[0]
     assert last is not None
     return copies[last]

@@ -16,6 +16,9 @@ from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import VerificationError
 
+from tide_export.cut import written_name
+from tide_export.passes.attention_packed import is_kept
+
 FP32_ACTIVATIONS = 1  # MatMulNBits' accuracy_level
 _DTYPES: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 
@@ -44,7 +47,7 @@ def open_session(file: Path, exact: bool = False) -> ort.InferenceSession:
 
 
 class TextPass:
-    """Runs graphs on ``texts`` from empty caches; their T tokens are packed one text after the other.
+    """Runs graphs on ``texts`` from empty caches and states of zero; their T tokens are packed one text after the other.
 
     Args:
         decoded: that many tokens at the end of each text run one by one, after a pass over the others.
@@ -66,15 +69,15 @@ class TextPass:
         ids = np.concatenate(self._texts)
         caches: dict[str, NDArray[Any]] = {}
         for value in session.get_inputs():
-            if "_cache_" in value.name:
-                shape = (len(self._texts), value.shape[1], self._slots, value.shape[3])
-                caches[value.name] = np.zeros(shape, _DTYPES[value.type])
+            if is_kept(value):
+                sizes = [size if isinstance(size, int) else self._slots for size in value.shape[1:]]
+                caches[value.name] = np.zeros((len(self._texts), *sizes), _DTYPES[value.type])
         names = [value.name for value in session.get_outputs()]
         made: list[NDArray[np.float32]] = []
         for step in self._steps:
             feeds = step.feeds(session, ids, states) | caches
             outputs = dict(zip(names, session.run(names, feeds), strict=True))
-            caches = {name: outputs[name.replace("_cache_", "_cache_out_")] for name in caches}
+            caches = {name: outputs[written_name(name)] for name in caches}
             result = outputs["hidden_out"] if "hidden_out" in outputs else outputs["logits"]
             made.append(result[0, : len(step.rows)].astype(np.float32))
         packed = np.empty((self._tokens, made[0].shape[1]), np.float32)
@@ -109,7 +112,7 @@ class _Step:
                 feeds["hidden"] = self._padded(states[self.rows].astype(_DTYPES[value.type]))
             elif value.name == "input_ids":
                 feeds["input_ids"] = self._padded(ids[self.rows])
-            elif "_cache_" not in value.name:
+            elif not is_kept(value):
                 feeds[value.name] = self._positions[value.name]
         return feeds
 

@@ -1,18 +1,25 @@
 """Trace an unmodified HuggingFace causal LM once, to one ONNX graph with explicit cut points.
 
-Two marker operators of the domain ``tide`` appear in the traced graph; lowering passes replace both.
+Marker operators of the domain ``tide`` appear in the traced graph; lowering passes replace all.
 
 ``tide::Attention(query, key, value, key_cache, value_cache, write_index, sinks)``
     Writes ``key``/``value`` [B, Nkv, S, D] into the caches [B, Nkv, Smax, D] at ``write_index`` [B], then attends causally:
     token s of sequence b sees the slots ``<= write_index[b] + s``, at most ``window`` of them when ``window`` > 0.
     ``sinks`` [N], optional: a logit per query head that joins the softmax and has no value.
     Outputs: attention [B, S, N, D], key_cache, value_cache. Attributes: scale, softcap (0 = off), window (0 = off).
+``tide::CausalConv(rows, weight, state, bias)``
+    Convolves each channel of ``rows`` [B, S, C] by ``weight`` [C, K], as if the ``state`` [B, K - 1, C] came before them.
+    ``bias`` [C], optional. Outputs: rows [B, S, C], the new state. Attribute: activation (``none`` or ``silu``).
+``tide::Recurrence(query, key, value, state, decay, beta)``
+    See `traced_recurrence`. ``query``, ``key`` [B, S, query_heads · Dk], ``value`` [B, S, heads · Dv], ``state`` [B, heads, Dk,
+    Dv], ``decay`` [B, S, heads] or [B, S, heads · Dk], ``beta`` [B, S, heads] with rule ``gated_delta`` only. Outputs:
+    [B, S, heads · Dv], the new state. Attributes: rule, scale, query_heads, heads.
 ``tide::Boundary(hidden)``
     Identity on the residual stream [B, S, H] *before* layer ``index`` (``index`` = L: after the last layer, before the
     final norm). The exporter cuts there.
 
-The model's own code runs during tracing: `traced_attention` replaces its attention and cache, `long_rotary` rotary embeddings
-with two sets of factors, and boundaries are forward hooks, so no architecture needs an adapter.
+The model's own code runs during tracing: `traced_attention` and `traced_recurrence` replace its attention, recurrences and cache,
+`long_rotary` rotary embeddings with two sets of factors, and boundaries are forward hooks, so no architecture needs an adapter.
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import TorchTensor
+from tide_runtime.bundle.manifest import LayerInfo
 from tide_runtime.errors import TideError, UnsupportedModelError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -36,36 +44,48 @@ from transformers import PreTrainedModel
 
 from tide_export.long_rotary import both_factors
 from tide_export.parameters import ParameterSource
-from tide_export.probe import probe_attention
+from tide_export.probe import probe_layers
 from tide_export.repeated_layers import first_layers, repeat_layers, traced_depth
-from tide_export.traced_attention import DOMAIN, KVShape, TracedCacheLayer, run_layers, tide_attention
+from tide_export.traced_attention import DOMAIN, KEY_VALUES, TracedLayer, run_layers
+from tide_export.traced_recurrence import tide_layers
 
 OPSET = 24
 
 
 @dataclass(frozen=True)
 class TracedModel:
-    """One traced graph: inputs input_ids, position_ids, write_index, caches; outputs logits [B, S, V] and the caches."""
+    """One traced graph: inputs position_ids, input_ids, write_index, and what each layer keeps in turn; outputs logits [B, S, V]
+    and the same anew."""
 
     model: ir.Model
-    kv_shapes: tuple[KVShape, ...]
+    layers: tuple[LayerInfo, ...]
 
     @property
     def num_layers(self) -> int:
-        return len(self.kv_shapes)
+        return len(self.layers)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer keeps a state."""
+        return any(layer.states for layer in self.layers)
+
+
+def kept_names(layer: LayerInfo) -> list[str]:
+    """Names of the caches of keys and values and of the states of a layer, without its number."""
+    return [*(KEY_VALUES if layer.attends else ()), *(f"state_{number}" for number in range(len(layer.states)))]
 
 
 class _Step(nn.Module):
     """The traced callable: one forward of the model over explicit caches."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, layers: Sequence[LayerInfo]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.names = model, [kept_names(layer) for layer in layers]
 
-    def forward(self, position_ids, input_ids, write_index, key_caches, value_caches):
-        layers = [TracedCacheLayer(k, v, write_index) for k, v in zip(key_caches, value_caches, strict=True)]
+    def forward(self, position_ids, input_ids, write_index, kept):
+        layers = [TracedLayer(dict(zip(n, k, strict=True)), write_index) for n, k in zip(self.names, kept, strict=True)]
         logits = run_layers(self.model, layers, input_ids, position_ids)
-        return logits, [layer.keys for layer in layers], [layer.values for layer in layers]
+        return logits, [[layer.written[name] for name in names] for layer, names in zip(layers, self.names, strict=True)]
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -122,37 +142,44 @@ def trace(model: PreTrainedModel, parameters: ParameterSource | None = None, rep
 
     Raises UnsupportedModelError if torch cannot export the model's code.
     """
-    kv_shapes = probe_attention(model)
+    kept = probe_layers(model)
     layers = decoder_layers(model)
     depth = traced_depth(model, layers) if repeat else len(layers)
     with first_layers(model, layers, depth) as first:
-        traced = _traced(model, first, kv_shapes[:depth])
-    if depth < len(layers) and not repeat_layers(traced, model, layers, depth):
-        traced = _traced(model, layers, kv_shapes)
+        traced = _traced(model, first, kept[:depth])
+    if depth < len(layers) and not repeat_layers(traced, model, layers, kept, depth):
+        traced = _traced(model, layers, kept)
     if parameters is not None:
         _defer_values(traced.graph, parameters)
-    return TracedModel(traced, kv_shapes)
+    return TracedModel(traced, kept)
 
 
-def _traced(model: PreTrainedModel, layers: nn.ModuleList, kv_shapes: Sequence[KVShape]) -> ir.Model:
+def _traced(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo]) -> ir.Model:
     batch, seq, slots = 2, 5, 16
-    keys = [torch.zeros(batch, s.heads, slots, s.key_dim, dtype=model.dtype) for s in kv_shapes]
-    values = [torch.zeros(batch, s.heads, slots, s.value_dim, dtype=model.dtype) for s in kv_shapes]
     ids = torch.arange(batch * seq).reshape(batch, seq) % model.config.get_text_config().vocab_size
     positions = torch.arange(seq).expand(batch, seq).contiguous()
-    args = (positions, ids, torch.zeros(batch, dtype=torch.long), keys, values)
+    args = (positions, ids, torch.zeros(batch, dtype=torch.long), [_empty(one, kept, batch, slots, model.dtype) for one in kept])
     dim = torch.export.Dim
     b, s, t = dim("batch", min=1, max=4096), dim("seq", min=1, max=1 << 20), dim("slots", min=1, max=1 << 20)
-    dynamic = ({0: b, 1: s}, {0: b, 1: s}, {0: b}, [{0: b, 2: t}] * len(keys), [{0: b, 2: t}] * len(values))
-    with torch.no_grad(), tide_attention(model), both_factors(model), _boundaries(layers), _quiet():
+    by_layer = [[{0: b, 2: t} if name in KEY_VALUES else {0: b} for name in kept_names(one)] for one in kept]
+    dynamic = ({0: b, 1: s}, {0: b, 1: s}, {0: b}, by_layer)
+    with torch.no_grad(), tide_layers(model), both_factors(model), _boundaries(layers), _quiet():
         try:
             program = torch.onnx.export(
-                _Step(model), args, dynamo=True, opset_version=OPSET, dynamic_shapes=dynamic, optimize=False, verbose=False
+                _Step(model, kept), args, dynamo=True, opset_version=OPSET, dynamic_shapes=dynamic, optimize=False, verbose=False
             )
         except OnnxExporterError as error:
             raise _reason(model, error) from error
     assert program is not None
     return program.model
+
+
+def _empty(layer: LayerInfo, kept: Sequence[LayerInfo], batch: int, slots: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """What one of the layers ``kept`` keeps, for the trace."""
+    kv = layer.kv if layer.kv_source is None else kept[layer.kv_source].kv
+    sizes = [(kv.heads, slots, kv.key_dim), (kv.heads, slots, kv.value_dim)] if kv is not None else []
+    caches = [torch.zeros(batch, *size, dtype=dtype) for size in sizes]
+    return [*caches, *(torch.zeros(batch, *state.shape) for state in layer.states)]
 
 
 def _defer_values(graph: ir.Graph, parameters: ParameterSource) -> None:

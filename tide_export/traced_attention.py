@@ -1,51 +1,61 @@
-"""Replace a model's attention and KV cache by the marker ``tide::Attention`` while its code runs.
+"""Replace a model's attention and caches by the marker ``tide::Attention`` while its code runs.
 
 The attention function is registered through transformers' AttentionInterface and the cache is a ``transformers.Cache``, so no
-architecture needs an adapter. In eager mode the marker returns zeros of the right shapes.
+architecture needs an adapter. In eager mode the marker returns zeros of the right shapes. `traced_recurrence` does the same for
+layers that keep states.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from tide_runtime.bundle.manifest import KVInfo, LayerInfo, StateInfo
 from tide_runtime.errors import UnsupportedModelError
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, LinearAttentionAndFullAttentionLayer
 
 DOMAIN = "tide"
 _ATTENTION_NAME = "tide"
+KEY_VALUES = ("key_cache", "value_cache")
+_KEEPS_NOTHING = ("mlp", "moe")  # types of layers that compute each token by itself
 
 
-@dataclass(frozen=True)
-class KVShape:
-    """Shape of one layer's cache: ``heads`` KV heads of ``key_dim`` and ``value_dim``."""
+class TracedLayer(LinearAttentionAndFullAttentionLayer):
+    """What one layer keeps of a text, while its code runs: new keys, values and rows go to the functions that replace the
+    model's, which read ``given`` and write ``written``.
 
-    heads: int
-    key_dim: int
-    value_dim: int
+    It never has a previous state, so that the model's code takes its branch for many tokens.
 
-
-class TracedCacheLayer(CacheLayerMixin):
-    """Passes new keys and values to the attention function, which writes them into the cache.
-
-    ``shape``: shape of the cached keys and values; set by the attention function.
+    Args:
+        given: the layer's caches by the names of `trace.kept_names`, without its number; empty while they are found out.
+        kv: shape of the cached keys and values, and ``states``: of the states; set when the layer uses them.
+        kv_source: the earlier layer whose keys and values it reads in place of its own.
+        convolves: it was asked for a convolution state, and no convolution has read it yet.
     """
 
     is_sliding = False
     is_compileable = True
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, write_index: torch.Tensor) -> None:
-        self.keys, self.values, self.write_index = keys, values, write_index
+    def __init__(self, given: Mapping[str, torch.Tensor], write_index: torch.Tensor) -> None:
+        super().__init__()
+        self.given, self.write_index = given, write_index
+        self.written: dict[str, torch.Tensor] = {}
         self.is_initialized = True
-        self.dtype, self.device = keys.dtype, keys.device
         self.new: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.shape: KVShape | None = None
+        self.kv: KVInfo | None = None
+        self.kv_source: int | None = None
+        self.states: list[StateInfo] = []
+        self.convolves = False
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    @property
+    def info(self) -> LayerInfo:
+        return LayerInfo(self.kv, self.states, self.kv_source)
+
+    def lazy_initialization(self, *args: object, **kwargs: object) -> None:
         pass
 
     def update(
@@ -54,6 +64,27 @@ class TracedCacheLayer(CacheLayerMixin):
         self.new = key_states, value_states
         _PENDING.append(self)
         return key_states, value_states
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: object
+    ) -> torch.Tensor:
+        self.convolves = True
+        RECURRENT[:] = [self]
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: object) -> torch.Tensor:
+        if not self.states or self.states[-1].kind != "recurrence":
+            raise UnsupportedModelError(
+                "a recurrence that calls none of transformers' shared functions, where TIDE puts its own, is not supported"
+            )
+        self.written[f"state_{len(self.states) - 1}"] = recurrent_states
+        return recurrent_states
+
+    def state(self, info: StateInfo, batch: int) -> tuple[str, torch.Tensor]:
+        """Name and value of the layer's next state, [B, *shape] in fp32."""
+        name = f"state_{len(self.states)}"
+        self.states.append(info)
+        return name, self.given[name] if self.given else torch.zeros(batch, *info.shape)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0
@@ -66,7 +97,25 @@ class TracedCacheLayer(CacheLayerMixin):
 
 
 # The cache layer whose update() ran last and whose attention has not run yet: models alternate the two calls.
-_PENDING: list[TracedCacheLayer] = []
+_PENDING: list[TracedLayer] = []
+_LAYERS: list[TracedLayer] = []  # of the pass that runs
+# The layer that asked for a convolution state last: its convolution and recurrence follow.
+RECURRENT: list[TracedLayer] = []
+
+
+def _attending(module: nn.Module, key: torch.Tensor) -> tuple[TracedLayer, int | None]:
+    """The layer of the attention ``module``, and the earlier one whose ``key`` it reads if that is not its own.
+
+    A layer that shares keys attends to the tensors that an earlier layer's update() returned. It gets caches of its own names,
+    into which it writes the same rows: the runtime binds them to the earlier layer's memory.
+    """
+    if _PENDING:
+        return _PENDING.pop(), None
+    source = next((i for i, layer in enumerate(_LAYERS) if layer.new is not None and layer.new[0] is key), None)
+    number = getattr(module, "layer_idx", None)
+    if source is None or number is None:
+        raise UnsupportedModelError("attention over keys that no layer's cache was given is not supported")
+    return _LAYERS[number], source
 
 
 def _attention(
@@ -91,23 +140,23 @@ def _attention(
             raise UnsupportedModelError(f"attention with `{name}` is not supported: the compiled attention has no such input")
     if not getattr(module, "is_causal", True):
         raise UnsupportedModelError("bidirectional attention is not supported: TIDE compiles causal decoders")
-    if not _PENDING:
-        raise UnsupportedModelError("attention over another layer's keys is not supported: TIDE wants a KV cache for every layer")
-    layer = _PENDING.pop()
+    layer, source = _attending(module, key)
     scale, value_dim = float(scaling if scaling is not None else query.shape[-1] ** -0.5), value.shape[-1]
     width = max(query.shape[-1], value_dim)
     query, key, value = (_padded_to(tensor, width) for tensor in (query, key, value))
-    layer.shape = KVShape(key.shape[1], width, width)
+    layer.kv_source, layer.kv = source, KVInfo(key.shape[1], width, width) if source is None else None
+    caches = [layer.given.get(name, key) for name in KEY_VALUES]
     sinks = () if s_aux is None else (s_aux.to(query.dtype),)
     batch, heads, seq, _ = query.shape
-    output, layer.keys, layer.values = torch.onnx.ops.symbolic_multi_out(
+    output, *written = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::Attention",
-        (query, key, value, layer.keys, layer.values, layer.write_index, *sinks),
+        (query, key, value, *caches, layer.write_index, *sinks),
         attrs={"scale": scale, "softcap": float(softcap or 0.0), "window": int(sliding_window or 0)},
-        dtypes=(query.dtype, layer.keys.dtype, layer.values.dtype),
-        shapes=((batch, seq, heads, width), layer.keys.shape, layer.values.shape),
+        dtypes=(query.dtype, *(cache.dtype for cache in caches)),
+        shapes=((batch, seq, heads, width), *(cache.shape for cache in caches)),
         version=1,
     )
+    layer.written.update(zip(KEY_VALUES, written, strict=True))
     return output if width == value_dim else output[..., :value_dim], None
 
 
@@ -145,7 +194,8 @@ def tide_attention(model: PreTrainedModel) -> Iterator[None]:
     if experts is not None:  # the eager loop over experts is data-dependent; this one gathers the selected experts' weights
         model.set_experts_implementation("batched_mm")
     if own_dispatch:
-        model.set_attn_implementation("sdpa")
+        if model._supports_sdpa:  # not a model without attention
+            model.set_attn_implementation("sdpa")
         nn.functional.scaled_dot_product_attention = _scaled_dot_product_attention
     else:
         model.set_attn_implementation(_ATTENTION_NAME)
@@ -159,20 +209,20 @@ def tide_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def run_layers(
-    model: PreTrainedModel, layers: Sequence[TracedCacheLayer], input_ids: torch.Tensor, position_ids: torch.Tensor
+    model: PreTrainedModel, layers: Sequence[TracedLayer], input_ids: torch.Tensor, position_ids: torch.Tensor
 ) -> torch.Tensor:
-    """Logits of one forward pass inside `tide_attention`.
+    """Logits of one forward pass inside `tide_layers`.
 
-    Raises UnsupportedModelError unless every layer attended over its cache.
+    Raises UnsupportedModelError unless every layer used its caches, or has none by its config.
     """
     _PENDING.clear()
-    output = model(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        past_key_values=Cache(layers=list(layers)),
-        use_cache=True,
-        return_dict=True,
-    )
+    RECURRENT.clear()
+    _LAYERS[:] = layers
+    parameters = inspect.signature(model.forward).parameters
+    cache = "cache_params" if "cache_params" in parameters else "past_key_values"  # models without attention
+    positions = {"position_ids": position_ids} if "past_key_values" in parameters else {}
+    output = model(input_ids=input_ids, use_cache=True, return_dict=True, **positions, **{cache: Cache(layers=list(layers))})
+    _LAYERS.clear()
     if _PENDING:
         attention = sorted({type(m).__name__ for m in model.modules() if type(m).__name__.endswith("Attention")})
         raise UnsupportedModelError(
@@ -180,9 +230,16 @@ def run_layers(
             "calls neither transformers' AttentionInterface nor torch's scaled_dot_product_attention, where TIDE puts its own; "
             "an implementation of the model that calls either can be exported"
         )
-    if not all(layer.shape for layer in layers):
+    types = getattr(model.config.get_text_config(), "layer_types", None) or [""] * len(layers)
+    idle = [
+        kind
+        for layer, kind in zip(layers, types, strict=True)
+        if not (layer.info.attends or layer.states or kind in _KEEPS_NOTHING)
+    ]
+    if idle or any(layer.convolves for layer in layers):
         raise UnsupportedModelError(
-            f"{type(model).__name__} is not supported, because some layers never attended over their cache (shared KV, linear "
-            "attention or state-space layers): TIDE compiles decoders whose every layer is softmax attention with a KV cache"
+            f"{type(model).__name__} is not supported, because some layers ({', '.join(sorted(set(idle))) or 'convolutions'}) "
+            "never used their cache: they compute a recurrence or convolution by functions of their "
+            "own, which TIDE does not know"
         )
     return output.logits

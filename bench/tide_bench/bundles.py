@@ -100,7 +100,7 @@ def write_cuts(loaded: LoadedModel, cuts: Mapping[Path, str], dtype: str, max_se
     for folder, checkpoints in cuts.items():
         folder.mkdir(parents=True)
         config = ExportConfig(dtype=dtype, max_seq_len=max_seq_len, checkpoints=checkpoints, verify=False)
-        copy = TracedModel(traced.model.clone(), traced.kv_shapes)
+        copy = TracedModel(traced.model.clone(), traced.layers)
         write_bundle(loaded, folder, config, ExportProgress(quiet=True), traced=copy)
 
 

@@ -5,20 +5,53 @@ Exports of them take the time and memory of the real file. Without a tokenizer's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.models.random_blocks import BLOCKS
 
+SLOTS = 4096
+
+
+@dataclass(frozen=True)
+class RandomTensor:
+    """``sizes``: output features first. ``kind``: GGUF's type; numbers of F32 are normal around ``mean``."""
+
+    name: str
+    sizes: tuple[int, ...]
+    kind: str = "F32"
+    mean: float = 1.0
+    spread: float = 0.1
+
+
+class Shape(Protocol):
+    """The sizes of a model."""
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def kind(self) -> str:
+        """GGUF's type of most matrices."""
+
+    def keys(self) -> Mapping[str, Any]:
+        """The architecture's keys, without it in front; numbers with a point are floats."""
+
+    def tensors(self) -> Iterator[RandomTensor]: ...
+
 
 @dataclass(frozen=True)
 class Qwen2Shape:
-    """The shape of a Qwen2.5. ``kind``: GGUF's type of matrices whose input features are whole blocks of it."""
+    """The shape of a Qwen2.5, as llama.cpp's converter and quantiser write it: matrices whose input features are no whole blocks
+    of ``kind`` are Q5_0, the tied embedding is Q8_0, norms and biases are F32."""
 
     layers: int
     hidden: int
@@ -28,6 +61,40 @@ class Qwen2Shape:
     vocab: int
     tied: bool
     kind: str
+    architecture: str = "qwen2"
+
+    def keys(self) -> Mapping[str, Any]:
+        return {
+            "context_length": SLOTS,
+            "embedding_length": self.hidden,
+            "block_count": self.layers,
+            "feed_forward_length": self.mlp,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            "rope.freq_base": 1e6,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+        }
+
+    def tensors(self) -> Iterator[RandomTensor]:
+        hidden, mlp = self.hidden, self.mlp
+        keys = hidden // self.heads * self.kv_heads
+        yield RandomTensor("token_embd.weight", (self.vocab, hidden), "Q8_0" if self.tied else self._of(hidden))
+        for layer in range(self.layers):
+            yield RandomTensor(f"blk.{layer}.attn_norm.weight", (hidden,))
+            yield RandomTensor(f"blk.{layer}.ffn_norm.weight", (hidden,))
+            for part, width in (("q", hidden), ("k", keys), ("v", keys)):
+                yield RandomTensor(f"blk.{layer}.attn_{part}.weight", (width, hidden), self._of(hidden))
+                yield RandomTensor(f"blk.{layer}.attn_{part}.bias", (width,))
+            yield RandomTensor(f"blk.{layer}.attn_output.weight", (hidden, hidden), self._of(hidden))
+            yield RandomTensor(f"blk.{layer}.ffn_gate.weight", (mlp, hidden), self._of(hidden))
+            yield RandomTensor(f"blk.{layer}.ffn_up.weight", (mlp, hidden), self._of(hidden))
+            yield RandomTensor(f"blk.{layer}.ffn_down.weight", (hidden, mlp), self._of(mlp))
+        yield RandomTensor("output_norm.weight", (hidden,))
+        if not self.tied:
+            yield RandomTensor("output.weight", (self.vocab, hidden), self._of(hidden))
+
+    def _of(self, columns: int) -> str:
+        return self.kind if columns % 256 == 0 or not self.kind.endswith("_K") else "Q5_0"
 
 
 SHAPES = {
@@ -35,84 +102,49 @@ SHAPES = {
     "18b": Qwen2Shape(28, 1536, 8960, 12, 2, 151936, False, "Q4_0"),
     "7b": Qwen2Shape(28, 3584, 18944, 28, 4, 152064, False, "Q4_0"),
 }
-_SLOTS = 4096
 
 
-def write_random_gguf(shape: Qwen2Shape, file: Path, vocabulary: Callable[[Any, int], None] | None = None) -> None:
-    """A file as llama.cpp's converter and quantiser write it: matrices that have no whole super-blocks are Q5_0, the tied
-    embedding is Q8_0, norms and biases are F32.
-
-    ``vocabulary``: adds so many tokens to the GGUFWriter; None: the file has no tokenizer.
-    """
+def write_random_gguf(shape: Shape, file: Path, vocabulary: Callable[[Any, int], None] | None = None) -> None:
+    """``vocabulary``: adds so many tokens to the GGUFWriter; None: the file has no tokenizer."""
     from gguf import GGUFWriter
 
-    writer, rng = GGUFWriter(file, "qwen2"), np.random.default_rng(0)
-    writer.add_context_length(_SLOTS)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.mlp)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_rope_freq_base(1e6)
-    writer.add_layer_norm_rms_eps(1e-6)
+    writer, rng = GGUFWriter(file, shape.architecture), np.random.default_rng(0)
+    for key, value in shape.keys().items():
+        _add_key(writer, f"{shape.architecture}.{key}", value)
     if vocabulary is not None:
         vocabulary(writer, shape.vocab)
     else:
         writer.add_tokenizer_model("none")
-    data: list[Callable[[], NDArray]] = []
-    for name, sizes in _tensors(shape):
-        kind = _kind(shape, name, sizes)
-        make = _maker(kind, sizes, rng)
-        _declare(writer, name, sizes, kind)
-        data.append(make)
+    tensors = list(shape.tensors())
+    for tensor in tensors:
+        _declare(writer, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for make in data:
-        writer.write_tensor_data(make())
+    for tensor in tensors:
+        writer.write_tensor_data(_values(tensor, rng))
     writer.close()
 
 
-def _tensors(shape: Qwen2Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape, output features first."""
-    hidden, mlp = shape.hidden, shape.mlp
-    keys = hidden // shape.heads * shape.kv_heads
-    yield "token_embd", (shape.vocab, hidden)
-    for layer in range(shape.layers):
-        yield f"blk.{layer}.attn_norm", (hidden,)
-        yield f"blk.{layer}.ffn_norm", (hidden,)
-        for part, width in (("q", hidden), ("k", keys), ("v", keys)):
-            yield f"blk.{layer}.attn_{part}", (width, hidden)
-            yield f"blk.{layer}.attn_{part}.bias", (width,)
-        yield f"blk.{layer}.attn_output", (hidden, hidden)
-        yield f"blk.{layer}.ffn_gate", (mlp, hidden)
-        yield f"blk.{layer}.ffn_up", (mlp, hidden)
-        yield f"blk.{layer}.ffn_down", (hidden, mlp)
-    yield "output_norm", (hidden,)
-    if not shape.tied:
-        yield "output", (shape.vocab, hidden)
+def _add_key(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(key, value)
 
 
-def _kind(shape: Qwen2Shape, name: str, sizes: tuple[int, ...]) -> str:
-    if len(sizes) == 1:
-        return "F32"
-    if name == "token_embd" and shape.tied:
-        return "Q8_0"
-    return shape.kind if sizes[1] % 256 == 0 or not shape.kind.endswith("_K") else "Q5_0"
+def _values(tensor: RandomTensor, rng: np.random.Generator) -> NDArray:
+    if tensor.kind == "F32":
+        return rng.normal(tensor.mean, tensor.spread, tensor.sizes).astype(np.float32)
+    rows, columns = tensor.sizes
+    return BLOCKS[tensor.kind](rows, columns, rng)
 
 
-def _maker(kind: str, sizes: tuple[int, ...], rng: np.random.Generator) -> Callable[[], NDArray]:
-    if kind == "F32":
-        return lambda: rng.normal(1, 0.1, sizes).astype(np.float32)
-    rows, columns = sizes
-    return lambda: BLOCKS[kind](rows, columns, rng)
+def _declare(writer: Any, tensor: RandomTensor) -> None:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-
-def _declare(writer: object, name: str, sizes: tuple[int, ...], kind: str) -> None:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
-
-    assert isinstance(writer, GGUFWriter)
-    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    full = name if name.endswith(".bias") else f"{name}.weight"
-    count = int(np.prod(sizes)) // block * size
-    writer.add_tensor_info(full, sizes, np.dtype(np.float32), count, GGMLQuantizationType[kind])
+    kind = GGMLQuantizationType[tensor.kind]
+    block, size = GGML_QUANT_SIZES[kind]
+    count = int(np.prod(tensor.sizes)) // block * size
+    writer.add_tensor_info(tensor.name, tensor.sizes, np.dtype(np.float32), count, kind)

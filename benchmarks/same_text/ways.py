@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import prod
 from typing import NamedTuple
 
 from tide_runtime import Engine, Generation, GenerationParams
@@ -57,6 +58,8 @@ class Way:
 
 
 REFERENCE = Way("full", 1)
+_SCARCE_ROWS = 3  # whose states the scarce memory holds
+_LEAST_TOKEN_BYTES = 256  # what a token counts as where no layer has keys and values
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,11 @@ def outcomes(weights: Engine, asks: Sequence[Ask], ways: Sequence[Way]) -> Itera
 
 
 def _scarce_memory(manifest: Manifest, asks: Sequence[Ask]) -> int:
-    """Bytes of fp32 keys and values that hold the longest sequence of the bundle and half of the longest text."""
+    """Bytes of fp32 keys and values that hold the longest sequence of the bundle and half of the longest text, and of the states
+    of some sequences, each of which is there twice."""
     tokens = manifest.max_seq_len + max(len(ask.prompt) + ask.params.max_new_tokens for ask in asks) // 2
-    return tokens * sum(4 * kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv.values())
+    token_bytes = sum(4 * kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv.values()) or _LEAST_TOKEN_BYTES
+    return tokens * token_bytes + _SCARCE_ROWS * 2 * sum(4 * prod(state.shape) for state in manifest.states.values())
 
 
 def _run(engine: Engine, way: Way, asks: Sequence[Ask]) -> Outcome:

@@ -28,6 +28,7 @@ from tide_calibrate.traces.trace import agreement_by_depth
 from tide_calibrate.train import Learned, capture_bundle, learn, trace_exits
 from tide_export.bundle_writer import new_directory
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, DataInfo
+from tide_export.calibration.exit_calibration import check_can_exit
 from tide_export.export import quantize_loaded
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
@@ -77,6 +78,7 @@ def calibrate(
         load = partial(load_model, source, config.dtype, revision, trust_remote_code, config.weights, tokenizer)
         with progress.phase(f"load {source}"):
             loaded = load()
+        check_can_exit(loaded)
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
         reference = None

@@ -16,8 +16,8 @@ from typing import Any
 from tide_runtime.admission import Admission, Prompt
 from tide_runtime.backends import load_backend
 from tide_runtime.backends.base import Backend
-from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.backends.observed import Observer, observed
+from tide_runtime.backends.recurrent_states import StateMemory
 from tide_runtime.backends.step_arrays import RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest
@@ -36,6 +36,7 @@ from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scheduling.loop import EngineLoop, Submitted
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.scheduler import Scheduler, SchedulerOptions
+from tide_runtime.scheduling.snapshot_tree import SnapshotTree
 from tide_runtime.scoring import ForcedSequence, Score, ScoreHandle
 from tide_runtime.sequence import TokenSequence
 from tide_runtime.targets.select import DeviceChoice, choose_target
@@ -87,7 +88,8 @@ class Engine:
         )
         self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params, self.grammars)
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
-        blocks = kv_blocks(self.backend.kv_bytes_per_token, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len)
+        self._memory = memory = StateMemory.of(self.backend.kv_bytes_per_token, self.backend.state_bytes)
+        blocks = kv_blocks(memory, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len)
         caches_prefixes = options.prefix_cache and self.policy.can_resume and self.backend.has_prefix_blocks
         budget = StepBudget(
             CostModel.of(bundle.manifest, self.backend.pass_costs), options.prefill_chunk, self.backend.packs_steps
@@ -96,6 +98,7 @@ class Engine:
             SchedulerOptions(
                 max_batch=self.max_batch,
                 blocks=blocks,
+                row_blocks=memory.row_blocks,
                 slots=bundle.manifest.max_seq_len,
                 lookahead=self.policy.lookahead,
                 prompt_tokens=budget,
@@ -104,12 +107,16 @@ class Engine:
                 max_queue=options.max_queue,
                 consecutive_rows=not self.backend.packs_steps,
             ),
-            PrefixTree() if caches_prefixes else None,
+            self._make_tree() if caches_prefixes else None,
         )
         finish = partial(_finished, self.policy.name, self.tokenizer, self.manifest, options, self._metrics)
         make_context = partial(self.backend.context, self.max_batch, blocks if caches_prefixes else 0)
         self._loop = EngineLoop(self.policy, make_context, scheduler, finish, self._metrics)
         weakref.finalize(self, self._loop.stop, abort=True)
+
+    def _make_tree(self) -> PrefixTree:
+        snapshot_blocks = self._memory.snapshot_blocks
+        return SnapshotTree(snapshot_blocks) if snapshot_blocks else PrefixTree()
 
     def _choose_drive(self) -> Drive:
         if self.bits_limitation is not None and self.options.bits == "same":
@@ -307,7 +314,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What the engine does now, and totals since it was loaded."""
-        return self._loop.stats(BLOCK_TOKENS * self.backend.kv_bytes_per_token)
+        return self._loop.stats(self._memory.block_bytes)
 
     def metrics(self) -> str:
         """The same and histograms of latencies, in the Prometheus text format."""

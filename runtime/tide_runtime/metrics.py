@@ -26,9 +26,10 @@ class EngineStats:
         steps, step_tokens: steps of the loop, and tokens that they ran: decodes, drafts and prompts.
         step_seconds: time of the steps.
         prompt_tokens, prefix_tokens: prompt tokens of requests that ended, and those that came from the prefix cache.
-        kv_bytes, prefix_bytes: KV memory that running requests hold, and the prefix cache.
+        kv_bytes, prefix_bytes: KV memory that running requests hold, and the prefix cache; states of recurrent layers included.
         free_bytes: KV memory that neither holds. Free rows keep theirs until it is needed.
         kv_memory: the budget of both, in bytes.
+        snapshots: texts of which the prefix cache keeps the states of recurrent layers.
     """
 
     waiting: int
@@ -44,6 +45,7 @@ class EngineStats:
     prefix_bytes: int
     free_bytes: int
     kv_memory: int
+    snapshots: int = 0
 
 
 class Histogram:
@@ -89,11 +91,12 @@ _STATE_HELP = {
     "step_tokens": "Tokens that the steps ran: decodes, drafts and prompts.",
     "step_seconds": "Time of the steps.",
     "prefix_tokens": "Prompt tokens that came from the prefix cache.",
-    "kv_bytes": "KV memory that running requests hold.",
+    "kv_bytes": "KV memory that running requests hold, states of recurrent layers included.",
     "prefix_bytes": "KV memory that the prefix cache holds.",
     "kv_memory": "Budget of both.",
+    "snapshots": "Texts of which the prefix cache keeps the states of recurrent layers.",
 }
-_GAUGES = {"waiting", "running", "kv_bytes", "prefix_bytes", "kv_memory"}
+_GAUGES = {"waiting", "running", "kv_bytes", "prefix_bytes", "kv_memory", "snapshots"}
 
 
 class EngineMetrics:

@@ -12,6 +12,7 @@ from transformers import (
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -55,6 +56,16 @@ _BASE = dict(
 _MHA = {**_BASE, "num_key_value_heads": 4}
 _NO_GQA = {k: v for k, v in _BASE.items() if k != "num_key_value_heads"}
 _IDS = dict(bos_token_id=1, eos_token_id=2)
+# Of the larger Gemma 4: other heads in layers of full attention, no inputs for each layer.
+GEMMA4 = dict(
+    **_BASE,
+    head_dim=16,
+    global_head_dim=32,
+    sliding_window=WINDOW,
+    layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
+    hidden_size_per_layer_input=0,
+    final_logit_softcapping=5.0,
+)
 
 ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_BASE),
@@ -66,6 +77,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
         **_BASE, head_dim=32, sliding_window=WINDOW, attn_logit_softcapping=5.0, final_logit_softcapping=3.0
     ),
     "gemma3": lambda: Gemma3TextConfig(**_BASE, head_dim=32, sliding_window=WINDOW, sliding_window_pattern=2),
+    "gemma4": lambda: Gemma4TextConfig(**GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1),
     "phi": lambda: PhiConfig(**_MHA),
     "phi3": lambda: Phi3Config(**_BASE),
     "gpt2": lambda: GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=LAYERS, n_head=4, n_positions=MAX_POSITIONS, **_IDS),
@@ -134,13 +146,21 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
-    """A random model of the architecture in eval mode, its layers scaled up so that it does not just repeat its input."""
+    """A random model of the architecture, see `random_model`."""
+    return random_model(ARCHITECTURES[name](), dtype, seed)
+
+
+def random_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
+    """A random model in eval mode, its layers scaled up so that it does not just repeat its input."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(ARCHITECTURES[name](), dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("sinks"):  # the default is near 0, where mixed-up heads would go unnoticed
                 parameter.normal_(0.0, 2.0)
             elif parameter.ndim >= 2 and not any(n in parameter_name for n in ("embed", "wte", "wpe", "lm_head")):
                 parameter.mul_(8.0)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     return model

@@ -14,7 +14,7 @@ from export.stub_calibration import write_calibration
 from export.test_padded_attention import PLANS, check
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import read_manifest
+from tide_runtime.bundle.manifest import KVInfo, LayerInfo, read_manifest
 from tide_runtime.errors import ParamsError, TargetError, UnsupportedModelError, VerificationError
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -23,9 +23,8 @@ from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.export import write_bundle
 from tide_export.kv_scales import KVScales, kv_scales
 from tide_export.load import LoadedModel, fingerprint
-from tide_export.probe import probe_attention
+from tide_export.probe import probe_layers
 from tide_export.progress import ExportProgress
-from tide_export.traced_attention import KVShape
 from tide_export.verify import GraphCheck, PromptCheck, verify_bundle
 
 # Rotary fused and partial, learned positions, windows and soft-caps, sinks, multi-head.
@@ -64,8 +63,8 @@ def load(exported: Callable[[str], tuple[LoadedModel, Path]]) -> Iterator[Callab
         engine.close()
 
 
-def scales_of(loaded: LoadedModel) -> list[KVScales]:
-    return kv_scales(loaded.model, probe_attention(loaded.model), SLOTS)
+def scales_of(loaded: LoadedModel) -> dict[int, KVScales]:
+    return kv_scales(loaded.model, probe_layers(loaded.model), SLOTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,7 +78,7 @@ def test_the_bundle_computes_what_the_eager_model_does_over_a_rounded_cache(expo
     assert len(exact) == 3 and all(check.tolerance is None for check in rounded)
     assert max(check.divergence for check in rounded) < 0.02
     assert exact[-1].max_difference < max(check.max_difference for check in rounded) / 10
-    wrong = [KVScales(one.key / 10, one.value / 10) for one in scales]
+    wrong = {number: KVScales(one.key / 10, one.value / 10) for number, one in scales.items()}
     with pytest.raises(VerificationError, match="differs from the eager model"):
         verify_bundle(loaded, directory, "fp32", wrong)
 
@@ -156,12 +155,12 @@ def test_scales_cover_the_range_of_every_position():
     """Rotary embeddings turn keys into channels that are small at the start of the cache; they would be clipped."""
     model, ids = tiny_model("llama"), torch.from_numpy(np.random.default_rng(1).integers(3, VOCAB, (1, 20)))
     scales = scales_of(LoadedModel(model, None, "llama"))
-    assert all((one.key > 0).all() and (one.value > 0).all() for one in scales)
+    assert all((one.key > 0).all() and (one.value > 0).all() for one in scales.values())
     for start in (0, SLOTS // 2, SLOTS - 20):
         cache, places = Cache(layers=[DynamicLayer() for _ in scales]), start + torch.arange(20)[None]
         with torch.no_grad():
             model(input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True)
-        for layer, one in zip(cache.layers, scales, strict=True):
+        for layer, one in zip(cache.layers, scales.values(), strict=True):
             for held, by_channel in ((layer.keys, one.key), (layer.values, one.value)):
                 assert (held[0].abs().amax(1).numpy() <= 127 * by_channel).mean() > 0.99
 
@@ -170,7 +169,7 @@ def test_scales_cover_the_range_of_every_position():
 def test_a_cache_of_another_shape_is_refused(name):
     """Scales of latents would be taken for those of the keys that are expanded from them, or go to the wrong heads."""
     with pytest.raises(UnsupportedModelError, match="leave out --kv int8"):
-        kv_scales(tiny_model(name), [KVShape(3, 16, 16)] * LAYERS, SLOTS)
+        kv_scales(tiny_model(name), [LayerInfo(KVInfo(3, 16, 16))] * LAYERS, SLOTS)
 
 
 def test_options_that_cannot_be_met_end_at_once(tmp_path):

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tide_export.kv_scales import kv_scales, rounded_cache
 from tide_export.layerwise import eager_pass, layer_by_layer
 from tide_export.parameters import LoadedParameters
-from tide_export.probe import probe_attention
+from tide_export.probe import probe_layers
 
 TEXTS = [[3, 14, 15, 9, 26, 5, 35, 8, 97, 93], [2, 7, 1, 8, 28]]
 CUTS = (0, 2, LAYERS - 1)
@@ -72,13 +72,14 @@ def test_one_layer_is_in_memory_at_a_time() -> None:
 def test_ranges_of_keys_and_values_need_one_layer_too() -> None:
     """int8 caches would need the whole model in memory, or have other scales."""
     model = tiny_model("gemma2")
-    shapes, empty = probe_attention(model), without_storage(model, fake=True)
+    shapes, empty = probe_layers(model), without_storage(model, fake=True)
     expected = kv_scales(model, shapes, 64)
     with layer_by_layer(empty, LoadedParameters(model)):
         found = kv_scales(empty, shapes, 64)
-        rounded = eager_pass(empty, TEXTS, CUTS, rounded_cache(found))
-    assert all((a.key == b.key).all() and (a.value == b.value).all() for a, b in zip(found, expected, strict=True))
-    assert abs(rounded.logits - eager_pass(model, TEXTS, CUTS, rounded_cache(expected)).logits).max() < 1e-4
+        rounded = eager_pass(empty, TEXTS, CUTS, rounded_cache(found, LAYERS))
+    assert found.keys() == expected.keys() == set(range(LAYERS))
+    assert all((found[n].key == one.key).all() and (found[n].value == one.value).all() for n, one in expected.items())
+    assert abs(rounded.logits - eager_pass(model, TEXTS, CUTS, rounded_cache(expected, LAYERS)).logits).max() < 1e-4
 
 
 def test_parameters_that_another_part_reads_are_refused() -> None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 from export.architectures import LAYERS, tiny_model
+from tide_runtime.bundle.manifest import KVInfo, LayerInfo
 from tide_runtime.errors import UnsupportedModelError
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from tide_export.probe import probe_attention
-from tide_export.traced_attention import KVShape
+from tide_export.probe import probe_layers
 
 
 @pytest.mark.parametrize(
     "name, shape",
     [
-        ("llama", KVShape(2, 16, 16)),
-        ("stablelm", KVShape(2, 16, 16)),  # it repeats its KV heads before it attends
-        ("deepseek_v3", KVShape(4, 32, 32)),  # latents of 32 + 16; keys of 16 + 16, values of 24 filled up with zeros
+        ("llama", KVInfo(2, 16, 16)),
+        ("stablelm", KVInfo(2, 16, 16)),  # it repeats its KV heads before it attends
+        ("deepseek_v3", KVInfo(4, 32, 32)),  # latents of 32 + 16; keys of 16 + 16, values of 24 filled up with zeros
     ],
 )
 def test_caches_hold_what_attention_reads(name, shape):
     """The engine would allocate caches of the latents' or the repeated heads' shape, and refuse its own bundle."""
-    assert probe_attention(tiny_model(name)) == (shape,) * LAYERS
+    assert probe_layers(tiny_model(name)) == (LayerInfo(shape),) * LAYERS
 
 
 def test_the_model_is_restored():
@@ -31,7 +31,7 @@ def test_the_model_is_restored():
     settings = model.config._attn_implementation, model.config._experts_implementation
     with torch.no_grad():
         before = model(ids).logits
-        probe_attention(model)
+        probe_layers(model)
         assert torch.equal(model(ids).logits, before)
     assert (model.config._attn_implementation, model.config._experts_implementation) == settings
 
@@ -44,7 +44,7 @@ def test_errors_of_the_models_code_become_a_reason(monkeypatch):
 
     monkeypatch.setattr(LlamaMLP, "forward", forward)
     with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM is not supported, because .*conv_states"):
-        probe_attention(tiny_model("llama"))
+        probe_layers(tiny_model("llama"))
 
 
 def test_layers_without_a_cache_of_their_own_are_named(monkeypatch):
@@ -54,5 +54,5 @@ def test_layers_without_a_cache_of_their_own_are_named(monkeypatch):
         return hidden_states, None
 
     monkeypatch.setattr(LlamaAttention, "forward", forward)
-    with pytest.raises(UnsupportedModelError, match="never attended over their cache"):
-        probe_attention(tiny_model("llama"))
+    with pytest.raises(UnsupportedModelError, match="never used their cache"):
+        probe_layers(tiny_model("llama"))

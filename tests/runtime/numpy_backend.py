@@ -63,6 +63,7 @@ class NumpyBackend:
     """``script`` answers for the MLP routers, when given."""
 
     name, row_padding, padding_price, has_prefix_blocks, private_weights = "numpy", NO_PADDING, 1.0, True, ""
+    state_bytes = 0
 
     def __init__(
         self, manifest: Manifest, model: TinyTransformer, script: Script | None = None, packs_steps: bool = True
@@ -104,6 +105,11 @@ class NumpyContext:
 
     def fits_together(self, first: int, counts: Sequence[int], lengths: Sequence[int]) -> bool:
         return self.ends.fit(first, counts, lengths)
+
+    snapshots = None
+
+    def cut_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        pass
 
     def forget_row(self, row: int, tainted: bool = False) -> None:
         self.release_row(row)

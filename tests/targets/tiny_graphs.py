@@ -52,7 +52,7 @@ def lowered(name: str) -> CutGraph:
 
 
 def copy_of(trace: TracedModel) -> TracedModel:
-    return TracedModel(trace.model.clone(), trace.kv_shapes)
+    return TracedModel(trace.model.clone(), trace.layers)
 
 
 def segment(name: str, dtype: str) -> CutGraph:

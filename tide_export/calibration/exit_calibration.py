@@ -16,6 +16,7 @@ from tide_export.calibration.calibration_file import EXITS_NAME, CalibrationFile
 from tide_export.calibration.exits_file import ExitWeights, read_exits
 from tide_export.exit_graphs import exit_tensor_names
 from tide_export.load import LoadedModel, fingerprint
+from tide_export.probe import check_cuts
 
 REPORT = Path("report/index.html")
 _LARGEST_REPORT = 1 << 20  # bytes; a bundle is copied to every machine that serves it
@@ -42,6 +43,8 @@ class ExitCalibration:
     def check(self, loaded: LoadedModel) -> None:
         """Raise CalibrationError unless the exits were calibrated for this model and their tensors fit its hidden size."""
         self.file.check_model(fingerprint(loaded), loaded.source, loaded.weights)
+        if self.info.exits:
+            check_can_exit(loaded)
         hidden = int(loaded.model.config.get_text_config().hidden_size)
         if self.draft and self.draft["fuse"].shape[0] != hidden:
             raise _broken(self.directory, f"draft.fuse gives {self.draft['fuse'].shape[0]} channels, the model has {hidden}")
@@ -59,6 +62,16 @@ class ExitCalibration:
             kept = bundle / "calibration" / REPORT
             kept.parent.mkdir(parents=True)
             shutil.copyfile(page, kept)
+
+
+def check_can_exit(loaded: LoadedModel) -> None:
+    """Raise CalibrationError where tokens cannot stop before the last layer."""
+    if loaded.is_recurrent:
+        raise CalibrationError(
+            f"{loaded.name} has recurrent layers, and early exits do not pay there: a token that skips such a layer leaves its "
+            "state behind, and to bring that up to date costs about as much as the layer; export it without a calibration"
+        )
+    check_cuts(loaded.model)
 
 
 def read_exit_calibration(directory: Path) -> ExitCalibration:

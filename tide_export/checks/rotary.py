@@ -108,6 +108,9 @@ def _of_config(parameters: Mapping[str, Any], width: int, longest: int) -> Rotat
     plain, original = _plain(base, width), parameters.get("original_max_position_embeddings")
     if kind == "default":
         return Rotation(plain)
+    if kind == "proportional":
+        turned = int(parameters.get("partial_rotary_factor", 1.0) * width // 2)
+        return Rotation(np.where(np.arange(width // 2) < turned, plain / (factor or 1.0), 0.0))
     if factor is not None and kind == "linear":
         return Rotation(plain / factor)
     if factor is not None and original and kind == "llama3":

@@ -86,7 +86,7 @@ def _lower(
     rotation = _common_rotation(query, key, positions)
     tables = _tables(graph, rotation, positions, shared, context) if rotation is not None else None
     if rotation is not None and tables is not None:
-        query, key = rotation[0].source, rotation[1].source
+        query, key = (_by_head(graph, node, part) for part in rotation)
     else:
         report.skip(node.outputs[1].name, "no rotary embedding recognised in front of it (kept as plain nodes)")
     heads, kv_heads = dims(query)[1], dims(key)[1]
@@ -166,9 +166,20 @@ def _common_rotation(query: ir.Value, key: ir.Value, positions: ir.Value) -> tup
     query_rotation, key_rotation = match_rotation(query, positions), match_rotation(key, positions)
     if query_rotation is None or key_rotation is None:
         return None
-    same_form = (query_rotation.width, query_rotation.interleaved) == (key_rotation.width, key_rotation.interleaved)
+    forms = [(one.width, one.interleaved) for one in (query_rotation, key_rotation)]
     same_angles = query_rotation.cos is key_rotation.cos and query_rotation.sin is key_rotation.sin
-    return (query_rotation, key_rotation) if same_form and same_angles else None
+    return (query_rotation, key_rotation) if forms[0] == forms[1] and same_angles else None
+
+
+def _by_head(graph: ir.Graph, anchor: ir.Node, rotation: Rotation) -> ir.Value:
+    """What is rotated, [B, N, S, D]."""
+    source, shape = rotation.source, dims(rotation.source)
+    if not rotation.by_token:
+        return source
+    assert shape is not None
+    by_head = new_value(f"{source.name}.{anchor.outputs[1].name}", source, ir.Shape([shape[i] for i in (0, 2, 1, 3)]))
+    insert_before(graph, anchor, ir.node("Transpose", [source], {"perm": [0, 2, 1, 3]}, outputs=[by_head]))
+    return by_head
 
 
 def _tables(
@@ -204,7 +215,8 @@ def _flat(graph: ir.Graph, anchor: ir.Node, value: ir.Value) -> ir.Value:
         if source is not None and source.shape is not None and len(source.shape) == 3:
             return source
     else:
-        back = ir.node("Transpose", [value], attributes={"perm": [0, 2, 1, 3]}, outputs=[new_value(f"{value.name}.rows", value)])
+        rows = new_value(f"{value.name}.{anchor.outputs[1].name}.rows", value)  # several layers may read one layer's keys
+        back = ir.node("Transpose", [value], attributes={"perm": [0, 2, 1, 3]}, outputs=[rows])
         insert_before(graph, anchor, back)
         by_token = back.outputs[0]
     assert isinstance(heads, int) and isinstance(width, int)
@@ -212,7 +224,7 @@ def _flat(graph: ir.Graph, anchor: ir.Node, value: ir.Value) -> ir.Value:
     flat = ir.node(
         "Reshape",
         [by_token, target],
-        outputs=[new_value(f"{value.name}.flat", value, ir.Shape([shape[0], shape[2], heads * width]))],
+        outputs=[new_value(f"{value.name}.{anchor.outputs[1].name}.flat", value, ir.Shape([shape[0], shape[2], heads * width]))],
     )
     insert_before(graph, anchor, flat)
     return flat.outputs[0]

@@ -10,7 +10,7 @@ and its copies also process padding. Besides the contract's inputs the runtime f
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,18 @@ import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
 
 from tide_export.passes.graph_walk import array_initializer, dims, rename_dims
+
+
+class Named(Protocol):
+    """An input or output of a graph."""
+
+    @property
+    def name(self) -> str | None: ...
+
+
+def is_kept(value: Named) -> bool:
+    """Whether a layer keeps it: a cache of keys or values, or a state."""
+    return "_cache_" in (value.name or "") or (value.name or "").startswith("state_")
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ def packed_attentions(model: ir.Model) -> list[PackedAttention]:
     """The model's attentions, to be rewritten in order. The graph's values become packed, [1, T, …], if there is one."""
     nodes = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
     if nodes:
-        _rename_packed_dims(model.graph)
+        rename_packed_dims(model.graph)
     shared: dict[object, ir.Value] = {}
     return [PackedAttention(model.graph, node, _heads(node), shared) for node in nodes]
 
@@ -75,9 +87,9 @@ def _heads(node: ir.Node) -> Heads:
     return Heads(node.attributes["num_heads"].value, dims(key_cache)[1], dims(key_cache)[3], dims(value_cache)[3])
 
 
-def _rename_packed_dims(graph: ir.Graph) -> None:
-    """Rename [B, S] to [1, T] in every value except the caches and the inputs that index them."""
-    unchanged = {"write_index", "seqlens_k", *(v.name for v in (*graph.inputs, *graph.outputs) if "_cache_" in (v.name or ""))}
+def rename_packed_dims(graph: ir.Graph) -> None:
+    """Rename [B, S] to [1, T] in every value except caches, states, and the inputs that index them."""
+    unchanged = {"write_index", "seqlens_k", *(v.name for v in (*graph.inputs, *graph.outputs) if is_kept(v))}
     batch, seq = next(v for v in graph.inputs if v.name in ("input_ids", "hidden")).shape[:2]
     values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
     rename_dims((v for v in values if v.name not in unchanged), {batch: 1, seq: "tokens"})

@@ -19,19 +19,19 @@ class LoweringContext:
     Args:
         max_seq_len: KV cache slots per sequence, in tokens.
         quantized: low-bit weights by parameter name.
-        kv_scales: of every layer's int8 caches; empty: the caches have the model's dtype.
+        kv_scales: of the int8 caches by layer number; empty: the caches have the model's dtype.
         long_rotary_from: see `Manifest`.
     """
 
     max_seq_len: int
     quantized: Mapping[str, LowBits] = field(default_factory=dict)
-    kv_scales: Sequence[KVScales] = ()
+    kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
     long_rotary_from: int | None = None
 
     @property
     def cache_slots(self) -> int:
-        """Slots of a sequence's cache, with the one that `pad_attention` pads into."""
-        return self.max_seq_len + 1
+        """Slots of a sequence's cache, with those that attention pads into on any processor."""
+        return self.max_seq_len + max(padding.sequence.most_added for padding in PADDINGS)
 
     @property
     def position_ids(self) -> int:

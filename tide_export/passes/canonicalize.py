@@ -15,12 +15,14 @@ from tide_export.passes.base import LoweringContext, PassReport
 _FOLD_LIMIT = 16384
 _ITERATIONS = 2  # folding enables rules and rules enable folding
 # onnxscript's own rules match with a tolerance (1e-8 as 0, 1.00001 as 1): a norm would lose its epsilon and divide 0 by 0.
-_ZERO, _ONE = (Constant(number, rel_tol=0.0, abs_tol=0.0) for number in (0, 1))
+_ZERO, _ONE, _TWENTY = (Constant(number, rel_tol=0.0, abs_tol=0.0) for number in (0, 1, 20))
 _EXACT_RULES = [
     RewriteRule(lambda op, x: x + _ZERO, lambda op, x: op.Identity(x), name="add_0"),
     RewriteRule(lambda op, x: x - _ZERO, lambda op, x: op.Identity(x), name="sub_0"),
     RewriteRule(lambda op, x: x * _ONE, lambda op, x: op.Identity(x), name="mul_by_1"),
     RewriteRule(lambda op, x: x / _ONE, lambda op, x: op.Identity(x), name="div_by_1"),
+    # torch's threshold, above which a softplus is its input: in floating point it is without one.
+    RewriteRule(lambda op, x: op.Where(op.Greater(x, _TWENTY), x, op.Softplus(x)), lambda op, x: op.Softplus(x), name="softplus"),
 ]
 # The rules of `onnxscript.optimizer.optimize` without those for convolutions, which decoders lack, and without slice_split_rule,
 # which compares every slice with every node: it takes two thirds of the time and applied to no model tried.
@@ -57,8 +59,8 @@ def canonicalize(model: ir.Model, context: LoweringContext) -> PassReport:
         onnxscript.optimizer.fold_constants(
             model, onnx_shape_inference=True, input_size_limit=_FOLD_LIMIT, output_size_limit=_FOLD_LIMIT
         )
+        common.RemoveUnusedNodesPass()(model)  # a rule does not apply to a value that another node reads too
         RewritePass(_RULES)(model)
-        common.RemoveUnusedNodesPass()(model)
     for tidy in (
         common.RemoveUnusedFunctionsPass(),
         common.RemoveUnusedOpsetsPass(),

@@ -45,9 +45,7 @@ def _fuse(graph: ir.Graph, mean: ir.Node, report: PassReport) -> None:
     wide = square.inputs[0]
     assert wide is not None
     shift = _only_user(mean, "Add")
-    root = _only_user(shift, "Sqrt")
-    inverse = _only_user(root, "Reciprocal")
-    scaled = _only_user(inverse, "Mul")
+    scaled = _only_user(_inverse_root(shift), "Mul")
     epsilon = next((scalar(v) for v in shift.inputs if is_weight(v)), None) if shift is not None else None
     if scaled is None or epsilon is None or wide not in scaled.inputs:
         report.skip(where, "no x · 1/sqrt(mean(x²) + ε) around this mean")
@@ -82,6 +80,14 @@ def _fuse(graph: ir.Graph, mean: ir.Node, report: PassReport) -> None:
     insert_before(graph, last, fused)
     ir.convenience.replace_all_uses_with(output, fused.outputs[0])
     report.applied += 1
+
+
+def _inverse_root(shift: ir.Node | None) -> ir.Node | None:
+    """The node that makes 1/sqrt of the output of ``shift``."""
+    power = _only_user(shift, "Pow")
+    if power is not None and scalar(power.inputs[1]) == -0.5:
+        return power
+    return _only_user(_only_user(shift, "Sqrt"), "Reciprocal")
 
 
 def _over_channels(mean: ir.Node) -> bool:

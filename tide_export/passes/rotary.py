@@ -8,7 +8,7 @@ are not recognised.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -19,17 +19,25 @@ from tide_export.passes.graph_walk import constant, depends_only_on, dims, produ
 
 @dataclass(frozen=True)
 class Rotation:
-    """``source`` [B, N, S, D] is rotated in its first ``width`` channels by angles whose cos/sin are the given values."""
+    """``source`` [B, N, S, D] is rotated in its first ``width`` channels by angles whose cos/sin are the given values.
+
+    ``by_token``: whether ``source`` is [B, S, N, D], and heads and tokens change places after the rotation.
+    """
 
     source: ir.Value
     cos: ir.Value
     sin: ir.Value
     width: int
     interleaved: bool
+    by_token: bool = False
 
 
 def match_rotation(value: ir.Value, positions: ir.Value) -> Rotation | None:
     """The rotation that makes ``value`` [B, N, S, D], or None."""
+    transpose = produced_by(value, "Transpose")
+    if transpose is not None and transpose.inputs[0] is not None and list(transpose.attributes["perm"].value) == [0, 2, 1, 3]:
+        rotation = match_rotation(transpose.inputs[0], positions)
+        return replace(rotation, by_token=not rotation.by_token) if rotation is not None else None
     joined = produced_by(value, "Concat")
     if joined is not None and len(joined.inputs) == 2:  # partial rotary: the remaining channels are not rotated
         head, rest = (produced_by(v, "Slice") for v in joined.inputs)

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from fnmatch import filter as matching
 from typing import Any
 
 from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 from transformers import AutoConfig, PreTrainedConfig
 
+from tide_export.quantization import gguf_recurrent as recurrent
 from tide_export.quantization.gguf_file import GgufTensor
-from tide_export.quantization.gguf_metadata import Metadata
+from tide_export.quantization.gguf_metadata import REQUIRED, Metadata
 from tide_export.quantization.gguf_rope import rope_parameters
 
+_FEED_FORWARD = "feed_forward_length"
 _SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
+    _FEED_FORWARD: "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
 _RMS, _LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
@@ -37,8 +40,12 @@ class Architecture:
     Args:
         model_type: transformers' name of it.
         epsilon: the key of the norms' epsilon, and the config's attribute.
-        flags: config attribute → the tensor that a file with it has.
+        flags: config attribute → the tensor that a file with it has, in the layer * in any.
         partial_rotary: whether a part of each head may rotate.
+        rotates: whether queries and keys rotate at all.
+        scales: whether ``more`` takes the scale of scores; else it is 1/√head_dim.
+        attends: whether any layer attends.
+        mixed: whether layers may be without attention or feed-forward block, and all without the width of the latter.
         more: what else the architecture's keys say: (keys, values so far) → values.
     """
 
@@ -46,6 +53,10 @@ class Architecture:
     epsilon: tuple[str, str]
     flags: Mapping[str, str] = field(default_factory=dict)
     partial_rotary: bool = False
+    rotates: bool = True
+    scales: bool = False
+    attends: bool = True
+    mixed: bool = False
     more: Callable[[Metadata, Values], Values] = lambda keys, values: {}
 
 
@@ -62,13 +73,17 @@ def read_config(keys: Metadata, tensors: Mapping[str, GgufTensor]) -> PreTrained
             f"{keys.file} has the architecture {keys.architecture!r}; GGUF files of {', '.join(ARCHITECTURES)} are read, and of "
             "others their HuggingFace checkpoint"
         )
-    values: Values = {attribute: keys.take_number(key) for key, attribute in _SIZES.items()}
+    values: Values = {
+        attribute: keys.take_number(key, 0 if found.mixed and key == _FEED_FORWARD else REQUIRED, found.mixed)
+        for key, attribute in _SIZES.items()
+    }
     values[found.epsilon[1]] = keys.take(found.epsilon[0])
     values["vocab_size"] = _vocabulary(keys, tensors)
     values["tie_word_embeddings"] = "output.weight" not in tensors
-    values |= {attribute: tensor in tensors for attribute, tensor in found.flags.items()}
+    values |= {attribute: bool(matching(tensors, tensor)) for attribute, tensor in found.flags.items()}
     values |= _token_ids(keys, values["vocab_size"])
-    values |= _gpt2(keys, values) if keys.architecture == "gpt2" else _heads(keys, values, found, tensors)
+    if found.attends:
+        values |= _gpt2(keys, values) if keys.architecture == "gpt2" else _heads(keys, values, found, tensors)
     values |= found.more(keys, values)
     keys.check_all_taken()
     return AutoConfig.for_model(found.model_type, **values)
@@ -104,17 +119,20 @@ def _heads(keys: Metadata, values: Values, architecture: Architecture, tensors: 
         raise keys.refused("attention.value_length", "differs from the keys' length, and the model has one length for both")
     if keys.architecture == "stablelm" and head_dim * heads != hidden:
         raise keys.refused("attention.key_length", f"is not {hidden} / {heads}, the only length that the model has")
-    scale = keys.take("attention.scale", None)
+    scale = None if architecture.scales else keys.take("attention.scale", None)
     if scale and abs(scale * head_dim**0.5 - 1) > 1e-4:
         raise keys.refused("attention.scale", f"is not 1/√{head_dim}, and the model has no other")
     window = keys.take("attention.sliding_window", 0)
     if window and window < values["max_position_embeddings"] and keys.architecture not in _WINDOWS:
         raise keys.refused("attention.sliding_window", "is shorter than the context, and the model attends to all of it")
-    return {
-        "num_key_value_heads": keys.take_number("attention.head_count_kv", heads),
+    found = {
+        "num_key_value_heads": keys.take_number("attention.head_count_kv", heads, architecture.mixed),
         "head_dim": head_dim,
-        "rope_parameters": rope_parameters(keys, head_dim, architecture.partial_rotary, tensors),
     }
+    if architecture.rotates:
+        return {**found, "rope_parameters": rope_parameters(keys, head_dim, architecture.partial_rotary, tensors)}
+    keys.take_all("rope.")
+    return found
 
 
 def _gpt2(keys: Metadata, values: Values) -> Values:
@@ -193,6 +211,15 @@ def _normalised(keys: Metadata, usual: bool) -> Values:
 
 _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _WINDOWS: Collection[str] = ("gemma2", "gemma3", "phi3", "starcoder2")
+_CONVOLUTION_BIAS = {"mamba_conv_bias": "blk.*.ssm_conv1d.bias"}
+_NEMOTRON_H = Architecture(
+    "nemotron_h",
+    (_RMS, "layer_norm_epsilon"),
+    {"use_conv_bias": "blk.*.ssm_conv1d.bias", "mlp_bias": "blk.*.ffn_up.bias"},
+    rotates=False,
+    mixed=True,
+    more=recurrent.nemotron_h,
+)
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", (_RMS, "rms_norm_eps"), {**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_gate.bias"}),
     "qwen2": Architecture("qwen2", (_RMS, "rms_norm_eps")),
@@ -213,5 +240,43 @@ ARCHITECTURES: dict[str, Architecture] = {
     "starcoder2": Architecture("starcoder2", (_LAYER_NORM, "norm_epsilon"), {"use_bias": "blk.0.attn_q.bias"}, more=_window),
     "nemotron": Architecture(
         "nemotron", (_LAYER_NORM, "norm_eps"), {**_ATTENTION_BIAS, "mlp_bias": "blk.0.ffn_up.bias"}, partial_rotary=True
+    ),
+    "qwen35": Architecture("qwen3_5_text", (_RMS, "rms_norm_eps"), partial_rotary=True, more=recurrent.qwen35),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text", (_RMS, "rms_norm_eps"), partial_rotary=True, mixed=True, more=recurrent.qwen35_moe
+    ),
+    "qwen3next": Architecture("qwen3_next", (_RMS, "rms_norm_eps"), partial_rotary=True, more=recurrent.qwen3_next),
+    "lfm2": Architecture("lfm2", (_RMS, "norm_eps"), mixed=True, more=recurrent.lfm2),
+    "lfm2moe": Architecture(
+        "lfm2_moe", (_RMS, "norm_eps"), {"use_expert_bias": "blk.*.exp_probs_b.bias"}, mixed=True, more=recurrent.lfm2_moe
+    ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        (_RMS, "rms_norm_eps"),
+        {"attention_bias": "blk.*.attn_q.bias", **_CONVOLUTION_BIAS},
+        rotates=False,
+        scales=True,
+        mixed=True,
+        more=recurrent.granite,
+    ),
+    "falcon-h1": Architecture(
+        "falcon_h1",
+        (_RMS, "rms_norm_eps"),
+        {
+            **_ATTENTION_BIAS,
+            **_CONVOLUTION_BIAS,
+            "mlp_bias": "blk.0.ffn_gate.bias",
+            "mamba_rms_norm": "blk.0.ssm_norm.weight",
+        },
+        more=recurrent.falcon_h1,
+    ),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
+    "mamba2": Architecture(
+        "mamba2",
+        (_RMS, "layer_norm_epsilon"),
+        {"use_conv_bias": "blk.*.ssm_conv1d.bias"},
+        attends=False,
+        more=recurrent.mamba2,
     ),
 }

@@ -95,14 +95,27 @@ class Metadata:
             raise ModelFilesError(f"{self.file} has no key {name}, and nothing else gives it; convert the model again")
         return default
 
-    def take_number(self, key: str, default: Any = REQUIRED) -> Any:
-        """`take` of a number, or of a list that has the same number for each layer."""
+    def take_number(self, key: str, default: Any = REQUIRED, zeros: bool = False) -> Any:
+        """`take` of a number, or of a list that has the same number for each layer. ``zeros``: or none for some layers."""
         value = self.take(key, default)
         if not isinstance(value, list):
             return value
-        if len(set(value)) != 1:
+        found = set(value) - {0} if zeros else set(value)
+        if len(found) > 1 or not value:
             raise self.refused(key, "differs between the layers, and the model's config has one number")
-        return value[0]
+        return found.pop() if found else 0
+
+    def take_each(self, key: str, count: int, default: Any = REQUIRED) -> list[Any]:
+        """`take` of a list with a value for each of ``count`` layers; one value is that of each."""
+        value = self.take(key, default)
+        each = value if isinstance(value, list) else [value] * count
+        if len(each) != count:
+            raise self.refused(key, f"does not have one value for each of {count} layers")
+        return each
+
+    def take_all(self, prefix: str) -> None:
+        """Count all keys of the architecture that begin with ``prefix`` as taken: the model has nothing that they act on."""
+        self._taken |= {name for name in self._values if name.startswith(f"{self.architecture}.{prefix}")}
 
     def refused(self, key: str, why: str) -> UnsupportedModelError:
         name = key if key in self._values else f"{self.architecture}.{key}"

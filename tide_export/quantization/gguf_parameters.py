@@ -10,6 +10,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +23,9 @@ from tide_export.accounting import check_shapes, first_names
 from tide_export.quantization.deferred_weight import DeferredWeight, RecentWeights, deferred
 from tide_export.quantization.gguf_blocks import mapped
 from tide_export.quantization.gguf_file import PLAIN, GgufTensor
+from tide_export.quantization.gguf_forms import RECURRENT, Form, recurrent_forms
 from tide_export.quantization.gguf_rope import FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS, WITH_LONG_FACTORS
-from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.quantization.quantized_weight import QuantizedWeight, block_order, stacked
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _REMEDY = "the file was changed or its conversion went wrong: download it again, or convert the model again"
@@ -44,48 +46,43 @@ class GgufParameters:
 
     def __init__(self, file: str, model: PreTrainedModel, architecture: str, tensors: Mapping[str, GgufTensor]) -> None:
         self._file, self._tensors = file, tensors
-        self._processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
-        self._mapping = _parameter_names(model, architecture, self._processor)
         self._first = first_names(model)
-        self._expected = {name: model.get_parameter(name) for name in self._first}
-        self._sources = self._assigned(model, architecture)
-        self._orders = {name: self._row_order(name) for name in self._sources}
+        self._expected: dict[str, torch.Tensor] = {name: model.get_parameter(name) for name in self._first}
+        buffers = {name: model.get_buffer(name) for name in model.state_dict() if name not in self._first}
+        self._expected |= buffers
+        self._forms = self._assigned(model, architecture, _forms(model, architecture, tensors))
+        self._orders = {name: self._row_order(name) for name in self._forms}
+        for name, buffer in buffers.items():
+            buffer.copy_(self._dequantized(name))
         self.low_bits, self.notes = self._low_bit_weights()
 
     def names(self) -> Collection[str]:
         return self._first.keys()
 
     def value(self, name: str) -> torch.Tensor:
-        return self._dequantized(name, self._sources[self._first[name]]).to(self._expected[name].dtype)
+        return self._dequantized(self._first[name]).to(self._expected[name].dtype)
 
     def rows(self, name: str, first: int, count: int) -> torch.Tensor:
-        order = self._orders[self._first[name]]
-        if order is None:
+        order, form = self._orders[self._first[name]], self._forms[self._first[name]]
+        if order is None or len(form.tensors) > 1 or form.columns is not None:
             return self.value(name)[first : first + count].clone()  # a view would hold the matrix
-        (tensor,) = self._sources[self._first[name]]
+        tensor = self._tensors[form.tensors[0]]
         return torch.from_numpy(_dequantized(tensor, tensor.data[order[first : first + count]])).to(self._expected[name].dtype)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         weight = self.low_bits.get(name)
         return weight.made() if weight is not None else None
 
-    def _assigned(self, model: PreTrainedModel, architecture: str) -> dict[str, list[GgufTensor]]:
-        """First name of each parameter → its tensors."""
-        names = {_with_suffix(name): parameter for name, parameter in self._mapping.items()}
-        sources: dict[str, list[GgufTensor]] = defaultdict(list)
-        unknown = []
-        for name, tensor in self._tensors.items():
-            if name in names:
-                sources[self._first.get(names[name], names[name])].append(tensor)
-            elif not _without_effect(name, architecture):
-                unknown.append(name)
+    def _assigned(self, model: PreTrainedModel, architecture: str, forms: Mapping[str, Form]) -> dict[str, Form]:
+        """First name of each parameter, and name of each buffer → its form."""
+        names = {tensor: name for name, form in forms.items() for tensor in form.tensors}
+        unknown = [name for name in self._tensors if name not in names and not _without_effect(name, architecture)]
         layers = model.config.get_text_config().num_hidden_layers
         beyond = [name for name in unknown if (found := _LAYER.match(name)) and int(found[1]) >= layers]
         if beyond:
             raise ModelFilesError(f"{self._file} has the tensor {min(beyond)}, but its config says {layers} layers; {_REMEDY}")
-        filled = {names[tensor.name] for found in sources.values() for tensor in found}
         tied = model.get_expanded_tied_weights_keys(all_submodels=True)
-        missing = {name for name, parameter in names.items() if name not in self._tensors and parameter not in tied}
+        missing = {tensor for tensor, name in names.items() if tensor not in self._tensors and name not in tied}
         if missing:
             raise ModelFilesError(
                 f"{self._file} has no tensor {min(missing)} for {names[min(missing)]}, which its config expects; {_REMEDY}"
@@ -95,79 +92,114 @@ class GgufParameters:
                 f"{self._file} has the tensor {min(unknown)}, which the architecture {architecture!r} has no place for, so the "
                 "bundle would be another model; export the HuggingFace checkpoint that the file was made from"
             )
-        lacking = set(self._first.values()) - sources.keys()
-        if lacking or not filled <= self._first.keys():
-            named = min(lacking or filled - self._first.keys())
+        filled = {self._first.get(n, n): form for n, form in forms.items() if all(t in self._tensors for t in form.tensors)}
+        expected = {self._first.get(name, name) for name in self._expected}
+        if differing := filled.keys() ^ expected:
             raise UnsupportedModelError(
-                f"{self._file}: nothing says which tensor of the architecture {architecture!r} is {named}; export the "
+                f"{self._file}: nothing says which tensor of the architecture {architecture!r} is {min(differing)}; export the "
                 "HuggingFace checkpoint that the file was made from"
             )
-        return dict(sources)
+        return filled
 
-    def _dequantized(self, name: str, tensors: Sequence[GgufTensor]) -> torch.Tensor:
-        """fp32, of the parameter's shape, as transformers' processor has it."""
-        state: dict[str, torch.Tensor] = {}
-        for tensor in tensors:
-            made = self._processed(tensor.name, _dequantized(tensor, tensor.data), state)
-            if made is not None:
-                state[self._mapping[tensor.name]] = torch.from_numpy(np.require(made, np.float32, ["C", "W"]))
-        (value,) = state.values()
-        check_shapes(self._file, [(name, value.shape, self._expected[name].shape)])
-        return value
-
-    def _processed(self, tensor: str, values: NDArray, state: dict[str, torch.Tensor]) -> NDArray | None:
-        """``values`` of ``tensor`` as transformers' processor has them; None where it put them into ``state``."""
-        read = {"tensor_key_mapping": self._mapping, "parsed_parameters": {"tensors": state}}
-        done = self._processor.process(weights=values, name=tensor, **read)
-        return done.weights if done.name is not None else None
+    def _dequantized(self, name: str) -> torch.Tensor:
+        """fp32, of the parameter's shape."""
+        form = self._forms[name]
+        tensors = [self._tensors[tensor] for tensor in form.tensors]
+        made = form.value(*(_dequantized(tensor, tensor.data) for tensor in tensors))
+        check_shapes(self._file, [(name, made.shape, self._expected[name].shape)])
+        return torch.from_numpy(np.require(made, np.float32, ["C", "W"]))
 
     def _row_order(self, name: str) -> NDArray[np.int64] | None:
-        """The tensor's row for each row of the parameter; None where its rows are not those of one matrix."""
-        tensor, *others = self._sources[name]
-        if others or len(tensor.shape) != 2:
+        """The row, of its tensors one above the other, for each row of the parameter; None where it is no matrix of such rows."""
+        form = self._forms[name]
+        shapes = [self._tensors[tensor].shape for tensor in form.tensors]
+        if self._expected[name].ndim != 2 or any(len(shape) != 2 for shape in shapes) or len({k for _, k in shapes}) > 1:
             return None
-        rows = np.arange(tensor.shape[0])
+        rows = np.arange(sum(count for count, _ in shapes))
         numbers = np.stack([2 * rows, 2 * rows + 1], 1)  # two columns: a transposed matrix is not taken for its rows
-        made = self._processed(tensor.name, numbers, {})
-        if made is None or made.shape != numbers.shape:
+        made = form.make(*np.split(numbers, np.cumsum([count for count, _ in shapes])[:-1]))
+        if made.shape != numbers.shape:
             return None
         order = made[:, 0] // 2
         if not np.array_equal(np.sort(order), rows) or not np.array_equal(made, numbers[order]):
             return None
-        check_shapes(self._file, [(name, tensor.shape, self._expected[name].shape)])
+        check_shapes(self._file, [(name, (len(rows), shapes[0][1]), self._expected[name].shape)])
         return order
 
     def _low_bit_weights(self) -> tuple[dict[str, DeferredWeight], list[str]]:
         found: dict[str, DeferredWeight] = {}
         lost: Counter[tuple[str, str]] = Counter()
         recent = RecentWeights()
-        for name, tensors in self._sources.items():
+        for name, form in self._forms.items():
+            tensors = [self._tensors[tensor] for tensor in form.tensors]
+            sample = mapped(tensors[0].data[:1], tensors[0].kind) if tensors[0].data.ndim == 2 else None
+            if sample is not None and (reason := self._not_in_blocks(name, sample)) is None:
+                make = partial(recent.get, name, partial(_in_order, tensors, self._orders[name], form.columns))
+                rows = sum(tensor.shape[0] for tensor in tensors)
+                found[name] = deferred(sample, (rows, tensors[0].shape[1]), make)
+                continue
             for tensor in [tensor for tensor in tensors if tensor.kind not in PLAIN]:
-                order = self._orders[name]
-                sample = mapped(tensor.data[:1], tensor.kind) if tensor.data.ndim == 2 else None
                 if tensor.data.ndim == 3:
                     lost[tensor.kind, "holds the matrices of several experts"] += 1
-                elif sample is None:
-                    lost[tensor.kind, "has no layout that the kernels take"] += 1
-                elif order is None:
-                    lost[tensor.kind, "is stored in another form than transformers' parameter"] += 1
                 else:
-                    make = partial(recent.get, name, partial(_in_order, tensor, order))
-                    found[name] = deferred(sample, (tensor.shape[0], tensor.shape[1]), make)
+                    lost[tensor.kind, "has no layout that the kernels take" if sample is None else str(reason)] += 1
         notes = [f"{count} tensors of type {kind} were dequantised: that {why}" for (kind, why), count in sorted(lost.items())]
         return {name: found[first] for name, first in self._first.items() if first in found}, notes
 
+    def _not_in_blocks(self, name: str, sample: QuantizedWeight) -> str | None:
+        """Why the blocks of a matrix in ``sample``'s form cannot be kept; None where they can."""
+        form = self._forms[name]
+        if len({self._tensors[tensor].kind for tensor in form.tensors}) > 1:
+            return "is one matrix with a tensor of another type"
+        if self._orders[name] is None:
+            return "is stored in another form than transformers' parameter"
+        if form.columns is not None and block_order(form.columns, sample.block_size) is None:
+            return "has blocks of other columns than the parameter's"
+        return None
 
-def _in_order(tensor: GgufTensor, order: NDArray[np.int64]) -> QuantizedWeight:
-    weight = mapped(tensor.data, tensor.kind)
-    assert weight is not None
-    return weight if np.array_equal(order, np.arange(len(order))) else weight.rows(order)
+
+def _in_order(
+    tensors: Sequence[GgufTensor], order: NDArray[np.int64] | None, columns: NDArray[np.int64] | None
+) -> QuantizedWeight:
+    parts = [weight for tensor in tensors if (weight := mapped(tensor.data, tensor.kind)) is not None]
+    weight = parts[0] if len(parts) == 1 else stacked(parts)
+    assert weight is not None and order is not None
+    if not np.array_equal(order, np.arange(len(order))):
+        weight = weight.rows(order)
+    if columns is None:
+        return weight
+    blocks = block_order(columns, weight.block_size)
+    assert blocks is not None
+    return weight.blocks(blocks)
 
 
 def _dequantized(tensor: GgufTensor, data: NDArray) -> NDArray[np.float32]:
     import gguf
 
     return gguf.dequantize(data, gguf.GGMLQuantizationType[tensor.kind])
+
+
+def _forms(model: PreTrainedModel, architecture: str, stored: Collection[str]) -> dict[str, Form]:
+    if architecture in RECURRENT:
+        return recurrent_forms(architecture, model.config, model.state_dict(), stored)
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    mapping = _parameter_names(model, architecture, processor)
+    tensors: dict[str, list[str]] = defaultdict(list)
+    for tensor, name in mapping.items():
+        tensors[name].append(_with_suffix(tensor))
+    return {name: Form(tuple(names), partial(_processed, processor, mapping, names)) for name, names in tensors.items()}
+
+
+def _processed(processor: TensorProcessor, mapping: Mapping[str, str], names: Sequence[str], *arrays: NDArray) -> NDArray:
+    """What transformers' processor makes of the tensors ``names``: it returns a parameter or puts its parts into a state dict."""
+    state: dict[str, Any] = {}
+    for name, values in zip(names, arrays, strict=True):
+        read = {"tensor_key_mapping": mapping, "parsed_parameters": {"tensors": state}}
+        done = processor.process(weights=values, name=name, **read)
+        if done.name is not None:
+            state[name] = done.weights
+    (value,) = state.values()
+    return np.asarray(value)
 
 
 def _parameter_names(model: PreTrainedModel, architecture: str, processor: TensorProcessor) -> dict[str, str]:

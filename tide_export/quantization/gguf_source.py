@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from tide_runtime.errors import TideError, UnsupportedModelError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tide_export.fake_parameters import convert, without_parameters
 from tide_export.quantization.gguf_architectures import read_config
 from tide_export.quantization.gguf_file import read_file
 from tide_export.quantization.gguf_generation import generation_config
+from tide_export.quantization.gguf_metadata import Metadata
 from tide_export.quantization.gguf_parameters import GgufParameters
 from tide_export.quantization.gguf_rope import FREQUENCY_FACTORS, divide_frequencies
 
@@ -41,7 +43,13 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, GgufPara
         model = without_parameters(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32))
         # Buffers stay in fp32: rotary frequencies that are rounded to fp16 turn by a radian at position 2,000.
         convert(model, dtype)
-        parameters = GgufParameters(path.name, model, keys.architecture, tensors)
+        drafting = _draft_tensors(keys, config, tensors)
+        parameters = GgufParameters(path.name, model, keys.architecture, {n: t for n, t in tensors.items() if n not in drafting})
+        if drafting:
+            parameters.notes.append(
+                f"{len(drafting)} tensors were left out, such as {min(drafting)}: they draft further tokens, and the model's own "
+                "output does not depend on them"
+            )
         if (factors := tensors.get(FREQUENCY_FACTORS)) is not None:
             divide_frequencies(model, torch.from_numpy(np.array(factors.data, np.float32)))
     except TideError:
@@ -53,6 +61,12 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, GgufPara
         ) from error
     model.generation_config = generation_config(keys, config.vocab_size)
     return model, parameters
+
+
+def _draft_tensors(keys: Metadata, config: PreTrainedConfig, tensors: Collection[str]) -> set[str]:
+    """Those of the layers that `read_config` did not count, as they draft further tokens only."""
+    layers = range(config.num_hidden_layers, keys.take("block_count")) if keys.take("nextn_predict_layers", 0) else ()
+    return {name for name in tensors for layer in layers if name.startswith(f"blk.{layer}.")}
 
 
 def first_line(error: Exception) -> str:

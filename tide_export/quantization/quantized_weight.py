@@ -92,9 +92,14 @@ class QuantizedWeight:
 
     def first_blocks(self, blocks: int) -> QuantizedWeight:
         """The first input features, so many ``blocks`` of them."""
+        return self.blocks(np.arange(blocks))
+
+    def blocks(self, order: NDArray[np.integer]) -> QuantizedWeight:
+        """The blocks of input features with these numbers, in this ``order``."""
         parts = {name: getattr(self, name) for name in ("scales", "zero_points", "offsets")}
-        kept = {name: np.ascontiguousarray(part[:, :blocks]) for name, part in parts.items() if part is not None}
-        return replace(self, values=np.ascontiguousarray(self.values[:, : blocks * self.block_size]), **kept)
+        kept = {name: np.ascontiguousarray(part[:, order]) for name, part in parts.items() if part is not None}
+        values = self.values.reshape(len(self.values), -1, self.block_size)[:, order]
+        return replace(self, values=values.reshape(len(values), -1), **kept)
 
     def split_blocks(self, block_size: int) -> QuantizedWeight:
         """The same matrix in smaller blocks, each with the scale of the block that it was part of.
@@ -106,6 +111,15 @@ class QuantizedWeight:
         parts = {name: getattr(self, name) for name in ("scales", "zero_points", "offsets")}
         factor = self.block_size // block_size
         return replace(self, **{name: np.repeat(part, factor, 1) for name, part in parts.items() if part is not None})
+
+
+def block_order(columns: NDArray[np.integer], block_size: int) -> NDArray[np.integer] | None:
+    """The order of the blocks that puts input features into the order ``columns``; None where blocks would be torn."""
+    if len(columns) % block_size:
+        return None
+    found = columns.reshape(-1, block_size)
+    whole = np.array_equal(found, found[:, :1] + np.arange(block_size)) and not (found[:, 0] % block_size).any()
+    return found[:, 0] // block_size if whole else None
 
 
 def pack_nibbles(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -158,9 +158,17 @@ def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWe
             owner.get_parameter(parameter).copy_(matrix.T if isinstance(owner, Conv1D) else matrix)
 
 
+def token_tables(model: PreTrainedModel) -> list[nn.Module]:
+    """What is looked up by token ids: the embedding, and a table of inputs for every layer where there is one."""
+    tables = [model.get_input_embeddings()]
+    if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):
+        tables.append(model.get_per_layer_input_embeddings())
+    return tables
+
+
 def matrices_of(model: PreTrainedModel, bits: int) -> Iterator[Matrix]:
     """The matrices of linear layers in ``bits``, and those of embedding and head in 8."""
-    outer = {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+    outer = {id(module) for module in (*token_tables(model), model.get_output_embeddings())}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding | Conv1D) and (
             not isinstance(module, nn.Embedding) or id(module) in outer

@@ -17,22 +17,26 @@ AUTO, ALL = "auto", "all"
 COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "low bits", "built", "attention", "here")
 
 
-def choose_targets(names: Sequence[str], dtype: str, kv: str = "model") -> tuple[list[Target], dict[str, TargetError]]:
+def choose_targets(
+    names: Sequence[str], dtype: str, kv: str = "model", recurrent: bool = False
+) -> tuple[list[Target], dict[str, TargetError]]:
     """The targets to build, in the order of ``names``, and the reason for each that this machine cannot build.
+
+    ``recurrent``: the model has layers that keep states.
 
     Raises TargetError for an unknown name, and if no target can be built.
     """
-    wanted = list(dict.fromkeys(one for name in names for one in _expand(name, dtype, kv)))
+    wanted = list(dict.fromkeys(one for name in names for one in _expand(name, dtype, kv, recurrent)))
     chosen: list[Target] = []
     refused: dict[str, TargetError] = {}
     for name in wanted:
         try:
-            chosen.append(checked(name, dtype, kv))
+            chosen.append(checked(name, dtype, kv, recurrent))
         except TargetError as error:
             refused[name] = error
     if not chosen:
         reasons = "; ".join(map(str, refused.values())) or f"no target of this machine has {dtype} kernels"
-        raise TargetError(f"{reasons}. Here can be built in {dtype}: {', '.join(buildable(dtype, kv)) or 'nothing'}")
+        raise TargetError(f"{reasons}. Here can be built in {dtype}: {', '.join(buildable(dtype, kv, recurrent)) or 'nothing'}")
     return chosen, refused
 
 
@@ -66,20 +70,26 @@ def check_options(options: TrtOptions, chosen: Sequence[Target], refused: Collec
         options.check(*target.machine.compute)
 
 
-def buildable(dtype: str, kv: str = "model") -> list[str]:
+def buildable(dtype: str, kv: str = "model", recurrent: bool = False) -> list[str]:
     """Names of the targets that this machine can compile for."""
     names = []
     for name in TARGETS:
         try:
-            names.append(checked(name, dtype, kv).name)
+            names.append(checked(name, dtype, kv, recurrent).name)
         except TargetError:
             continue
     return names
 
 
-def checked(name: str, dtype: str, kv: str = "model") -> Target:
-    """The target ``name``. Raises TargetError if it lacks ``dtype`` kernels or ``kv`` caches, or this machine cannot build it."""
+def checked(name: str, dtype: str, kv: str = "model", recurrent: bool = False) -> Target:
+    """The target ``name``.
+
+    Raises TargetError if it lacks ``dtype`` kernels, ``kv`` caches or recurrent layers, or this machine cannot build it.
+    """
     target = find_target(name, dtype)
+    if recurrent and not target.recurrent:
+        able = ", ".join(other for other, one in TARGETS.items() if one.recurrent)
+        raise TargetError(f"target {name} does not run the model's recurrent layers, which keep states; compile for: {able}")
     if kv == "int8" and not target.int8_kv:
         able = ", ".join(other for other, one in TARGETS.items() if one.int8_kv)
         raise TargetError(f"target {name} has no attention over int8 KV caches; leave out --kv int8, or compile for: {able}")
@@ -87,22 +97,22 @@ def checked(name: str, dtype: str, kv: str = "model") -> Target:
     return target
 
 
-def _expand(name: str, dtype: str, kv: str) -> list[str]:
+def _expand(name: str, dtype: str, kv: str, recurrent: bool) -> list[str]:
     if name == ALL:
-        return buildable(dtype, kv)
+        return buildable(dtype, kv, recurrent)
     if name == AUTO:
-        return ["cpu", *_for_present_gpu(dtype, kv)]
+        return ["cpu", *_for_present_gpu(dtype, kv, recurrent)]
     if name not in TARGETS:
         find_target(name, dtype)
     return [name]
 
 
-def _for_present_gpu(dtype: str, kv: str) -> list[str]:
+def _for_present_gpu(dtype: str, kv: str, recurrent: bool) -> list[str]:
     """Names of the targets for the GPU present, if any; engines for several capabilities are left out."""
     gpu = present_gpu()
     if gpu is None:
         return []
-    targets = (TARGETS[name] for name in buildable(dtype, kv))
+    targets = (TARGETS[name] for name in buildable(dtype, kv, recurrent))
     return [t.name for t in targets if _fits(t, gpu.compute)]
 
 

@@ -27,6 +27,7 @@ from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.guard_token import guard_token, leave_out_token
 from tide_export.passes.onnxruntime_fusions import fuse_skip_norm, share_tied_head
 from tide_export.passes.pack_projections import pack_products, pack_projections
+from tide_export.passes.pad_recurrence import pad_recurrence
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.quantized_matmul import lower_quantized_matmul
 from tide_export.passes.rms_norm import fuse_rms_norm
@@ -68,11 +69,12 @@ CPU = Target(
     whole=(QuantizeWeights((4, 8), look_ups=True), canonicalize, static_reshape, share_tied_head, fold_weights, fuse_rms_norm),
     pieces=(*LAYERS, pack_products, *PRODUCTS, leave_out_token),
     scattered_form=(lower_attention_scattered,),
-    padded=(pad_attention,),
+    padded=(pad_attention, pad_recurrence),
     kv_fill=(lower_attention_gqa, lower_attention_batched, lower_quantized_matmul),
     uncut=True,
     int8_kv=True,
     drafts=True,
+    recurrent=True,
     long_rotary=True,
 )
 
@@ -99,5 +101,6 @@ CUDA = replace(
     builder=OnnxFiles(),
     drafts=False,  # pass costs, which decide how far it drafts, are measured on the CPU only
     int8_kv=False,  # the runtime's device caches hold floats
+    recurrent=False,  # and no states
     long_rotary=False,  # loops on the device advance positions with slots
 )

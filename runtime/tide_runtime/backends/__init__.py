@@ -54,4 +54,9 @@ def load_backend(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: i
         raise TargetError(
             f"target {target!r} needs the backend {backend!r}, this runtime has: {', '.join(BACKENDS)}; upgrade tide-llm"
         )
+    if bundle.manifest.is_recurrent and backend != "onnxruntime-cpu":
+        raise TargetError(
+            f"target {target!r} cannot run this model: its recurrent layers keep states, which this runtime holds in host memory "
+            "only; use target cpu"
+        )
     return BACKENDS[backend](bundle, target, threads, ordinal)

@@ -77,16 +77,39 @@ class PrefixMemory(Protocol):
         """Give the memory of the blocks ``ids`` back."""
 
 
-class RowStates(Protocol):
-    """What a backend keeps of the tokens that ran, a row for each sequence: keys and values.
+class SnapshotMemory(Protocol):
+    """Copies of what recurrent layers keep of a row, one a slot."""
 
-    `Step.place` after fewer tokens than a row holds cuts its text there: the slots after them are written again. The same calls
-    cut, copy and cache a state that sums up all tokens, as recurrent layers have, if the backend keeps earlier ones besides.
+    def save(self, row: int, slot: int) -> None:
+        """Copy the states of ``row`` into ``slot``."""
+
+    def load(self, slot: int, row: int) -> None:
+        """Copy ``slot`` into ``row``, which then holds the text that was saved."""
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Give the memory of ``slots`` back."""
+
+
+class RowStates(Protocol):
+    """What a backend keeps of the tokens that ran, a row for each sequence: keys and values, and states of recurrent layers.
+
+    `Step.place` after fewer tokens than a row holds cuts the keys and values there: the slots after them are written again. A
+    state sums up all tokens; it begins with zeros where a step places the first token of a text, and only `cut_rows` cuts it.
     """
 
     @property
     def prefix_blocks(self) -> PrefixMemory | None:
         """The memory of the prefix cache, if there is one."""
+
+    @property
+    def snapshots(self) -> SnapshotMemory | None:
+        """The memory of the prefix cache for states, where there is a prefix cache and the model is recurrent."""
+
+    def cut_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Forget what ``rows`` hold after their first ``lengths`` tokens, of which the latest steps with drafts ran the last.
+
+        A step has drafts where a sequence wants the logits of several tokens. Those of all rows are settled afterwards.
+        """
 
     def forget_row(self, row: int, tainted: bool = False) -> None:
         """Forget the sequence in ``row``. ``tainted``: it may hold NaN, which must not reach the next one."""
@@ -149,6 +172,10 @@ class Backend(Protocol):
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values of one token, over all layers."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence, over all recurrent layers."""
 
     @property
     def row_padding(self) -> RowPadding | None:

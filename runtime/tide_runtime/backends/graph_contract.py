@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, GraphInfo, Manifest, exit_graph, forms_of, kv_fill_graph
+from tide_runtime.bundle.manifest import (
+    ADVANCE,
+    DRAFT,
+    HEAD,
+    STATES,
+    UNCUT,
+    GraphInfo,
+    Manifest,
+    exit_graph,
+    forms_of,
+    kv_fill_graph,
+)
 from tide_runtime.errors import BundleError
 
 Shape = Sequence[int | str | None]
@@ -19,10 +30,16 @@ _POSITIONS: dict[str, Shape] = {  # regular expression of the name → shape; po
     "padded_rows": (None, None, 2),
     "packed_rows": (1, None, 2),
     "padded_position_ids": (None, None),
+    "cu_seqlens": (None,),
+    "row_mask": (None, None),
+    "kept_rows": (None,),
     r"attention_bias(_\d+)?": (None, None, 1, None),
 }
 
 _POSITION_IDS = "position_ids"
+_PACKED = {"padded_from", "padded_rows", "packed_rows", "cu_seqlens"}  # index arrays of forms with packed tokens
+# Kind of a state → what advancing it takes of each token: always, and where the rule of the recurrence reads it.
+_OPERANDS = {"convolution": ({"rows"}, set[str]()), "recurrence": ({"key", "value", "decay"}, {"beta"})}
 
 
 def check_interface(
@@ -42,19 +59,21 @@ def check_interface(
 
     Names must be those of the manifest and of the contract; dimensions fixed in the graph must be the model's.
     """
-    packed = not {"padded_from", "padded_rows"}.isdisjoint(inputs)  # index arrays of forms with packed tokens
+    packed = not _PACKED.isdisjoint(inputs)
     listed_as = next((g for g in manifest.graphs if g.name == name), None)
     graph = listed_as or _formed(manifest, name)
     wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
     if name == UNCUT and any(DRAFT in target.graphs for target in manifest.targets.values()):
         wanted_outputs[STATES] = (1, None, 2 * manifest.model.hidden_size)
     # Lowering chooses which position inputs its kernel reads, and a model whether its embedding does.
-    if name == DRAFT or any(n.startswith("key_cache_") for n in wanted_inputs):
+    if name == DRAFT or any(n.startswith(("key_cache_", "state_")) for n in wanted_inputs):
         positions = _POSITIONS | {_POSITION_IDS: (1 if packed else None, None)}
         wanted_inputs |= {n: shape for n in inputs for known, shape in positions.items() if re.fullmatch(known, n)}
+    operands = _operands(manifest, file, graph, inputs if name == ADVANCE else outputs)
+    (wanted_inputs if name == ADVANCE else wanted_outputs).update(operands)
     listed_inputs = {tensor.name for tensor in listed_as.inputs} if listed_as else set(inputs)
     listed_inputs = {n for n in listed_inputs if not _is_position(n)} | {n for n in inputs if _is_position(n)}
-    listed_outputs = {tensor.name for tensor in listed_as.outputs} if listed_as else set(outputs)
+    listed_outputs = {tensor.name for tensor in listed_as.outputs} | set(operands) if listed_as else set(outputs)
     if "logits" in wanted_outputs and (host_picks or "token" in outputs):  # the target chose, and the manifest lists the first's
         listed_outputs = listed_outputs - {"token"} | {"token"} & set(outputs)
         if "token" not in outputs:
@@ -78,9 +97,10 @@ def _is_position(name: str) -> bool:
 
 
 def _formed(manifest: Manifest, name: str) -> GraphInfo:
-    """The segment, the uncut graph or the draft head that ``name`` is a form of."""
-    uncut, draft = GraphInfo(UNCUT, [0, manifest.model.num_layers], 0, [], []), GraphInfo(DRAFT, None, 0, [], [])
-    return next(g for g in (*manifest.segments, uncut, draft) if name in forms_of(g.name))
+    """The segment, the uncut graph, `ADVANCE` or the draft head that ``name`` is a form of."""
+    every = [0, manifest.model.num_layers]
+    others = GraphInfo(UNCUT, every, 0, [], []), GraphInfo(ADVANCE, every, 0, [], []), GraphInfo(DRAFT, None, 0, [], [])
+    return next(g for g in (*manifest.segments, *others) if name in forms_of(g.name))
 
 
 def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
@@ -101,7 +121,10 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
             skipped = _caches(manifest, range(info.checkpoint, model.num_layers - info.tail_layers))
             return {"hidden": hidden} | skipped, _written(skipped)
     assert graph.layers is not None
-    caches = _caches(manifest, range(*graph.layers))
+    kept = _states(manifest, range(*graph.layers))
+    if graph.name == ADVANCE:
+        return kept, _written(kept)
+    caches = _caches(manifest, range(*graph.layers)) | kept
     inputs: dict[str, Shape] = {"input_ids": tokens} if graph.layers[0] == 0 else {"hidden": hidden}
     outputs: dict[str, Shape] = {"hidden_out": hidden}
     if graph.layers[1] == model.num_layers:
@@ -112,15 +135,46 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
 def _caches(manifest: Manifest, layers: range) -> dict[str, Shape]:
     caches: dict[str, Shape] = {}
     for layer in layers:
-        kv = manifest.kv.get(layer)
+        kv = manifest.kv.get(manifest.kv_sources.get(layer, layer))
         if kv is not None:
             caches[f"key_cache_{layer}"] = (None, kv.heads, None, kv.key_dim)
             caches[f"value_cache_{layer}"] = (None, kv.heads, None, kv.value_dim)
     return caches
 
 
+def _states(manifest: Manifest, layers: range) -> dict[str, Shape]:
+    return {f"state_{layer}_{n}": (None, *info.shape) for (layer, n), info in manifest.states.items() if layer in layers}
+
+
+def _operands(manifest: Manifest, file: str, graph: GraphInfo, found: Mapping[str, Shape]) -> dict[str, Shape]:
+    """What steps with drafts keep of each token so that states can be advanced: name → shape of those among ``found``.
+
+    Raises BundleError when some are missing.
+    """
+    operands: dict[str, Shape] = {}
+    for (layer, n), info in manifest.states.items() if graph.layers is not None else ():
+        if layer in range(*graph.layers or ()):
+            always, sometimes = _OPERANDS[info.kind]
+            there = {kind for kind in always | sometimes if undo_operand(layer, n, kind) in found}
+            if not there >= always:
+                raise BundleError(
+                    f"{file} lacks {', '.join(undo_operand(layer, n, kind) for kind in sorted(always - there))}, without which "
+                    "rejected drafts cannot be undone; export the bundle again"
+                )
+            # A recurrence's operands have the shapes that its operator takes, with any number of key heads.
+            operands |= {name: found[name] for name in (undo_operand(layer, n, kind) for kind in there)}
+            if info.kind == "convolution":
+                operands[undo_operand(layer, n, "rows")] = (1, None, info.shape[-1])
+    return operands
+
+
+def undo_operand(layer: int, number: int, kind: str) -> str:
+    """Name of what advancing state ``number`` of ``layer`` reads: [1, T, …], packed rows."""
+    return f"undo_{layer}_{number}_{kind}"
+
+
 def _written(caches: dict[str, Shape]) -> dict[str, Shape]:
-    return {name.replace("_cache_", "_cache_out_"): shape for name, shape in caches.items()}
+    return {name.replace("_cache_", "_cache_out_").replace("state_", "state_out_"): shape for name, shape in caches.items()}
 
 
 def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:

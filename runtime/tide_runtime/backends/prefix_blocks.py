@@ -25,7 +25,8 @@ class PrefixBlocks:
 
     def __init__(self, caches: KVCaches, blocks: int, ends: RowEnds | None = None) -> None:
         self._ends = ends
-        self._stride = -(-caches.block_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # bytes from one block to the next
+        # Bytes from one block to the next; a page that is never written where the model has no keys and values.
+        self._stride = max(1, -(-caches.block_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         self._memory = LazyMemory(blocks * self._stride)
         self._copies: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
         offset = 0

@@ -24,6 +24,7 @@ MANIFEST_NAME = "manifest.json"
 HEAD = "head"  # the LM head for early exits; the last segment includes its own
 UNCUT = "uncut"  # all segments as one graph; optional in a target
 DRAFT = "draft"  # the draft head; optional in a target
+ADVANCE = "advance"  # moves all states over the accepted tokens of a step with drafts; in targets of recurrent models
 STATES = "states"  # output of `UNCUT`, where there is a draft head: the states that it reads
 DTYPES = ("fp32", "fp16", "bf16")
 PAD_ATTENTION = "pad_attention"  # lowering pass, see `TargetInfo.pads_attention`
@@ -67,7 +68,7 @@ class StateInfo:
     """A state of fixed size per sequence, in fp32: [B, *shape].
 
     Args:
-        kind: ``convolution``, the last raw inputs [channels, width - 1] of a causal convolution; ``recurrence``, the sum of all
+        kind: ``convolution``, the last raw inputs [width - 1, channels] of a causal convolution; ``recurrence``, the sum of all
             tokens [heads, key_dim, value_dim] that linear attention and state-space layers keep.
     """
 
@@ -87,6 +88,11 @@ class LayerInfo:
     kv: KVInfo | None = None
     states: list[StateInfo] = field(default_factory=list)
     kv_source: int | None = None
+
+    @property
+    def attends(self) -> bool:
+        """Whether it reads keys and values, its own or another layer's."""
+        return self.kv is not None or self.kv_source is not None
 
 
 @dataclass(frozen=True)
@@ -241,6 +247,11 @@ class Manifest:
     def kv(self) -> dict[int, KVInfo]:
         """Layer number → cache, of the layers that have one of their own."""
         return {number: layer.kv for number, layer in enumerate(self.layers) if layer.kv is not None}
+
+    @property
+    def kv_sources(self) -> dict[int, int]:
+        """Layer number → the layer whose cache it reads, of the layers without one of their own."""
+        return {number: layer.kv_source for number, layer in enumerate(self.layers) if layer.kv_source is not None}
 
     @property
     def states(self) -> dict[tuple[int, int], StateInfo]:

@@ -46,6 +46,7 @@ class ExactDepth:
         same_bits: bool = True,
     ) -> None:
         self.executor, self.num_layers = Executor(manifest), manifest.model.num_layers
+        self._is_recurrent = manifest.is_recurrent
         self.speculator = Speculator(manifest, options, self.executor, passes, with_exits, follows_clock=same_bits)
         self.lookahead = self.speculator.limit + 1
 
@@ -76,8 +77,18 @@ class ExactDepth:
             verified, first = self.executor.advance_all(context, states, wanted, prompts)
         ms = None if prompts else 1e3 * (perf_counter() - proposed)
         tokens = [self._accept(state, logits) for state, logits in zip(states, verified, strict=True)]
+        undone = self._undo(context, decoding)
+        ms = None if ms is None else ms + undone
         self.speculator.observe(states, tokens, ms, exits_cost)
         return tokens + first
+
+    def _undo(self, context: ExecutionContext, decoding: Sequence[TokenSequence]) -> float:
+        """Cut the states of recurrent layers to the tokens that were accepted. Returns the ms that took."""
+        if not self._is_recurrent:
+            return 0.0
+        began = perf_counter()
+        context.cut_rows([s.batch_index for s in decoding], [s.num_cached_tokens for s in decoding])
+        return 1e3 * (perf_counter() - began)
 
     def _state(self, context: ExecutionContext, sequence: TokenSequence) -> SpeculativeSequence:
         state = sequence.policy_state
@@ -117,6 +128,7 @@ def verify(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -
     for number in range(len(drafts) + 1):
         token = sequence.choose(verified.logits[number], verified.tokens[number], sequence.num_tokens + number)
         tokens.append(token)
-        if number == len(drafts) or token != drafts[number].token:
+        ended = token in sequence.eos and not sequence.params.ignore_eos  # what follows would be in the states of a finished text
+        if number == len(drafts) or token != drafts[number].token or ended:
             break
     return tokens, number

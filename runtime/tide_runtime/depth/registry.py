@@ -25,12 +25,19 @@ def make_policy(name: str, manifest: Manifest, options: DepthOptions, facts: Bac
         name = manifest.calibration.recommended if manifest.calibration is not None else "full"
         if name == "full" and facts.pass_costs is not None:
             name, with_exits = "exact", False
+        if name == "exit" and manifest.is_recurrent:
+            name = "exact"
         if name == "exact" and not facts.same_bits:
             name = "full"
     if name == "full" or (name == "exact" and facts.rounds and not facts.same_bits):
         return FullDepth()
     if name == "exact":
-        return ExactDepth(manifest, options, facts.pass_costs, with_exits, facts.same_bits)
+        return ExactDepth(manifest, options, facts.pass_costs, with_exits and not manifest.is_recurrent, facts.same_bits)
     if name == "exit":
+        if manifest.is_recurrent:
+            raise ParamsError(
+                "policy exit cannot run this model: a token that skips a recurrent layer leaves its state behind, and bringing "
+                "it up to date takes most of the layer's work, so nothing would be saved; use policy exact, which drafts instead"
+            )
         return ExitDepth(manifest, options, facts.concurrency)
     raise ParamsError(f"policy is {name!r}; set it to one of: auto, full, exact, exit")

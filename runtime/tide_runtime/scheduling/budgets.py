@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.backends.recurrent_states import StateMemory
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.errors import ParamsError
 from tide_runtime.scheduling.scheduler import blocks_of
@@ -18,7 +18,7 @@ _MOST_SLOWDOWN = 2.5  # of a step by the prompts in it; steps with many decodes 
 _LEAST_TOKENS = 16  # that prompts get in any case; budgets are multiples
 
 
-def kv_blocks(bytes_per_token: int, budget: int | None, rows: int, slots: int) -> int:
+def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int) -> int:
     """Blocks of KV memory for ``rows`` requests of up to ``slots`` tokens and the prefix cache.
 
     Args:
@@ -26,13 +26,14 @@ def kv_blocks(bytes_per_token: int, budget: int | None, rows: int, slots: int) -
 
     Raises ParamsError when ``budget`` does not hold one sequence of full length.
     """
-    block_bytes, least = bytes_per_token * BLOCK_TOKENS, blocks_of(slots)
+    block_bytes, least = memory.block_bytes, memory.row_blocks + blocks_of(slots)
     if budget is None:
         return min(max(least, int(_SHARE * free_memory()) // block_bytes), _PREFIX_FACTOR * rows * least)
     if budget < least * block_bytes:
+        states = f" ({memory.row_blocks * block_bytes} of them for its recurrent layers)" if memory.row_blocks else ""
         raise ParamsError(
-            f"kv_memory is {budget} bytes, one sequence of {slots} tokens needs {least * block_bytes}; set it to at least that, "
-            "or export with a smaller --max-seq-len"
+            f"kv_memory is {budget} bytes, one sequence of {slots} tokens needs {least * block_bytes}{states}; set it to at "
+            "least that, or export with a smaller --max-seq-len"
         )
     return budget // block_bytes
 

@@ -77,6 +77,7 @@ class EngineLoop:
                 prefix_bytes=scheduler.blocks_in_tree * block_bytes,
                 free_bytes=scheduler.free_blocks * block_bytes,
                 kv_memory=scheduler.options.blocks * block_bytes,
+                snapshots=scheduler.snapshots,
             )
 
     def submit(self, requests: Sequence[Submitted], forced: bool = False) -> None:
@@ -212,7 +213,10 @@ class EngineLoop:
         copies = self.scheduler.save(request, self.policy.reusable_tokens(request.sequence))
         if copies is not None:
             assert self.context is not None and self.context.prefix_blocks is not None
-            self.context.prefix_blocks.save(*copies)
+            self.context.prefix_blocks.save(copies.row, copies.first, copies.ids)
+            if copies.slot is not None:
+                assert self.context.snapshots is not None
+                self.context.snapshots.save(copies.row, copies.slot)
 
     def _leave(self, request: Request, tainted: bool = False) -> None:
         """Free a request's row. When that raises, the scheduler still knows the request, and `_run` ends it."""

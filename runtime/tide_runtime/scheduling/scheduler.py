@@ -13,11 +13,15 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
+
+import numpy as np
 
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.errors import ParamsError, QueueFullError
 from tide_runtime.scheduling.prefix_tree import PrefixTree
+from tide_runtime.scheduling.snapshot_tree import Evicted, SnapshotTree
 from tide_runtime.sequence import TokenSequence
 
 
@@ -30,6 +34,7 @@ class Request:
         deadline: time (of `time.monotonic`) at which it ends, finished or not.
         number: order of arrival, set by `Scheduler.add`.
         blocks: blocks of KV memory that its row holds.
+        snapshot_points: where its prefill stops so that a snapshot can be taken, rising; see `Scheduler.save`.
     """
 
     sequence: TokenSequence
@@ -37,6 +42,7 @@ class Request:
     deadline: float = math.inf
     number: int = -1
     blocks: int = 0
+    snapshot_points: list[int] = field(default_factory=list)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -54,7 +60,9 @@ class StepPlan:
         moves: (source row, target row, tokens) copies that close gaps between rows.
         released_rows: rows whose memory is given back.
         loads: (blocks of the prefix cache, row) copies to the beginning of a row.
+        restores: (slot of a snapshot, row) copies of states.
         released_blocks: blocks that the prefix cache gave up.
+        released_slots: snapshots that it gave up.
         decoding: requests that decode, by rising rows.
         prompts: requests and how many of their tokens are prefilled.
     """
@@ -64,7 +72,9 @@ class StepPlan:
     moves: list[tuple[int, int, int]] = field(default_factory=list)
     released_rows: list[int] = field(default_factory=list)
     loads: list[tuple[list[int], int]] = field(default_factory=list)
+    restores: list[tuple[int, int]] = field(default_factory=list)
     released_blocks: list[int] = field(default_factory=list)
+    released_slots: list[int] = field(default_factory=list)
     decoding: list[Request] = field(default_factory=list)
     prompts: list[tuple[Request, int]] = field(default_factory=list)
 
@@ -79,6 +89,16 @@ class StepPlan:
         yield from (request for request, _ in self.prompts)
 
 
+class Copies(NamedTuple):
+    """What is to be copied out of ``row`` into the prefix cache: blocks from ``first`` on into ``ids``, and the states of
+    recurrent layers into ``slot``, where there are any."""
+
+    row: int
+    first: int
+    ids: list[int]
+    slot: int | None = None
+
+
 @dataclass(frozen=True)
 class SchedulerOptions:
     """What a scheduler plans with.
@@ -86,6 +106,7 @@ class SchedulerOptions:
     Args:
         max_batch: requests that run at once, each in a row of its own.
         blocks: blocks of KV memory in all, for rows and the prefix cache together.
+        row_blocks: those that the states of a running request take, however long its text is.
         slots: most tokens of a row.
         lookahead: most tokens that a step puts into the cache of a request that decodes.
         prompt_tokens: by the number of requests that decode, how many prompt tokens a step may prefill beside them.
@@ -99,6 +120,7 @@ class SchedulerOptions:
     max_batch: int
     blocks: int
     slots: int
+    row_blocks: int = 0
     lookahead: int = 1
     prompt_tokens: Callable[[int], int] = lambda decoding: 512
     most_logits: float = math.inf
@@ -112,13 +134,13 @@ class Scheduler:
     """Plans step after step for all requests of an engine.
 
     Args:
-        tree: the prefix cache's; None: prompts are always computed whole.
+        tree: the prefix cache's, with snapshots for recurrent models; None: prompts are always computed whole.
 
     Raises ParamsError when ``blocks`` do not hold one sequence of full length.
     """
 
     def __init__(self, options: SchedulerOptions, tree: PrefixTree | None = None) -> None:
-        least = blocks_of(options.slots)
+        least = blocks_of(options.slots) + options.row_blocks
         if options.blocks < least:
             raise ParamsError(
                 f"the KV memory holds {options.blocks} blocks, one sequence of {options.slots} tokens needs {least}"
@@ -135,6 +157,9 @@ class Scheduler:
         # Blocks of free rows: they keep their memory until others need it, because new pages take time (2 us each, measured).
         self._idle: dict[int, int] = {}
         self._free_ids = list(range(options.blocks - 1, -1, -1)) if tree is not None else []
+        snapshots = options.blocks // tree.snapshot_blocks if isinstance(tree, SnapshotTree) else 0
+        self._free_slots = list(range(snapshots - 1, -1, -1))
+        self._unreleased = Evicted([], [])  # what `save` evicted and did not use; the next step gives its memory back
         self._numbers = count()
 
     @property
@@ -158,6 +183,10 @@ class Scheduler:
     @property
     def blocks_in_tree(self) -> int:
         return len(self.tree) if self.tree is not None else 0
+
+    @property
+    def snapshots(self) -> int:
+        return self.tree.snapshots if isinstance(self.tree, SnapshotTree) else 0
 
     def add(self, request: Request, forced: bool = False) -> None:
         """Queue ``request``. Raises QueueFullError when as many wait as may, unless ``forced``."""
@@ -183,6 +212,8 @@ class Scheduler:
     def step(self, now: float = 0.0) -> StepPlan:
         """Plan the next step at time ``now``, admitting and preempting requests as it takes."""
         plan = StepPlan()
+        self._release(self._unreleased, plan)
+        self._unreleased = Evicted([], [])
         self._expire(now, plan)
         if self.options.consecutive_rows:
             self._close_gaps(plan)
@@ -193,16 +224,41 @@ class Scheduler:
         plan.decoding.sort(key=lambda request: request.sequence.batch_index)
         return plan
 
-    def save(self, request: Request, reusable: int) -> tuple[int, int, list[int]] | None:
-        """Put the first ``reusable`` tokens of a running request into the prefix cache.
+    def save(self, request: Request, reusable: int) -> Copies | None:
+        """Put the first ``reusable`` tokens of a running request into the prefix cache; where the model is recurrent only at the
+        request's snapshot points and at its end.
 
-        Returns (row, first block, block ids): what is to be copied out of the row; None where there is nothing new.
+        Returns what is to be copied out of the row; None where there is nothing new.
         """
         sequence = request.sequence
         if self.tree is None or not sequence.params.use_prefix_cache:
             return None
+        if isinstance(self.tree, SnapshotTree):
+            ends = sequence.num_cached_tokens in request.snapshot_points or sequence.finish_reason is not None
+            return self._save_snapshot(sequence, self.tree) if ends and reusable == sequence.num_cached_tokens else None
         known, ids = self.tree.insert(sequence.tokens[:reusable], _salt(sequence), self._allocate)
-        return (sequence.batch_index, known, ids) if ids else None
+        return Copies(sequence.batch_index, known, ids) if ids else None
+
+    def _save_snapshot(self, sequence: TokenSequence, tree: SnapshotTree) -> Copies | None:
+        tokens = sequence.tokens[: sequence.num_cached_tokens]
+        if len(tokens) < BLOCK_TOKENS or blocks_of(len(tokens)) * BLOCK_TOKENS > self.options.slots:
+            return None  # too few to be worth it, or in a block that reaches beyond the row
+        place = tree.place(tokens, _salt(sequence))
+        if place is None:
+            return None
+        needed = place.missing + tree.snapshot_blocks
+        if needed > self._free:
+            evicted = tree.evict_snapshots(needed - self._free, place)
+            self._free += len(evicted.ids) + tree.snapshot_blocks * len(evicted.slots)
+            self._unreleased.ids.extend(evicted.ids)
+            self._unreleased.slots.extend(evicted.slots)
+        if needed > self._free:
+            return None
+        self._free -= needed
+        ids = [(self._unreleased.ids or self._free_ids).pop() for _ in range(place.missing)]
+        slot = (self._unreleased.slots or self._free_slots).pop()
+        tree.keep(place, ids, slot)
+        return Copies(sequence.batch_index, place.known, ids, slot)
 
     # --- plans
 
@@ -241,7 +297,7 @@ class Scheduler:
                 if self._make_room(request, sequence.num_tokens + self.options.lookahead, plan):
                     plan.decoding.append(request)
             elif budget > 0 and self._logits_left > 0:
-                tokens = self._chunk(sequence, budget)
+                tokens = self._chunk(request, budget)
                 if self._make_room(request, sequence.num_cached_tokens + tokens, plan):
                     budget -= self._prefill(request, tokens, plan)
         return budget
@@ -260,7 +316,7 @@ class Scheduler:
             request.blocks = self._idle.pop(sequence.batch_index, 0)
             sequence.is_long = sequence.is_long_text
             self._load_prefix(request, plan)
-            tokens = self._chunk(sequence, budget)
+            tokens = self._chunk(request, budget)
             kept = sequence.num_cached_tokens + tokens if self.options.can_preempt else needed
             self._reserve(request, max(kept, 1), plan)
             if tokens:
@@ -277,9 +333,12 @@ class Scheduler:
         sequence.history.rotary_restarts += 1
         self.rotary_restarts += 1
 
-    def _chunk(self, sequence: TokenSequence, budget: int) -> int:
-        """The next tokens to prefill: at most ``budget``, and as many with logits as the step may still have."""
-        tokens = min(budget, sequence.prefill_end - sequence.num_cached_tokens)
+    def _chunk(self, request: Request, budget: int) -> int:
+        """The next tokens to prefill: at most ``budget``, up to the next snapshot, and as many with logits as the step may still
+        have."""
+        sequence = request.sequence
+        end = next((point for point in request.snapshot_points if point > sequence.num_cached_tokens), sequence.prefill_end)
+        tokens = min(budget, end - sequence.num_cached_tokens)
         return int(tokens - max(0, PromptChunk(sequence, tokens).wanted - self._logits_left))
 
     def _prefill(self, request: Request, tokens: int, plan: StepPlan) -> int:
@@ -291,12 +350,26 @@ class Scheduler:
         sequence = request.sequence
         if self.tree is None or not sequence.params.use_prefix_cache:
             return
+        if isinstance(self.tree, SnapshotTree):
+            self._load_snapshot(request, self.tree, plan)
+            return
         ids = self.tree.match(sequence.tokens[: sequence.logits_from], _salt(sequence))
         if ids:
             plan.loads.append((ids, sequence.batch_index))
             sequence.num_cached_tokens = len(ids) * BLOCK_TOKENS
             if sequence.num_tokens == sequence.prompt_tokens:
                 sequence.history.prefix_tokens = sequence.num_cached_tokens
+
+    def _load_snapshot(self, request: Request, tree: SnapshotTree, plan: StepPlan) -> None:
+        sequence = request.sequence
+        match = tree.deepest(sequence.tokens[: sequence.logits_from], _salt(sequence))
+        if match.tokens:
+            plan.loads.append((match.ids, sequence.batch_index))
+            plan.restores.append((match.slot, sequence.batch_index))
+            sequence.num_cached_tokens = match.tokens
+            if sequence.num_tokens == sequence.prompt_tokens:
+                sequence.history.prefix_tokens = match.tokens
+        request.snapshot_points = snapshot_points(sequence, match.shared)
 
     # --- queue and memory
 
@@ -338,17 +411,27 @@ class Scheduler:
     def _reserve(self, request: Request, tokens: int, plan: StepPlan) -> bool:
         missing = self._blocks_for(request.sequence, tokens) - request.blocks
         self._release_idle(missing, plan)
-        if missing > self._free and self.tree is not None:
-            evicted = self.tree.evict(missing - self._free)
-            plan.released_blocks += evicted
-            self._free_ids += evicted
-            self._free += len(evicted)
+        if missing > self._free and isinstance(self.tree, SnapshotTree):
+            evicted = self.tree.evict_snapshots(missing - self._free)
+            self._free += len(evicted.ids) + self.tree.snapshot_blocks * len(evicted.slots)
+            self._release(evicted, plan)
+        elif missing > self._free and self.tree is not None:
+            ids = self.tree.evict(missing - self._free)
+            self._free += len(ids)
+            self._release(Evicted(ids, []), plan)
         if missing > self._free:
             return False
         if missing > 0:
             request.blocks += missing
             self._free -= missing
         return True
+
+    def _release(self, evicted: Evicted, plan: StepPlan) -> None:
+        """Give the memory of what the prefix cache gave up back, for others to use."""
+        plan.released_blocks += evicted.ids
+        plan.released_slots += evicted.slots
+        self._free_ids += evicted.ids
+        self._free_slots += evicted.slots
 
     def _release_idle(self, needed: int, plan: StepPlan) -> None:
         """Give the memory of free rows back until ``needed`` blocks are free."""
@@ -358,7 +441,7 @@ class Scheduler:
             self._free += blocks
 
     def _blocks_for(self, sequence: TokenSequence, tokens: int) -> int:
-        return blocks_of(min(tokens, len(sequence.tokens), self.options.slots))
+        return self.options.row_blocks + blocks_of(min(tokens, len(sequence.tokens), self.options.slots))
 
     def _allocate(self) -> int | None:
         """A block for the prefix cache: a free one, else the one that was used least recently."""
@@ -368,6 +451,22 @@ class Scheduler:
             return self._free_ids.pop()
         evicted = self.tree.evict(1)
         return evicted[0] if evicted else None
+
+
+def snapshot_points(sequence: TokenSequence, shared: int) -> list[int]:
+    """Where the prefill of a text stops for a snapshot, rising: after its first message, which other chats may begin with, and
+    after its last one, from which the chat goes on even where the template drops parts of replies; and after the ``shared``
+    tokens that other texts begin with too. Messages end where a token ends replies.
+
+    A stop takes about as long as a decode, so it must spare later texts a block at least.
+    """
+    ends = np.flatnonzero(np.isin(sequence.tokens[: sequence.prompt_tokens - 1], list(sequence.eos))) + 1
+    points, before = list[int](), sequence.num_cached_tokens
+    for point in sorted({*ends[:1].tolist(), *ends[-1:].tolist(), min(shared, sequence.prompt_tokens - 1)}):
+        if point >= before + BLOCK_TOKENS:
+            points.append(point)
+            before = point
+    return points
 
 
 def _salt(sequence: TokenSequence) -> Hashable:

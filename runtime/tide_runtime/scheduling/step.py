@@ -35,9 +35,15 @@ def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> 
     for ids, row in plan.loads:
         assert context.prefix_blocks is not None
         context.prefix_blocks.load(ids, row)
+    for slot, row in plan.restores:
+        assert context.snapshots is not None
+        context.snapshots.load(slot, row)
     if plan.released_blocks:
         assert context.prefix_blocks is not None
         context.prefix_blocks.release(plan.released_blocks)
+    if plan.released_slots:
+        assert context.snapshots is not None
+        context.snapshots.release(plan.released_slots)
     for request in plan.requests:
         if request.sequence.long_rotary_from is not None:
             context.position_offsets[request.sequence.batch_index] = request.sequence.position_offset

@@ -77,7 +77,8 @@ class GgufFile:
     tensors: dict[str, NDArray[np.float32]]
     tokens: list[str] = field(default_factory=lambda: byte_tokens(VOCAB))
 
-    def write(self, file: Path, order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE) -> Path:
+    def write(self, file: Path, order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE, kind: str = "F32") -> Path:
+        """``kind``: of matrices whose rows are whole blocks of it."""
         writer = gguf.GGUFWriter(file, str(self.keys["general.architecture"]), endianess=order)
         for key, value in self.keys.items():
             if key != "general.architecture":
@@ -91,7 +92,8 @@ class GgufFile:
         )
         writer.add_token_merges(["Ġ Ġ"])
         for name, values in self.tensors.items():
-            writer.add_tensor(name, np.ascontiguousarray(values))
+            stored = gguf.GGMLQuantizationType[kind if values.ndim > 1 and values.shape[-1] % 32 == 0 else "F32"]
+            writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(values), stored), raw_dtype=stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 import pytest
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions, TideError
-from tide_runtime.bundle.manifest import UNCUT
+from tide_runtime.bundle.manifest import SCHEMA_VERSION, UNCUT
 from tide_runtime.errors import BundleError, TargetError
 
 FIXES = ("export", "tide-export", "upgrade", "copy", "add it", "do not load", "give the folder")
@@ -141,9 +141,9 @@ def missing_schema(bundle: Path) -> None:
     edit(bundle, "schema", remove=True)
 
 
-@corruption(BundleError, "schema 2", "upgrade tide-llm")
+@corruption(BundleError, f"schema {SCHEMA_VERSION + 1}", "upgrade tide-llm")
 def newer_schema(bundle: Path) -> None:
-    edit(bundle, "schema", value=2)
+    edit(bundle, "schema", value=SCHEMA_VERSION + 1)
     edit(bundle, "novelty", value={})  # a newer schema may have unknown fields; the error must name the version
 
 

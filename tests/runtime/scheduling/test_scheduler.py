@@ -279,8 +279,8 @@ def test_salts_and_opting_out_share_nothing() -> None:
 
 def test_gaps_are_closed_by_moves_that_come_before_releases() -> None:
     """Breaks: backends without packed steps, whose rows must be consecutive; a row that is given back before it is copied."""
-    assert list(StepPlan.__dataclass_fields__)[:6] == [
-        "expired", "left_rows", "moves", "released_rows", "loads", "released_blocks",
+    assert list(StepPlan.__dataclass_fields__)[:8] == [
+        "expired", "left_rows", "moves", "released_rows", "loads", "restores", "released_blocks", "released_slots",
     ]  # fmt: skip
     scheduler = make(rows=4, blocks=8, consecutive_rows=True)
     requests = [request(2, new=new) for new in (40, 2, 40, 4)]

@@ -111,7 +111,7 @@ def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Gen
                     assert np.allclose(context.keys[:, row, :settled], known.keys), "settled too early"
                 saved = scheduler.save(request, settled)
                 if saved is not None:
-                    context.prefix_blocks.save(*saved)
+                    context.prefix_blocks.save(saved.row, saved.first, saved.ids)
             if sequence.finish_reason is not None:
                 (outcome.aborted if aborts else outcome.finished)[numbers[request]] = request
                 outcome.prefix_tokens += sequence.history.prefix_tokens

@@ -66,7 +66,7 @@ class DeviceContext:
     ``attached``: objects of backends and policies with the lifetime of this context.
     """
 
-    packs_steps, prefix_blocks, has_draft_head = False, None, False
+    packs_steps, prefix_blocks, snapshots, has_draft_head = False, None, None, False
 
     def __init__(self, backend: DeviceBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
@@ -96,6 +96,9 @@ class DeviceContext:
 
     def release_row(self, row: int) -> None:
         """Do nothing: device caches have a fixed size, as their addresses must not change."""
+
+    def cut_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Do nothing: keys and values are written again, and models with states are refused."""
 
     def forget_row(self, row: int, tainted: bool = False) -> None:
         self.ends.release(row)

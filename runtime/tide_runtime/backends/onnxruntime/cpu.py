@@ -21,6 +21,14 @@ from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, Sessions, d
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.pass_costs import kept_pass_costs, padding_price
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
+from tide_runtime.backends.recurrent_states import (
+    RecurrentStates,
+    StateMemory,
+    StateSnapshots,
+    StepStates,
+    read_name,
+    state_bytes,
+)
 from tide_runtime.backends.step_arrays import (
     ATTENTION_BIAS,
     NO_PADDING,
@@ -33,7 +41,7 @@ from tide_runtime.backends.step_arrays import (
 )
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
-from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, batched_graph, forms_of
+from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, STATES, batched_graph, forms_of
 from tide_runtime.errors import BundleError, ParamsError
 
 Measured = TypeVar("Measured")
@@ -57,8 +65,10 @@ class OnnxRuntimeBackend(Sessions):
         bundles of versions before the first release.
         """
         manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
-        if not manifest.targets[target].pads_attention:
+        if manifest.kv and not manifest.targets[target].pads_attention:
             raise BundleError(f"the graphs of target {target} do not pad attention: export the bundle again with this version")
+        if manifest.is_recurrent and ADVANCE not in files:
+            raise BundleError(f"target {target} lacks the graph {ADVANCE}, which undoes rejected drafts; export the bundle again")
         layers = decoder_layers(manifest, files)
         whole = {form for graph, count in layers.items() if count == manifest.model.num_layers for form in forms_of(graph)}
 
@@ -66,7 +76,8 @@ class OnnxRuntimeBackend(Sessions):
 
         def load(name: str) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)
-            return load_session(bundle, name, files[name], options, [CPU_PROVIDER], packed)
+            own = packed if name != ADVANCE else None  # it has no weights
+            return load_session(bundle, name, files[name], options, [CPU_PROVIDER], own)
 
         backend = cls(manifest, layers, load, set(files) - set(layers))
         backend.private_weights = packed.reason
@@ -126,13 +137,23 @@ class OnnxRuntimeBackend(Sessions):
     def kv_bytes_per_token(self) -> int:
         return kv_bytes_per_token(self.manifest, np.dtype(self.cache_dtype).itemsize)
 
+    @property
+    def state_bytes(self) -> int:
+        return state_bytes(self.manifest)
+
+    @cached_property
+    def operands(self) -> dict[str, list[int]]:
+        """What steps with drafts keep of each token: name → shape."""
+        outputs = (value for graph in self.every_layer for value in self.session(graph).get_outputs())
+        return {value.name: value.shape[2:] for value in outputs if value.name.startswith("undo_")}
+
     def context(self, capacity: int, prefix_blocks: int = 0, *, padding: RowPadding | None = None) -> OnnxRuntimeContext:
         """See `Backend`. ``padding`` replaces `default_padding`, to measure what it does."""
         return OnnxRuntimeContext(self, capacity, prefix_blocks, padding or self.default_padding)
 
 
 class OnnxRuntimeContext:
-    """KV caches in host memory, and the steps bound to them."""
+    """KV caches and states in host memory, and the steps bound to them."""
 
     def __init__(self, backend: OnnxRuntimeBackend, capacity: int, prefix_blocks: int, padding: RowPadding) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
@@ -141,7 +162,13 @@ class OnnxRuntimeContext:
         self.packs_steps, self.has_draft_head = backend.packs_steps, DRAFT in backend.layers
         self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, padding.sequence.most_added)
         self.ends = RowEnds(capacity, self.caches.limit, padding.sequence)
+        self.recurrent: RecurrentStates | None = None
         self.prefix_blocks = PrefixBlocks(self.caches, prefix_blocks, self.ends) if prefix_blocks else None
+        self.snapshots: StateSnapshots | None = None
+        if backend.manifest.is_recurrent:
+            self.recurrent = RecurrentStates(backend.manifest, capacity, backend.operands)
+            memory = StateMemory.of(backend.kv_bytes_per_token, backend.state_bytes)
+            self.snapshots = StateSnapshots(self.recurrent, prefix_blocks // memory.snapshot_blocks) if prefix_blocks else None
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
         self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
@@ -173,22 +200,40 @@ class OnnxRuntimeContext:
         key = (first_index, batch_size)
         if key not in self._bound_caches:
             part, arrays = slice(first_index, first_index + batch_size), self.caches.arrays.items()
-            self._bound_caches[key] = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
+            bound = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
+            for layer, source in self.backend.manifest.kv_sources.items():  # it writes what the source wrote, in place
+                for kind in ("key", "value"):
+                    bound[f"{kind}_cache_{layer}"] = bound[f"{kind}_cache_{source}"]
+            self._bound_caches[key] = bound
         return self._bound_caches[key]
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         return self.ends.fit(first_index, counts, num_cached_tokens)
 
+    def cut_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        if self.recurrent is not None:
+            self.recurrent.cut_rows(rows, lengths, self._advance_session)
+
+    def _advance_session(self) -> ort.InferenceSession:
+        self.count(ADVANCE)
+        return self.backend.session(ADVANCE)
+
     def forget_row(self, row: int, tainted: bool = False) -> None:
         self.ends.release(row)
+        if self.recurrent is not None:
+            self.recurrent.forget_row(row)
         if tainted:
             self.caches.release(row)
 
     def release_row(self, row: int) -> None:
         self.caches.release(row)
+        if self.recurrent is not None:
+            self.recurrent.release_row(row)
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         self.caches.move_row(source, target, num_cached_tokens)
+        if self.recurrent is not None:
+            self.recurrent.move_row(source, target)
         self.ends.move(source, target, num_cached_tokens)
 
     def close(self) -> None:
@@ -197,6 +242,10 @@ class OnnxRuntimeContext:
         self._latest = None
         if self.prefix_blocks is not None:
             self.prefix_blocks.close()
+        if self.snapshots is not None:
+            self.snapshots.close()
+        if self.recurrent is not None:
+            self.recurrent.close()
         self.caches.close()
 
 
@@ -209,15 +258,20 @@ class _BoundStep:
         self.input_ids, self.hidden, self.logits, self.token, self.score, self.before, self.states = arrays
         self._context = context
         self._counts: Sequence[int] = []
+        self._wanted: Sequence[int] = []
         self._is_scattered = False
-        self._runs: dict[str, Callable[[], None]] = {}
+        self._step_states = StepStates(0, 0)
+        self._runs: dict[tuple[str, StepStates], Callable[[], None]] = {}
 
     def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
-        self._counts = counts
+        self._counts, self._wanted = counts, wanted
         self.positions.arrange(counts, wanted)
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         context, shape = self._context, self.shape
+        if context.recurrent is not None:
+            rows = shape.first_index, self._counts, num_cached_tokens, self._wanted
+            self._step_states = context.recurrent.begin(*rows, tokens=shape.tokens)
         num_cached_tokens = context.ends.extend(shape.first_index, self._counts, num_cached_tokens)
         self._check_room(max(num_cached_tokens) + shape.seq)
         self.positions.place(num_cached_tokens, context.position_offsets[shape.first_index :][: shape.batch_size])
@@ -243,9 +297,9 @@ class _BoundStep:
         self._context.count(graph)
         form = self._form(graph)
         try:
-            run = self._runs.get(form)
+            run = self._runs.get((form, self._step_states))
             if run is None:
-                run = self._runs[form] = self._bind(graph, form)
+                run = self._runs[form, self._step_states] = self._bind(graph, form)
             run()
         except BundleError:
             raise
@@ -258,21 +312,25 @@ class _BoundStep:
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._context.backend.session(form)
-        caches = self._context.bound_caches(self.shape.first_index, self.shape.batch_size)
+        rows, recurrent = (self.shape.first_index, self.shape.batch_size), self._context.recurrent
+        read = written = self._context.bound_caches(*rows)
         arrays = self._arrays(graph)
         if form != graph:
             arrays[ATTENTION_BIAS] = self._bias.array
+        if recurrent is not None:
+            read, written = (read | recurrent.bound(half, *rows) for half in self._step_states[:2])
+            arrays |= recurrent.operands(self._step_states, self.shape.tokens)
         binding = session.io_binding()
         for value in session.get_inputs():
             array = arrays.get(value.name)
-            bound = caches[value.name] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
+            bound = read[value.name] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
             binding.bind_ortvalue_input(value.name, bound)
         for value in session.get_outputs():
-            if value.name == PACKED_OUTPUT:
-                continue
-            in_place = value.name.replace("_cache_out_", "_cache_")
             array = arrays.get(value.name)
-            bound = caches[in_place] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
+            if value.name == PACKED_OUTPUT or (array is None and value.name.startswith("undo_")):
+                continue
+            in_place = read_name(value.name.replace("_cache_out_", "_cache_"))
+            bound = written[in_place] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
             binding.bind_ortvalue_output(value.name, bound)
         names = {value.name for value in session.get_outputs()}
         if "logits" in names and "token" not in names:

@@ -37,6 +37,7 @@ class OnnxRuntimeCudaBackend(Sessions):
     pads_sequences, fixed_stream, copies_caches = False, True, False
     least_slots: int | None = 512  # the batched form reads all slots that it is bound to
     packs_steps, has_prefix_blocks = False, False
+    state_bytes = 0  # models with recurrent layers are refused
     row_padding, padding_price, pass_costs, private_weights = NO_PADDING, 1.0, None, ""
 
     def __init__(

@@ -21,7 +21,7 @@ from tide_runtime.backends.graph_contract import check_interface
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph
+from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph
 from tide_runtime.errors import BundleError, TargetError
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -103,7 +103,7 @@ class Sessions:
 def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
     """Name → number of decoder layers, for every graph that a target with ``graphs`` can run."""
     layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
-    optional = {UNCUT: manifest.model.num_layers, DRAFT: 0}
+    optional = {UNCUT: manifest.model.num_layers, DRAFT: 0, ADVANCE: 0}
     return layers | {name: count for name, count in optional.items() if name in graphs}
 
 

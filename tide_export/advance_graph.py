@@ -1,0 +1,65 @@
+"""Build the graph that takes the states of recurrent layers over the tokens of a step that are kept, from those before the step.
+
+    advance   state_i_n, its operands undo_i_n_… [1, T, …], padded_rows, row_mask → state_out_i_n, for every state n of a layer i
+
+After a step with drafts that are rejected the states hold these too, and cannot be cut as keys and values can. The operands are
+those that the step's graph outputs (`pad_recurrence`); ``padded_rows`` and ``row_mask`` choose each sequence's first rows of
+them. It computes what the step computes, so the states have the same bits as after a step without the rejected tokens, and it
+multiplies with no weight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import onnx_ir as ir
+from tide_runtime.bundle.manifest import ADVANCE
+
+from tide_export.cut import CutGraph, written_name
+from tide_export.passes.attention_gqa import MS_DOMAIN
+from tide_export.passes.pad_recurrence import StepTape, recurrence
+
+
+def advance_graph(graphs: Iterable[CutGraph]) -> CutGraph:
+    """The graph for the states of lowered segments."""
+    segments = [graph.model for graph in graphs if graph.layers is not None]
+    states = [value for model in segments for value in model.graph.inputs if (value.name or "").startswith("state_")]
+    operands = {
+        value.name: value for model in segments for value in model.graph.outputs if (value.name or "").startswith("undo_")
+    }
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": segments[0].opset_imports[""], MS_DOMAIN: 1}, name=ADVANCE)
+    steps = StepTape(graph)
+    for like in states:
+        state = _copied(graph, like)
+        prefix = re.sub("^state_", "undo_", state.name or "") + "_"
+        own = {name.removeprefix(prefix): _copied(graph, value) for name, value in operands.items() if name.startswith(prefix)}
+        updated = _convolved(steps, state, **own) if "rows" in own else _recurred(steps, state, **own)
+        updated.name, updated.type, updated.shape = written_name(state.name or ""), like.type, like.shape
+        graph.outputs.append(updated)
+    graph.extend(steps.taken())
+    return CutGraph(ADVANCE, ir.Model(graph, ir_version=segments[0].ir_version))
+
+
+def _copied(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    graph.inputs.append(ir.Value(name=value.name, type=value.type, shape=value.shape))
+    return graph.inputs[-1]
+
+
+def _convolved(steps: StepTape, state: ir.Value, rows: ir.Value) -> ir.Value:
+    return steps.last_rows(steps.after_state(state, steps.padded(rows)), int(state.shape[1]))
+
+
+def _recurred(
+    steps: StepTape, state: ir.Value, key: ir.Value, value: ir.Value, decay: ir.Value, beta: ir.Value | None = None
+) -> ir.Value:
+    """The keys stand in for the queries, whose output is not read."""
+    _, heads, width, _ = state.shape
+    keys = steps.padded(key)
+    attributes = {
+        "update_rule": "gated" if beta is None else "gated_delta",
+        "q_num_heads": int(key.shape[2]) // int(width),
+        "kv_num_heads": int(heads),
+    }
+    gates = [steps.padded(gate) for gate in (decay, beta) if gate is not None]
+    return recurrence(steps, keys, keys, steps.padded(value), state, gates, attributes)[1]
