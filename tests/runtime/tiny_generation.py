@@ -104,7 +104,7 @@ class Audited:
         for row in rows:
             state = row.policy_state  # full steps leave the frontier behind, and so does a preemption
             skips = isinstance(state, LazySequence) and row.prefilled and state.frontier.done[0] >= row.num_cached_tokens
-            skips &= getattr(state, "preemptions", row.history.preemptions) == row.history.preemptions
+            skips &= getattr(state, "refills", row.history.refills) == row.history.refills
             done = state.frontier.done if skips else [row.num_cached_tokens] * (len(self.edges) - 1)
             assert done == sorted(done, reverse=True) and (done[-1] >= row.prompt_tokens or not row.prefilled)
             if not self.exact:

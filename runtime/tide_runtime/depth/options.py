@@ -92,8 +92,8 @@ def check_rotary(manifest: Manifest) -> None:
     """Raise ParamsError when long texts are rotated by other factors."""
     if manifest.long_rotary_from is not None:
         raise ParamsError(
-            f"prefill_exit cannot be used with this model: a text that grows beyond {manifest.long_rotary_from} tokens is "
-            "computed again with other rotary factors, output and all; leave it out"
+            f"prefill_exit cannot be used with this model: a text that outgrows {manifest.long_rotary_from} tokens is computed "
+            "again with other rotary factors, output and all; leave it out"
         )
 
 

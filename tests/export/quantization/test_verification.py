@@ -107,8 +107,8 @@ def test_decoding_is_compared_with_the_prompt_pass(exported: Exported, monkeypat
     """Prompts alone do not read what earlier steps wrote into the caches."""
     place = StepPositions.place
 
-    def late(positions: StepPositions, cached: Sequence[int]) -> None:
-        place(positions, [max(0, slots - 1) for slots in cached])
+    def late(positions: StepPositions, cached: Sequence[int], offsets: Sequence[int]) -> None:
+        place(positions, [max(0, slots - 1) for slots in cached], offsets)
 
     monkeypatch.setattr(StepPositions, "place", late)
     with pytest.raises(VerificationError, match="segment_0, token by token"):
