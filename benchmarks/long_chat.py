@@ -108,12 +108,10 @@ def llamacpp_chat(file: Path, turns: int, tokens: int, vocabulary: int) -> Chat:
 
 def undo_times(bundle: Path) -> dict[int, tuple[float, float]]:
     """Tokens of a step with drafts → ms of the step, and of undoing half of them: medians."""
-    from tide_runtime.backends import load_backend
-    from tide_runtime.backends.onnxruntime.threads import ThreadOptions
-    from tide_runtime.bundle import Bundle
+    from tide_runtime import Engine, EngineOptions, ThreadOptions
 
-    backend = load_backend(Bundle.open(bundle, verify=False), "cpu", ThreadOptions(shared=True))
-    context = backend.context(1)
+    options = EngineOptions(threads=ThreadOptions(shared=True), verify=False, max_batch=1, policy="full")
+    context = Engine.load(bundle, options, device="cpu").backend.context(1)
 
     def run(count: int, cached: int) -> float:
         began = perf_counter()

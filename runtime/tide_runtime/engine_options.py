@@ -23,8 +23,8 @@ class EngineOptions:
         max_batch: requests that run at once, fewer where engines were built for fewer; more wait. Policy ``exit`` evaluates exits
             where that pays among so many sequences, so set it to 1 for one caller.
         prefill_chunk: most prompt tokens of a step; beside requests that decode fewer, so that their tokens keep coming.
-        kv_memory: bytes for keys and values of running requests and the prefix cache; None: a quarter of the free memory, up to
-            four times what the running requests can use. When it is used up, requests wait, or are preempted and computed
+        kv_memory: bytes for keys, values and states of running requests and the prefix cache; None: a quarter of the free memory,
+            up to four times what the running requests can use. When it is used up, requests wait, or are preempted and computed
             again. On a GPU the rows of ``max_batch`` requests are allocated whole.
         prefix_cache: keep keys and values of earlier texts, so that a prompt that begins like one of them is not computed again.
             Target ``cpu`` only. Requests choose with `GenerationParams.cache_salt` who may share them.
