@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.models.random_gguf import RandomTensor, Shape
+from benchmarks.models.random_gguf import RandomTensor
 
 _KIND = "Q4_0"
 CONTEXT = 8192
