@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def recurrent_share(bundle: Path, vocabulary: int) -> float:
     return share_of([json.loads(file.read_text(encoding="utf-8")) for file in files])
 
 
-def share_of(profiles: list[list[Mapping[str, Any]]]) -> float:
+def share_of(profiles: Sequence[Sequence[Mapping[str, Any]]]) -> float:
     """Share of `RECURRENT` in the time of all nodes of ``profiles``, as ONNX Runtime writes them."""
     times = [
         (event["args"].get("op_name", ""), event["dur"])

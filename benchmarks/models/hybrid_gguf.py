@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.models.random_gguf import RandomTensor, Shape
+from benchmarks.models.random_gguf import RandomTensor
 
 _KIND = "Q4_0"
 CONTEXT = 8192
@@ -203,7 +203,7 @@ class GraniteHybridShape(_Hybrid):
         yield _matrix(f"{prefix}ssm_out.weight", self.hidden, inner)
 
 
-HYBRID_SHAPES: dict[str, Shape] = {
+HYBRID_SHAPES: dict[str, Qwen35Shape | Lfm2Shape | GraniteHybridShape] = {
     "qwen35_08b": Qwen35Shape(24, 1024, 3584, 8, 2, 256, 248320, tuple(range(3, 24, 4))),
     "lfm2_1b": Lfm2Shape(16, 2048, 8192, 32, 8, 64, 65536, (2, 5, 8, 10, 12, 14)),
     "granite4h_350m": GraniteHybridShape(32, 768, 2048, 12, 4, 64, 100352, (10, 13, 17, 27)),

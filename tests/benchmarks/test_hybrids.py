@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,10 @@ from tide_export.quantization.gguf_source import load_gguf
 def test_random_files_load_with_every_matrix_in_4_bits(name: str, tmp_path: Path) -> None:
     """The comparison with llama.cpp would be one of other weights, or of matrices that only TIDE dequantises."""
     shape = replace(HYBRID_SHAPES[name], layers=4, hidden=64, mlp=96, heads=2, kv_heads=1, head_dim=32, vocab=320, attention=(3,))
-    sizes = {"qwen35_08b": {"linear_heads": 2, "width": 32}, "granite4h_350m": {"scan_heads": 4, "state": 16}}.get(name, {})
+    sizes: dict[str, Any] = {
+        "qwen35_08b": {"linear_heads": 2, "width": 32},
+        "granite4h_350m": {"scan_heads": 4, "state": 16},
+    }.get(name, {})
     file = tmp_path / "random.gguf"
     write_random_gguf(replace(shape, **sizes), file)
     model, parameters = load_gguf(file, torch.float32)
