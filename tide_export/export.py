@@ -168,7 +168,7 @@ def write_bundle(
     slots = _cache_slots(loaded, config)
     original = long_rotary_from(loaded.model)
     long_from = original if original is not None and original < slots else None
-    targets, refused = choose_targets(config.targets, config.dtype, config.kv, loaded.is_recurrent)
+    targets, refused = choose_targets(config.targets, config.dtype, config.kv, loaded.mixed_layers)
     targets, without = without_long_rotary(targets, long_from)
     refused |= without
     for name, error in refused.items():

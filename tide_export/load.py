@@ -84,6 +84,14 @@ class LoadedModel:
         return any(layer.states for layer in self.layers)
 
     @property
+    def mixed_layers(self) -> str:
+        """The layers that only some targets run; empty where each has keys and values of its own."""
+        if self.is_recurrent:
+            return "recurrent layers, which keep states"
+        shared = any(layer.kv_source is not None for layer in self.layers)
+        return "layers that read the keys and values of others" if shared else ""
+
+    @property
     def parameters(self) -> ParameterSource:
         """The values of all parameters."""
         if self.streamed is not None:

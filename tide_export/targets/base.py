@@ -108,7 +108,7 @@ class Target:
         uncut: also write all segments as one graph.
         int8_kv: its attention reads and writes KV caches in int8.
         drafts: it runs the draft head.
-        recurrent: it runs layers that keep states.
+        mixed_layers: it runs layers that keep states, or read the keys and values of others.
         long_rotary: its attention takes position ids that are not the tokens' slots.
     """
 
@@ -126,7 +126,7 @@ class Target:
     uncut: bool = False
     int8_kv: bool = False
     drafts: bool = False
-    recurrent: bool = False
+    mixed_layers: bool = False
     long_rotary: bool = False
 
     @property

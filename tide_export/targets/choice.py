@@ -18,25 +18,25 @@ COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtype
 
 
 def choose_targets(
-    names: Sequence[str], dtype: str, kv: str = "model", recurrent: bool = False
+    names: Sequence[str], dtype: str, kv: str = "model", mixed: str = ""
 ) -> tuple[list[Target], dict[str, TargetError]]:
     """The targets to build, in the order of ``names``, and the reason for each that this machine cannot build.
 
-    ``recurrent``: the model has layers that keep states.
+    ``mixed``: `LoadedModel.mixed_layers`.
 
     Raises TargetError for an unknown name, and if no target can be built.
     """
-    wanted = list(dict.fromkeys(one for name in names for one in _expand(name, dtype, kv, recurrent)))
+    wanted = list(dict.fromkeys(one for name in names for one in _expand(name, dtype, kv, mixed)))
     chosen: list[Target] = []
     refused: dict[str, TargetError] = {}
     for name in wanted:
         try:
-            chosen.append(checked(name, dtype, kv, recurrent))
+            chosen.append(checked(name, dtype, kv, mixed))
         except TargetError as error:
             refused[name] = error
     if not chosen:
         reasons = "; ".join(map(str, refused.values())) or f"no target of this machine has {dtype} kernels"
-        raise TargetError(f"{reasons}. Here can be built in {dtype}: {', '.join(buildable(dtype, kv, recurrent)) or 'nothing'}")
+        raise TargetError(f"{reasons}. Here can be built in {dtype}: {', '.join(buildable(dtype, kv, mixed)) or 'nothing'}")
     return chosen, refused
 
 
@@ -70,26 +70,26 @@ def check_options(options: TrtOptions, chosen: Sequence[Target], refused: Collec
         options.check(*target.machine.compute)
 
 
-def buildable(dtype: str, kv: str = "model", recurrent: bool = False) -> list[str]:
+def buildable(dtype: str, kv: str = "model", mixed: str = "") -> list[str]:
     """Names of the targets that this machine can compile for."""
     names = []
     for name in TARGETS:
         try:
-            names.append(checked(name, dtype, kv, recurrent).name)
+            names.append(checked(name, dtype, kv, mixed).name)
         except TargetError:
             continue
     return names
 
 
-def checked(name: str, dtype: str, kv: str = "model", recurrent: bool = False) -> Target:
+def checked(name: str, dtype: str, kv: str = "model", mixed: str = "") -> Target:
     """The target ``name``.
 
-    Raises TargetError if it lacks ``dtype`` kernels, ``kv`` caches or recurrent layers, or this machine cannot build it.
+    Raises TargetError if it lacks ``dtype`` kernels, ``kv`` caches or the model's layers, or this machine cannot build it.
     """
     target = find_target(name, dtype)
-    if recurrent and not target.recurrent:
-        able = ", ".join(other for other, one in TARGETS.items() if one.recurrent)
-        raise TargetError(f"target {name} does not run the model's recurrent layers, which keep states; compile for: {able}")
+    if mixed and not target.mixed_layers:
+        able = ", ".join(other for other, one in TARGETS.items() if one.mixed_layers)
+        raise TargetError(f"target {name} does not run the model's {mixed}; compile for: {able}")
     if kv == "int8" and not target.int8_kv:
         able = ", ".join(other for other, one in TARGETS.items() if one.int8_kv)
         raise TargetError(f"target {name} has no attention over int8 KV caches; leave out --kv int8, or compile for: {able}")
@@ -97,22 +97,22 @@ def checked(name: str, dtype: str, kv: str = "model", recurrent: bool = False) -
     return target
 
 
-def _expand(name: str, dtype: str, kv: str, recurrent: bool) -> list[str]:
+def _expand(name: str, dtype: str, kv: str, mixed: str) -> list[str]:
     if name == ALL:
-        return buildable(dtype, kv, recurrent)
+        return buildable(dtype, kv, mixed)
     if name == AUTO:
-        return ["cpu", *_for_present_gpu(dtype, kv, recurrent)]
+        return ["cpu", *_for_present_gpu(dtype, kv, mixed)]
     if name not in TARGETS:
         find_target(name, dtype)
     return [name]
 
 
-def _for_present_gpu(dtype: str, kv: str, recurrent: bool) -> list[str]:
+def _for_present_gpu(dtype: str, kv: str, mixed: str) -> list[str]:
     """Names of the targets for the GPU present, if any; engines for several capabilities are left out."""
     gpu = present_gpu()
     if gpu is None:
         return []
-    targets = (TARGETS[name] for name in buildable(dtype, kv, recurrent))
+    targets = (TARGETS[name] for name in buildable(dtype, kv, mixed))
     return [t.name for t in targets if _fits(t, gpu.compute)]
 
 

@@ -81,7 +81,7 @@ CPU = Target(
     uncut=True,
     int8_kv=True,
     drafts=True,
-    recurrent=True,
+    mixed_layers=True,
     long_rotary=True,
 )
 
@@ -108,6 +108,6 @@ CUDA = replace(
     builder=OnnxFiles(),
     drafts=False,  # pass costs, which decide how far it drafts, are measured on the CPU only
     int8_kv=False,  # the runtime's device caches hold floats
-    recurrent=False,  # and no states
+    mixed_layers=False,  # one layer's, each, and no states
     long_rotary=False,  # loops on the device advance positions with slots
 )

@@ -125,10 +125,11 @@ def verify(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -
     ``sequence.tokens`` after ``sequence.num_tokens``. Accepted drafts are followed by one token of the model's own.
     """
     tokens: list[int] = []
-    for number in range(len(drafts) + 1):
+    for number, draft in enumerate([*drafts, None]):
         token = sequence.choose(verified.logits[number], verified.tokens[number], sequence.num_tokens + number)
         tokens.append(token)
-        ended = token in sequence.eos and not sequence.params.ignore_eos  # what follows would be in the states of a finished text
-        if number == len(drafts) or token != drafts[number].token or ended:
+        if draft is None or token != draft.token:
             break
+        if token in sequence.eos and not sequence.params.ignore_eos:  # what follows would be in the states of a finished text
+            return tokens, number + 1
     return tokens, number
