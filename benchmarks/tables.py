@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +43,8 @@ PAGES = {
     "docs/serving.md": ("serve_load", "structured_outputs", "http_loglik", "serve_hostile", "ray_failover"),
     "docs/targets.md": ("gpu_kit", "decode_cuda"),
 }  # fmt: skip
-BRIEF = ("README.md",)  # pages that show the first table of a run and no other
+BRIEF = ("README.md",)  # pages that show the first table of a run, with the arms of `SHOWN`, and no other
+SHOWN = ("int4, bits same", "int4, exact", "source, bits same", "source, exact", "llama.cpp", "onnxruntime-genai int4")
 # Runs on a GPU have no tables of their own, and a page says when there is none: (run → Markdown, Markdown without a run).
 GPU: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[], str]]] = {
     "gpu_kit": (gpu_kit_table, gpu_kit_not_run),
@@ -63,9 +65,9 @@ def run_tables(benchmark: str, brief: bool) -> list[str]:
         drawn, not_run = GPU[benchmark]
         return [drawn(run) if run is not None else not_run()]
     tables = [Table(**kept) for kept in run["tables"]] if run is not None else []
-    return [
-        table.markdown(where(run) if run and not number else None) for number, table in enumerate(tables[: 1 if brief else None])
-    ]
+    if brief:
+        tables = [replace(one, rows=[row for row in one.rows if row[0].endswith(SHOWN)], notes=()) for one in tables[:1]]
+    return [table.markdown(where(run) if run and not number else None) for number, table in enumerate(tables)]
 
 
 def with_tables(page: str, text: str) -> str:

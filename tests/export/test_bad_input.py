@@ -33,6 +33,7 @@ from transformers import (
     DeepseekV2Config,
     GPTJConfig,
     PreTrainedConfig,
+    RwkvConfig,
     XGLMConfig,
 )
 
@@ -44,14 +45,15 @@ from tide_export.progress import ExportProgress
 UNSUPPORTED = {
     "t5": "encoder-decoder",
     "bart": "encoder-decoder",
-    "mamba": "linear_attention",
-    "rwkv": "state-space or linear-attention",
-    "qwen3_next": "linear_attention",
     "bloom": "ALiBi",
 }
 _GPT = dict(vocab_size=64, n_embd=64, n_layer=2, n_head=4, n_positions=64, rotary_dim=8)
-# Model type → its config and part of the message; only running the model's code reveals these attentions.
+# Model type → its config and part of the message; only running the model's code reveals these layers.
 UNSUPPORTED_ATTENTION: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
+    "rwkv": (
+        lambda: RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, context_length=64),
+        "they compute a recurrence or convolution by functions of their own",
+    ),
     "gptj": (lambda: GPTJConfig(**_GPT), r"GPTJAttention\) calls neither transformers' AttentionInterface"),
     "codegen": (lambda: CodeGenConfig(**_GPT), r"CodeGenAttention\) calls neither transformers' AttentionInterface"),
     "xglm": (

@@ -75,20 +75,14 @@ class ExactDepth:
             first = self._finish_prompts(context, prompts, chunks)
         else:
             verified, first = self.executor.advance_all(context, states, wanted, prompts)
-        ms = None if prompts else 1e3 * (perf_counter() - proposed)
+        verified_at = perf_counter()
         tokens = [self._accept(state, logits) for state, logits in zip(states, verified, strict=True)]
-        undone = self._undo(context, decoding)
-        ms = None if ms is None else ms + undone
+        accepted_at = perf_counter()
+        if self._is_recurrent:
+            context.cut_rows([s.batch_index for s in decoding], [s.num_cached_tokens for s in decoding])
+        ms = None if prompts else 1e3 * (verified_at - proposed + perf_counter() - accepted_at)  # without choosing tokens
         self.speculator.observe(states, tokens, ms, exits_cost)
         return tokens + first
-
-    def _undo(self, context: ExecutionContext, decoding: Sequence[TokenSequence]) -> float:
-        """Cut the states of recurrent layers to the tokens that were accepted. Returns the ms that took."""
-        if not self._is_recurrent:
-            return 0.0
-        began = perf_counter()
-        context.cut_rows([s.batch_index for s in decoding], [s.num_cached_tokens for s in decoding])
-        return 1e3 * (perf_counter() - began)
 
     def _state(self, context: ExecutionContext, sequence: TokenSequence) -> SpeculativeSequence:
         state = sequence.policy_state

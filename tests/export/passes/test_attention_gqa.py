@@ -13,6 +13,7 @@ from export.passes.rotary_text import Rotary
 
 from tide_export.kv_scales import KVScales
 from tide_export.passes.attention_gqa import HEAD_SINK, lower_attention_gqa, optional_input
+from tide_export.passes.base import LoweringContext
 
 HEADS, KV_HEADS = 6, 2
 NOT_ROTARY = "key_cache_out_0: no rotary embedding recognised in front of it (kept as plain nodes)"
@@ -113,7 +114,10 @@ def test_rotary_is_absorbed(form, lengths, seq):
     assert (report.applied, report.skipped) == (1, [])
     assert operators(after) == {"GroupQueryAttention": 1, "MatMul": 1}, "transposes, reshapes and rotation are the kernel's own"
     assert (optional_input(only(after, "GroupQueryAttention"), HEAD_SINK) is not None) == segment.sinks
-    assert after.graph.initializers["rope.cos_1"].const_value.shape == [SLOTS + 1, segment.rotary.width // 2]
+    assert after.graph.initializers["rope.cos_1"].const_value.shape == [
+        LoweringContext(SLOTS).cache_slots,
+        segment.rotary.width // 2,
+    ]
     names = {value.name for value in after.graph.inputs}
     assert {"seqlens_k", "total_sequence_length"} <= names and not {"write_index", "position_ids"} & names
     segment.check(after, lengths, seq)
