@@ -21,7 +21,7 @@ from benchmarks.models.hybrid_gguf import HYBRID_SHAPES
 from benchmarks.models.random_gguf import write_random_gguf
 
 _SLOTS, _PROMPT, _LONG, _TOKENS = 1024, 64, 512, 32
-RECURRENT = ("LinearAttention", "GatedDeltaNet", "CausalConvWithState", "VarlenCausalConvWithState")
+RECURRENT = ("LinearAttention", "Conv", "ReorderInput", "ReorderOutput")  # the last three are convolutions
 PLAN = Plan(
     arms=(ArmSpec("source", "TIDE", "tide", "rounded"), OTHER_ARMS["llamacpp"]),
     places=(PlannedPlace("b1", 1, _PROMPT), PlannedPlace("prefill", 1, _LONG, "prefill")),

@@ -48,7 +48,7 @@ def test_share_of_the_recurrence() -> None:
     def event(kind: str, time: int, name: str = "node_kernel_time", category: str = "Node") -> dict[str, object]:
         return {"cat": category, "name": name, "dur": time, "args": {"op_name": kind}}
 
-    events = [event("LinearAttention", 20), event("MatMulNBits", 70), event("CausalConvWithState", 10)]
+    events = [event("LinearAttention", 20), event("MatMulNBits", 70), event("Conv", 10)]
     noise = [event("", 500, "model_loading", "Session"), event("MatMulNBits", 900, "node_fence_before")]
     assert share_of([events, noise]) == pytest.approx(0.3) and share_of([]) == 0
 

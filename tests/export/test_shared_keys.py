@@ -36,7 +36,7 @@ def config(types: str, shared: int, **more: object) -> Gemma4TextConfig:
 
 # Types of layers, layers that share, and the layers whose keys those read.
 FORMS: dict[str, tuple[Callable[[], Gemma4TextConfig], dict[int, int]]] = {
-    "e2b": (lambda: config("sfssf", 2, use_double_wide_mlp=True, num_key_value_heads=1), {3: 2, 4: 1}),
+    "e2b": (lambda: config("sfsf", 2, use_double_wide_mlp=True, num_key_value_heads=1), {2: 0, 3: 1}),
     "e4b": (lambda: config("sff", 1, attention_k_eq_v=True), {2: 1}),
 }
 
@@ -167,13 +167,13 @@ def test_cuts_and_exits_are_refused_with_the_reason(exported, tmp_path):
 
 def test_a_checkpoint_with_images_is_exported_as_text(tmp_path):
     """The files that people have hold vision weights, and keys of layers that read others'; the export would refuse them."""
-    text = config("sff", 1, moe_intermediate_size=32, num_experts=4, top_k_experts=2, enable_moe_block=True)
+    text = config("ff", 1, moe_intermediate_size=32, num_experts=4, top_k_experts=2, enable_moe_block=True)
     vision = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16}
     whole = Gemma4Config(text_config=text, vision_config={**vision, "num_key_value_heads": 2}, image_token_id=VOCAB - 1)
     torch.manual_seed(0)
     model = Gemma4ForConditionalGeneration(whole).eval()
     state = model.state_dict()
-    state["model.language_model.layers.2.self_attn.k_proj.weight"] = torch.zeros(64, 64)
+    state["model.language_model.layers.1.self_attn.k_proj.weight"] = torch.zeros(64, 64)
     model.save_pretrained(tmp_path / "model", state_dict=state)
     notes: list[str] = []
     progress = ExportProgress(quiet=True)
@@ -182,7 +182,7 @@ def test_a_checkpoint_with_images_is_exported_as_text(tmp_path):
     manifest = export(str(tmp_path / "model"), tmp_path / "bundle", options, progress=progress)
     assert any("they read images or sound" in note for note in notes)
     assert any("their layers read the keys and values of earlier ones" in note for note in notes)
-    assert manifest.kv_sources == {2: 1}
+    assert manifest.kv_sources == {1: 0}
     ids = prompts()[1]
     made = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=None)
     with Engine.load(tmp_path / "bundle", EngineOptions(threads=ThreadOptions(1))) as engine:
