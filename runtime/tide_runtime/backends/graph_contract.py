@@ -30,14 +30,12 @@ _POSITIONS: dict[str, Shape] = {  # regular expression of the name → shape; po
     "padded_rows": (None, None, 2),
     "packed_rows": (1, None, 2),
     "padded_position_ids": (None, None),
-    "cu_seqlens": (None,),
     "row_mask": (None, None),
-    "kept_rows": (None,),
     r"attention_bias(_\d+)?": (None, None, 1, None),
 }
 
 _POSITION_IDS = "position_ids"
-_PACKED = {"padded_from", "padded_rows", "packed_rows", "cu_seqlens"}  # index arrays of forms with packed tokens
+_PACKED = {"padded_from", "padded_rows", "packed_rows"}  # index arrays of forms with packed tokens
 # Kind of a state → what advancing it takes of each token: always, and where the rule of the recurrence reads it.
 _OPERANDS = {"convolution": ({"rows"}, set[str]()), "recurrence": ({"key", "value", "decay"}, {"beta"})}
 

@@ -145,10 +145,8 @@ class StepPositions:
         self._padded_rows = np.zeros((batch_size, seq, 2), np.int64)
         self._packed_rows = np.zeros((tokens, 2), np.int64)
         self._logits_index = np.zeros(shape.outputs, np.int64)
-        self._cu_seqlens = np.arange(batch_size + 1, dtype=np.int32)
         self._row_mask = np.zeros((batch_size, seq - sequence.spare), np.float32)  # attention alone needs the spare rows
         self._row_mask[:, 0] = 1
-        self._kept_rows = np.zeros(tokens, np.int64)
         self._seq, self._offsets = seq, np.arange(seq)
         self._arranged_for: tuple[list[int], list[int]] | None = None
         self.arrays: dict[str, NDArray[Any]] = {
@@ -163,9 +161,7 @@ class StepPositions:
             "padded_rows": self._padded_rows,
             "packed_rows": self._packed_rows[None],
             "logits_index": self._logits_index,
-            "cu_seqlens": self._cu_seqlens,
             "row_mask": self._row_mask,
-            "kept_rows": self._kept_rows,
         }
 
     def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
@@ -180,9 +176,7 @@ class StepPositions:
             return
         self._arranged_for = arranged
         self._query_seqlens[:] = [self._sequence.up(count) if count else 0 for count in counts]
-        np.cumsum(counts, out=self._cu_seqlens[1:])
         np.less(np.arange(self._row_mask.shape[1]), np.asarray(counts)[:, None], out=self._row_mask, casting="unsafe")
-        np.minimum(np.arange(len(self._kept_rows)), self._cu_seqlens[-1] - 1, out=self._kept_rows)
         # Python lists: uneven steps have few tokens, and each NumPy operation takes at least a microsecond.
         packed, padded, chosen, begin = list[int](), list[int](), list[int](), 0
         for index, count in enumerate(counts):
