@@ -262,7 +262,7 @@ def run_layers(
     types = getattr(model.config.get_text_config(), "layer_types", None) or [""] * len(layers)
     idle = [
         kind
-        for layer, kind in zip(layers, types, strict=True)
+        for layer, kind in zip(layers, types, strict=False)  # a trace of the first layers has fewer
         if not (layer.info.attends or layer.states or kind in _KEEPS_NOTHING)
     ]
     if idle or any(layer.convolves for layer in layers):

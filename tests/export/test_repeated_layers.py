@@ -45,7 +45,7 @@ def traced(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> tuple[Tra
 
 def test_repeated_layers_are_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer would have another one's weights or caches."""
-    model = deep("llama", LAYERS)
+    model = deep("qwen3", LAYERS)  # its config names the type of each layer
     graph, depths = traced(model, monkeypatch)
     assert depths == [3] and graph.num_layers == LAYERS
     config = ExportConfig(max_seq_len=64, checkpoints="2")  # verified: the bundle computes what the eager model does
