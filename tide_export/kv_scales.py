@@ -51,11 +51,10 @@ def kv_scales(model: PreTrainedModel, layers: Sequence[LayerInfo], max_seq_len: 
             past_key_values=cache,
             use_cache=True,
         )
-    caches = {number: (layer.kv, kept) for number, (layer, kept) in enumerate(zip(layers, cache.layers, strict=True))}
     own = {
         number: KVScales(_scales(kept.keys, kv.heads, kv.key_dim), _scales(kept.values, kv.heads, kv.value_dim))
-        for number, (kv, kept) in caches.items()
-        if kv is not None
+        for number, (layer, kept) in enumerate(zip(layers, cache.layers, strict=True))
+        if (kv := layer.kv) is not None
     }
     return own | {number: own[layer.kv_source] for number, layer in enumerate(layers) if layer.kv_source is not None}
 

@@ -79,7 +79,7 @@ class Case:
         return tuple(found[0, len(prompt) :].tolist())
 
     def logprobs(self, ids: Sequence[int]) -> np.ndarray:
-        """Of all tokens after the first, in one pass over the text."""
+        """Log-probabilities of all tokens after the first, in one pass over the text."""
         with torch.no_grad():
             found = self.model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1).numpy()
         return found[np.arange(len(ids) - 1), ids[1:]]

@@ -36,9 +36,7 @@ class LoweringContext:
     @property
     def position_ids(self) -> int:
         """Positions that a token may have in a step, those of padding included."""
-        if self.long_rotary_from is None:
-            return self.cache_slots
-        return self.long_rotary_from + self.max_seq_len + max(padding.sequence.most_added for padding in PADDINGS)
+        return (self.long_rotary_from or 0) + self.cache_slots
 
     def quantized_weight(self, initializer: str | None) -> LowBits | None:
         """The low-bit form of a traced parameter; the trace puts ``model.`` before the parameter's name."""

@@ -229,7 +229,7 @@ class OperandSets:
         return number
 
     def room(self, number: int) -> int:
-        """For how many tokens a set has room."""
+        """How many tokens a set has room for."""
         return min(len(array) for array in self._sets[number].values())
 
     def views(self, number: int, tokens: int) -> dict[str, NDArray[np.float32]]:

@@ -44,7 +44,7 @@ def _drafts(states: RecurrentStates, first: int, counts: list[int], cached: int 
 
 
 def test_a_step_without_drafts_works_in_place(states: RecurrentStates) -> None:
-    """Breaks: every decode, which would need a second buffer, and operands that nobody reads."""
+    """Breaks: every decode, which would need a second buffer, and operands that are never read."""
     step = states.begin(0, [1, 0, 5, 1], [8, 0, 8, 8], [1, 0, 1, 1], 7)
     assert step.source == step.target
     assert not states.operands(step, 7)

@@ -269,12 +269,12 @@ class _BoundStep:
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         context, shape = self._context, self.shape
+        starts = context.ends.extend(shape.first_index, self._counts, num_cached_tokens)
+        self._check_room(max(starts) + shape.seq)
         if context.recurrent is not None:
             rows = shape.first_index, self._counts, num_cached_tokens, self._wanted
             self._step_states = context.recurrent.begin(*rows, tokens=shape.tokens)
-        num_cached_tokens = context.ends.extend(shape.first_index, self._counts, num_cached_tokens)
-        self._check_room(max(num_cached_tokens) + shape.seq)
-        self.positions.place(num_cached_tokens, context.position_offsets[shape.first_index :][: shape.batch_size])
+        self.positions.place(starts, context.position_offsets[shape.first_index :][: shape.batch_size])
         self._is_scattered = False
 
     def _check_room(self, needed: int) -> None:
