@@ -142,7 +142,7 @@ def test_text_fills_the_cache_to_its_last_slot(exported, name):
 
 @pytest.mark.filterwarnings("error")  # the caller chose it
 def test_fast_bits_leave_the_padding_out(exported):
-    """A single sequence would still compute padding under `fast`, or its text be reported as independent of other requests."""
+    """A single sequence would still compute padding under `fast`, or its text be reported as independent of others."""
     same = exported("llama").engine
     with same.with_options(replace(same.options, bits="fast")) as fast:
         step = fast.backend.context(1).step(0, [1], [1])
