@@ -111,8 +111,8 @@ def check_names(
         stored: all tensors of the files.
         config: the checkpoint's, where the model has only a part of it.
 
-    Raises ModelFilesError with the names unless each parameter and persistent buffer has one tensor (or its experts' tensors), and
-    each tensor is used.
+    Raises ModelFilesError with the names unless each parameter and persistent buffer has one tensor (or its experts' tensors),
+    and each tensor is used.
     """
     uses, expected = tensor_uses(model, stored), model.state_dict()
     missing = expected.keys() - uses.filled - _tied(model, uses.filled)

@@ -46,7 +46,6 @@ class ExactDepth:
         same_bits: bool = True,
     ) -> None:
         self.executor, self.num_layers = Executor(manifest), manifest.model.num_layers
-        self._is_recurrent = manifest.is_recurrent
         self.speculator = Speculator(manifest, options, self.executor, passes, with_exits, follows_clock=same_bits)
         self.lookahead = self.speculator.limit + 1
 
@@ -75,20 +74,16 @@ class ExactDepth:
             first = self._finish_prompts(context, prompts, chunks)
         else:
             verified, first = self.executor.advance_all(context, states, wanted, prompts)
-        verified_at = perf_counter()
-        tokens = [self._accept(state, logits) for state, logits in zip(states, verified, strict=True)]
-        accepted_at = perf_counter()
-        if self._is_recurrent:
-            context.cut_rows([s.batch_index for s in decoding], [s.num_cached_tokens for s in decoding])
-        ms = None if prompts else 1e3 * (verified_at - proposed + perf_counter() - accepted_at)  # without choosing tokens
+        passed = perf_counter() - proposed
+        tokens, accepted = [self._accept(*one) for one in zip(states, verified, strict=True)], perf_counter()
+        context.cut_rows([s.batch_index for s in decoding], [s.num_cached_tokens for s in decoding])
+        ms = None if prompts else 1e3 * (passed + perf_counter() - accepted)
         self.speculator.observe(states, tokens, ms, exits_cost)
         return tokens + first
 
     def _state(self, context: ExecutionContext, sequence: TokenSequence) -> SpeculativeSequence:
-        state = sequence.policy_state
-        if state is None:
-            state = sequence.policy_state = self.speculator.start(context, sequence)
-        return state
+        sequence.policy_state = sequence.policy_state or self.speculator.start(context, sequence)
+        return sequence.policy_state
 
     def _finish_prompts(
         self, context: ExecutionContext, prompts: Sequence[PromptChunk], chunks: Sequence[Logits]
@@ -104,8 +99,7 @@ class ExactDepth:
         """The sequence's next tokens; what the model did not confirm is rolled back."""
         sequence, drafts = state.sequence, state.drafts
         tokens, accepted = verify(sequence, drafts, verified)
-        state.num_drafts = 0
-        sequence.num_cached_tokens = sequence.num_tokens + accepted
+        state.num_drafts, sequence.num_cached_tokens = 0, sequence.num_tokens + accepted
         state.frontier.roll_back(sequence.num_cached_tokens)
         state.head_state = verified.states[accepted].copy() if verified.states is not None else None
         sequence.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
@@ -120,8 +114,7 @@ def verify(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -
     """
     tokens: list[int] = []
     for number, draft in enumerate([*drafts, None]):
-        token = sequence.choose(verified.logits[number], verified.tokens[number], sequence.num_tokens + number)
-        tokens.append(token)
+        tokens.append(token := sequence.choose(verified.logits[number], verified.tokens[number], sequence.num_tokens + number))
         if draft is None or token != draft.token:
             break
         if token in sequence.eos and not sequence.params.ignore_eos:  # what follows would be in the states of a finished text
