@@ -14,9 +14,10 @@ import re
 from collections.abc import Iterable
 
 import onnx_ir as ir
+from tide_runtime.backends.graph_contract import written_name
 from tide_runtime.bundle.manifest import ADVANCE
 
-from tide_export.cut import CutGraph, written_name
+from tide_export.cut import CutGraph
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.pad_recurrence import StepTape, recurrence
 

@@ -25,6 +25,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
+from tide_runtime.backends.graph_contract import written_name
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import STATES, kv_fill_graph
 from tide_runtime.errors import UnsupportedModelError
@@ -83,11 +84,6 @@ def numbered(name: str, layer: int) -> str:
     """The graph input for what layer number ``layer`` keeps under ``name``: ``key_cache_3``, ``state_3_0``."""
     kind, _, number = name.partition("state_")
     return f"state_{layer}_{number}" if number else f"{kind}_{layer}"
-
-
-def written_name(name: str) -> str:
-    """The graph output for what the input ``name`` becomes: ``key_cache_out_3``, ``state_out_3_0``."""
-    return re.sub(r"^(key_cache|value_cache|state)_", r"\1_out_", name)
 
 
 def _redirect_shape(node: ir.Node, positions: ir.Value) -> None:

@@ -228,12 +228,12 @@ def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibratio
     text = loaded.model.config.get_text_config()
     if calibration is None:
         # Tokens never stop between recurrent layers, so cuts would only cost launches.
-        whole = config.checkpoints == "auto" and (loaded.is_recurrent or uncut_reason(loaded.model))
+        whole = config.checkpoints == "auto" and (loaded.is_recurrent or uncut_reason(loaded.model, loaded.layers))
         checkpoints = checkpoint_layers("none" if whole else config.checkpoints, text.num_hidden_layers)
         if checkpoints:
-            check_cuts(loaded.model)
+            check_cuts(loaded.model, loaded.layers)
         return Cuts(checkpoints)
-    check_cuts(loaded.model)
+    check_cuts(loaded.model, loaded.layers)
     calibration.check(loaded)
     exits = [info for info in calibration.info.exits if info.graph_outputs()]
     graphs = [exit_graph_model(info, calibration.tensors, text.hidden_size, config.dtype) for info in exits]

@@ -5,7 +5,7 @@ The probe takes seconds and runs before calibration and tracing, which take minu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -38,19 +38,19 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
     return tuple(layer.info for layer in layers)
 
 
-def check_cuts(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError unless the model can be cut between its layers, as early exits need it."""
-    if reason := uncut_reason(model):
+def check_cuts(model: PreTrainedModel, layers: Sequence[LayerInfo]) -> None:
+    """Raise UnsupportedModelError unless the model can be cut between its ``layers``, as early exits need it."""
+    if reason := uncut_reason(model, layers):
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be cut between its layers and has no early exits, because {reason}; export it "
             "without a calibration and without --checkpoints"
         )
 
 
-def uncut_reason(model: PreTrainedModel) -> str:
-    """Why ``model`` is compiled as one graph; empty where it can be cut: a graph behind a cut gets the hidden state and nothing
-    else of the step."""
-    if any(layer.kv_source is not None for layer in probe_layers(model)):
+def uncut_reason(model: PreTrainedModel, layers: Sequence[LayerInfo]) -> str:
+    """Why ``model``, whose layers keep ``layers``, is compiled as one graph; empty where it can be cut: a graph behind a cut gets
+    the hidden state and nothing else of the step."""
+    if any(layer.kv_source is not None for layer in layers):
         return "later layers read the keys and values of earlier ones"
     if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):
         return "each of its layers reads the token ids"

@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
+from tide_runtime.backends.graph_contract import written_name
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import VerificationError
 
-from tide_export.cut import written_name
 from tide_export.passes.attention_packed import is_kept
 
 FP32_ACTIVATIONS = 1  # accuracy_level of MatMulNBits and QMoE

@@ -15,6 +15,7 @@ from export.recurrent_models import RECURRENT, VOCAB, tiny_recurrent_model, writ
 from export.stub_calibration import write_calibration
 from numpy.typing import NDArray
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.graph_contract import written_name
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.calibration import ExitInfo
@@ -24,7 +25,6 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.config import ExportConfig
-from tide_export.cut import written_name
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel, fingerprint
 from tide_export.probe import probe_layers

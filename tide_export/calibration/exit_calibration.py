@@ -71,7 +71,7 @@ def check_can_exit(loaded: LoadedModel) -> None:
             f"{loaded.name} has recurrent layers, and early exits do not pay there: a token that skips such a layer leaves its "
             "state behind, and to bring that up to date costs about as much as the layer; export it without a calibration"
         )
-    check_cuts(loaded.model)
+    check_cuts(loaded.model, loaded.layers)
 
 
 def read_exit_calibration(directory: Path) -> ExitCalibration:

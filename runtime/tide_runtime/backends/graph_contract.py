@@ -171,8 +171,18 @@ def undo_operand(layer: int, number: int, kind: str) -> str:
     return f"undo_{layer}_{number}_{kind}"
 
 
+def written_name(name: str) -> str:
+    """The graph output for what the input ``name`` becomes: ``key_cache_out_3``, ``state_out_3_0``."""
+    return re.sub(r"^(key_cache|value_cache|state)_", r"\1_out_", name)
+
+
+def read_name(output: str) -> str:
+    """The graph input whose memory ``output`` may be written to, see `written_name`."""
+    return re.sub(r"^(key_cache|value_cache|state)_out_", r"\1_", output)
+
+
 def _written(caches: dict[str, Shape]) -> dict[str, Shape]:
-    return {name.replace("_cache_", "_cache_out_").replace("state_", "state_out_"): shape for name, shape in caches.items()}
+    return {written_name(name): shape for name, shape in caches.items()}
 
 
 def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:

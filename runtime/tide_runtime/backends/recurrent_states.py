@@ -17,6 +17,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from tide_runtime.backends.graph_contract import read_name
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.backends.lazy_memory import LazyMemory
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
@@ -281,11 +282,6 @@ class StateSnapshots:
 def state_bytes(manifest: Manifest) -> int:
     """Bytes of the states of one sequence, over all layers."""
     return sum(_bytes(state.shape) for state in manifest.states.values())
-
-
-def read_name(output: str) -> str:
-    """The input whose buffer the state ``output`` may be written to."""
-    return output.replace("state_out_", "state_", 1)
 
 
 def _bytes(shape: Sequence[int]) -> int:

@@ -300,6 +300,7 @@ class Manifest:
         if self.calibration is None:
             return
         checkpoints = [e.checkpoint for e in self.calibration.exits]
+        _require(not (checkpoints and self.is_recurrent), "there are exits, which recurrent layers do not have")
         _require(
             checkpoints == sorted(set(checkpoints) & set(self.checkpoints)),
             f"exits at {checkpoints} are not among the checkpoints {self.checkpoints}",

@@ -25,14 +25,12 @@ def make_policy(name: str, manifest: Manifest, options: DepthOptions, facts: Bac
         name = manifest.calibration.recommended if manifest.calibration is not None else "full"
         if name == "full" and facts.pass_costs is not None:
             name, with_exits = "exact", False
-        if name == "exit" and manifest.is_recurrent:
-            name = "exact"
         if name == "exact" and not facts.same_bits:
             name = "full"
     if name == "full" or (name == "exact" and facts.rounds and not facts.same_bits):
         return FullDepth()
     if name == "exact":
-        return ExactDepth(manifest, options, facts.pass_costs, with_exits and not manifest.is_recurrent, facts.same_bits)
+        return ExactDepth(manifest, options, facts.pass_costs, with_exits, facts.same_bits)
     if name == "exit":
         if manifest.is_recurrent:
             raise ParamsError(

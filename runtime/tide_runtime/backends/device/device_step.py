@@ -19,7 +19,7 @@ from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.device_rows import DeviceRows
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
 from tide_runtime.backends.device.program import Enqueue
-from tide_runtime.backends.graph_contract import hidden_states
+from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS, AttentionBias, RowEnds, StepPositions, StepShape
 from tide_runtime.bundle.manifest import HEAD, Manifest
 from tide_runtime.errors import ParamsError
@@ -294,7 +294,7 @@ class DeviceStep:
 
     def _tensor(self, graph: str, tokens: tuple[int, int], name: str) -> DeviceTensor:
         backend, shape = self.context.backend, self.shape
-        model, source = backend.manifest.model, name.replace("_cache_out_", "_cache_")
+        model, source = backend.manifest.model, read_name(name)
         reads, writes = hidden_states(backend.manifest, graph)
         if source in self.context.caches.shapes:
             dims = (shape.batch_size, *self.context.caches.shapes[source][1:])

@@ -13,7 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import Step
-from tide_runtime.backends.graph_contract import hidden_states
+from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, launches_agree, machine_key
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, packed_weights
@@ -26,7 +26,6 @@ from tide_runtime.backends.recurrent_states import (
     StateMemory,
     StateSnapshots,
     StepStates,
-    read_name,
     state_bytes,
 )
 from tide_runtime.backends.step_arrays import (
@@ -329,7 +328,7 @@ class _BoundStep:
             array = arrays.get(value.name)
             if value.name == PACKED_OUTPUT or (array is None and value.name.startswith("undo_")):
                 continue
-            in_place = read_name(value.name.replace("_cache_out_", "_cache_"))
+            in_place = read_name(value.name)
             bound = written[in_place] if array is None else ort.OrtValue.ortvalue_from_numpy(array)
             binding.bind_ortvalue_output(value.name, bound)
         names = {value.name for value in session.get_outputs()}
