@@ -43,8 +43,13 @@ PAGES = {
     "docs/serving.md": ("serve_load", "structured_outputs", "http_loglik", "serve_hostile", "ray_failover"),
     "docs/targets.md": ("gpu_kit", "decode_cuda"),
 }  # fmt: skip
-BRIEF = ("README.md",)  # pages that show the first table of a run, with the arms of `SHOWN`, and no other
-SHOWN = ("int4, bits same", "int4, exact", "source, bits same", "source, exact", "llama.cpp", "onnxruntime-genai int4")
+BRIEF = ("README.md",)  # pages that show the first table of a run and no other
+# Benchmark → ends of the arms that brief pages show of it; of others they show all.
+SHOWN = {
+    "quantised_decode": (
+        "int4, bits same", "int4, exact", "source, bits same", "source, exact", "llama.cpp", "onnxruntime-genai int4",
+    ),
+}  # fmt: skip
 # Runs on a GPU have no tables of their own, and a page says when there is none: (run → Markdown, Markdown without a run).
 GPU: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[], str]]] = {
     "gpu_kit": (gpu_kit_table, gpu_kit_not_run),
@@ -66,7 +71,9 @@ def run_tables(benchmark: str, brief: bool) -> list[str]:
         return [drawn(run) if run is not None else not_run()]
     tables = [Table(**kept) for kept in run["tables"]] if run is not None else []
     if brief:
-        tables = [replace(one, rows=[row for row in one.rows if row[0].endswith(SHOWN)], notes=()) for one in tables[:1]]
+        tables = tables[:1]
+        if shown := SHOWN.get(benchmark):
+            tables = [replace(one, rows=[row for row in one.rows if row[0].endswith(shown)], notes=()) for one in tables]
     return [table.markdown(where(run) if run and not number else None) for number, table in enumerate(tables)]
 
 

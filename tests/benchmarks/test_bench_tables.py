@@ -59,6 +59,17 @@ def test_pages_show_the_cells_that_the_terminal_showed(
     assert tables.run_tables("engine_soak", brief=True) == [first] and tables.run_tables("segment_tax", brief=False) == []
 
 
+def test_brief_pages_show_the_arms_that_users_choose_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """README would list every variant, or lack one of those that its text is about."""
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    report = Report("quantised_decode")
+    rows = [[arm, "8.5"] for arm in ("TIDE int4, bits same", "TIDE int4, bits fast", "llama.cpp")]
+    report.table("Speed", ["arm", "tokens/s"], rows)
+    report.finish(tmp_path / "2026-01-01-quantised_decode.json")
+    (brief,) = tables.run_tables("quantised_decode", brief=True)
+    assert "| TIDE int4, bits same | 8.5 |" in brief and "| llama.cpp | 8.5 |" in brief and "bits fast" not in brief
+
+
 def test_every_table_names_the_instruction_sets() -> None:
     """A reader with an AVX2 laptop would expect the speed of a server with AVX512."""
     machine: dict[str, object] = {
