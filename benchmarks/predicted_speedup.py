@@ -45,6 +45,7 @@ class Answer:
         percent: certified disagreement of the bundle.
         judged: whether the recommendation is judged by this policy: it is the recommended one, or, where that is ``full``, the
             best of the others by prediction.
+        predicted_range: that the calibration gives; None where it gives none.
         low, high: 95% interval of ``measured``.
         other_load: share of the CPU that other processes took meanwhile.
     """
@@ -56,6 +57,7 @@ class Answer:
     percent: int
     judged: bool
     predicted: float
+    predicted_range: tuple[float, float] | None
     measured: float
     low: float
     high: float
@@ -64,6 +66,11 @@ class Answer:
     @property
     def right(self) -> bool:
         return self.measured <= GAIN if self.recommended == "full" else self.measured > 1
+
+    @property
+    def in_range(self) -> bool:
+        """Whether the calibration's range holds the measured speed."""
+        return self.predicted_range is not None and self.predicted_range[0] <= self.measured <= self.predicted_range[1]
 
     @property
     def error_pct(self) -> float:
@@ -90,7 +97,9 @@ def answers(model: str, bundle: Path, percent: int, prompts: int, data: str) -> 
         for policy in (policy for policy in SKIPPING if policy in calibration.predicted):
             load = OtherLoad(())
             title, turns = measured(weights, policy, given)
-            speeds = calibration.predicted[policy], *total_ratio(turns)
+            ends = calibration.predicted_range.get(policy)
+            promised = calibration.predicted[policy], (ends[0], ends[1]) if ends is not None else None
+            speeds = *promised, *total_ratio(turns)
             found.append(Answer(model, calibration.recommended, policy, title, percent, policy == judged, *speeds, load.share()))
     return found
 
@@ -124,9 +133,9 @@ def add_answers(report: Report, found: Sequence[Answer]) -> None:
         report.rows.append({**asdict(one), "right": one.right if one.judged else None})
         right = ("yes" if one.right else "no") if one.judged else ""
         measured = f"{one.measured:.2f} ({one.low:.2f}–{one.high:.2f})"
-        rows.append(
-            [one.model, f"`{one.recommended}`", f"`{one.title}` at {one.percent}%", f"{one.predicted:.2f}", measured, right]
-        )
+        ends = one.predicted_range
+        predicted = f"{one.predicted:.2f}" + (f" ({ends[0]:.2f}–{ends[1]:.2f})" if ends is not None else "")
+        rows.append([one.model, f"`{one.recommended}`", f"`{one.title}` at {one.percent}%", predicted, measured, right])
         name = f"{one.policy}{one.percent if one.policy == 'exit' else ''}_{one.model.replace('-', '_')}"
         report.add(f"predicted_over_measured_{name}", one.predicted / one.measured)
     report.table(
@@ -134,11 +143,12 @@ def add_answers(report: Report, found: Sequence[Answer]) -> None:
         ["model", "recommended", "policy", "predicted", "measured", "right"],
         rows,
         "speed over `full`, one sequence, held-out prompts. Predicted: when the model was "
-        "calibrated, on other texts. Measured: with the 95% interval over prompts.",
+        "calibrated, on other texts, with the range given. Measured: with the 95% interval over prompts.",
     )
     judged = [one for one in found if one.judged]
     report.add("other_load_pct", 100 * max(one.other_load for one in found))
     report.add("worst_prediction_error_pct", max(one.error_pct for one in judged))
+    report.add("ranges_that_hold", sum(one.in_range for one in judged))
     report.add("right_answers", sum(one.right for one in judged))
     report.add("models", len(judged))
 

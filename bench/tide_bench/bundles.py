@@ -126,5 +126,6 @@ def with_exits(manifest: Manifest, checkpoints: Sequence[int], known: Calibratio
     exits = [ExitInfo(c, "identity", "max_probability", 0.0, 0.0) for c in checkpoints]
     info = CalibrationInfo(exits, DRAFT_LIMIT, "exact")
     if known is not None:
-        info = replace(info, predicted=known.predicted, costs=known.costs, exit_depths=known.exit_depths)
+        kept = {name: getattr(known, name) for name in ("predicted", "predicted_range", "costs", "exit_depths")}
+        info = replace(info, **kept)
     return replace(manifest, calibration=info)

@@ -20,15 +20,17 @@ from tide_calibrate.config import OWN_REFERENCE, CalibrationConfig
 from tide_calibrate.costs.measure import load_costs, save_costs
 from tide_calibrate.costs.model_costs import measure_model_costs, nominal_costs
 from tide_calibrate.exit_training import write_exits
-from tide_calibrate.placement.search import Placement, choose_exits, gate_exits, predict
+from tide_calibrate.placement.search import GATE, Placement, choose_exits, gate_exits, predict
+from tide_calibrate.rehearsal import rehearse
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
+from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.text.documents import SplitText, read_text
 from tide_calibrate.traces.trace import agreement_by_depth
 from tide_calibrate.train import Learned, capture_bundle, learn, trace_exits
 from tide_export.bundle_writer import new_directory
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, DataInfo
-from tide_export.calibration.exit_calibration import check_can_exit
+from tide_export.calibration.exit_calibration import check_can_exit, read_exit_calibration
 from tide_export.export import quantize_loaded
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
@@ -103,7 +105,8 @@ def calibrate(
             if costs == "measure":
                 with progress.phase("measure step costs"):
                     cost_table = measure_model_costs(loaded, config.dtype, directories[0], bundle if shared else None)
-            placed = _Placed.place(loaded, text.info(data, config.seed), learned, reference, cost_table, config, progress)
+            info = text.info(data, config.seed)
+            placed = _Placed.place(loaded, info, learned, reference, cost_table, costs == "measure", config, progress)
             files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:
         shutil.rmtree(work, ignore_errors=True)
@@ -123,6 +126,7 @@ class _Placed:
     Args:
         reference: the tokens to certify agreement with; None: the model's own.
         costs: the measured cost table; None when nothing was measured and ``assumed`` is nominal.
+        on_this_machine: ``costs`` are of this machine, so policies are measured here too.
     """
 
     loaded: LoadedModel
@@ -130,6 +134,7 @@ class _Placed:
     learned: Learned
     reference: ReferenceTokens | None
     costs: CostTable | None
+    on_this_machine: bool
     assumed: CostTable
     placement: Placement
 
@@ -140,6 +145,7 @@ class _Placed:
         learned: Learned,
         reference: ReferenceTokens | None,
         costs: CostTable | None,
+        on_this_machine: bool,
         config: CalibrationConfig,
         progress: ExportProgress,
     ) -> _Placed:
@@ -154,7 +160,7 @@ class _Placed:
                 chosen = choose(learned.own_threshold.only(shortlist))
             if chosen.exits:
                 chosen = gate_exits(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
-        return _Placed(loaded, data, learned, reference, costs, assumed, chosen)
+        return _Placed(loaded, data, learned, reference, costs, on_this_machine, assumed, chosen)
 
     def certify_and_write(self, config: CalibrationConfig, directory: Path, progress: ExportProgress) -> CalibrationFile:
         date, learned = _now(), self.learned
@@ -177,9 +183,26 @@ class _Placed:
             tools={name: version(name) for name in _TOOLS},
             date=date,
         )
+        _write(file, learned, certified, directory)
+        if self.on_this_machine:
+            with progress.phase("measure the policies"):
+                file = self._rehearsed(file, config, directory)
+                file.write(directory)
         with progress.phase("draw the report"):
-            _write(file, learned, certified, directory)
+            _draw(file, learned, certified, directory)
         return file
+
+    def _rehearsed(self, file: CalibrationFile, config: CalibrationConfig, directory: Path) -> CalibrationFile:
+        """``file``, which is in ``directory``, with measured speeds in the place of simulated ones."""
+        captured, info = self.learned.captured, file.calibration
+        prompts = captured.held_out_prompts()
+        exported = read_exit_calibration(directory)
+        with TemporaryBundle(self.loaded, config.dtype, [], directory, config.window, exported) as bundle:
+            found = rehearse(bundle, prompts, config.new_tokens)
+        predicted = info.predicted | {name: one.speedup for name, one in found.items()}
+        recommended = "exact" if info.exits and predicted.get("exact", 0.0) >= GATE else "full"
+        ranges = {name: [one.low, one.high] for name, one in found.items()}
+        return replace(file, calibration=replace(info, predicted=predicted, predicted_range=ranges, recommended=recommended))
 
     def _certify(self, config: CalibrationConfig, date: str) -> CertifiedExits:
         learned, exits = self.learned, self.placement.exits
@@ -217,6 +240,9 @@ def _write(file: CalibrationFile, learned: Learned, certified: CertifiedExits, d
     file.write(directory)
     if file.calibration.costs is not None:
         save_costs(file.calibration.costs, directory / COSTS_NAME)
+
+
+def _draw(file: CalibrationFile, learned: Learned, certified: CertifiedExits, directory: Path) -> None:
     report = directory / REPORT_NAME
     report.mkdir()
     data = collect(learned.test, learned.own_test, certified.exits, certified.family)

@@ -1,4 +1,5 @@
-"""A bundle of the model under calibration, in a temporary folder: capture runs its segments, and step costs are timed on it."""
+"""A bundle of the model under calibration, in a temporary folder: capture runs its segments, and step costs and policies are
+timed on it."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from tide_export.calibration.exit_calibration import ExitCalibration
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
@@ -24,14 +26,23 @@ class TemporaryBundle:
         cuts: layers run before each cut, 1 … L - 1.
         directory: where the temporary folder is made.
         window: tokens that a sequence must have room for.
+        calibration: what it is exported with, which adds its own cuts; None: nothing.
     """
 
-    def __init__(self, loaded: LoadedModel, dtype: str, cuts: Sequence[int], directory: Path, window: int = 0) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        dtype: str,
+        cuts: Sequence[int],
+        directory: Path,
+        window: int = 0,
+        calibration: ExitCalibration | None = None,
+    ) -> None:
         positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or MAX_SEQ_LEN
-        self._loaded, self._directory = loaded, directory
+        self._loaded, self._directory, self._calibration = loaded, directory, calibration
         self._config = ExportConfig(
             dtype=dtype,
-            checkpoints=",".join(str(cut) for cut in sorted(set(cuts))),
+            checkpoints=",".join(str(cut) for cut in sorted(set(cuts))) or ExportConfig.checkpoints,
             max_seq_len=min(max(MAX_SEQ_LEN, window), positions),
             targets=(TARGET,),
             verify=False,
@@ -45,7 +56,7 @@ class TemporaryBundle:
             temporary = self._folder.enter_context(tempfile.TemporaryDirectory(prefix="bundle.", dir=self._directory))
             bundle = Path(temporary, "bundle")
             bundle.mkdir()
-            write_bundle(self._loaded, bundle, self._config, ExportProgress(quiet=True))
+            write_bundle(self._loaded, bundle, self._config, ExportProgress(quiet=True), self._calibration)
             self._bundle = bundle
         return self._bundle
 

@@ -41,7 +41,18 @@ def test_a_calibration_without_predictions_is_refused() -> None:
 
 def answer(recommended: str, predicted: float, speed: float, policy: str = "exact", judged: bool = True) -> Answer:
     return Answer(
-        f"m{predicted:g}".replace(".", ""), recommended, policy, policy, 1, judged, predicted, speed, speed, speed, 0.01
+        f"m{predicted:g}".replace(".", ""),
+        recommended,
+        policy,
+        policy,
+        1,
+        judged,
+        predicted,
+        (0.9 * predicted, 1.1 * predicted),
+        speed,
+        speed,
+        speed,
+        0.01,
     )
 
 

@@ -28,6 +28,7 @@ from tide_calibrate.costs.measure import save_costs
 from tide_calibrate.costs.model_costs import measure_in_own_process
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.model.frozen import FrozenModel
+from tide_calibrate.placement.search import GATE
 from tide_calibrate.report import draw as draw_module
 from tide_calibrate.report.draw import REPORT_NAME
 from tide_calibrate.traces.trace import SplitTrace
@@ -199,6 +200,11 @@ def test_low_bit_weights(run: Run, model: Path, texts: Path, tmp_path: Path, mon
     rounded = quantize_loaded(plain, "int4", "rtn", ExportProgress(quiet=True))
     file.check_model(fingerprint(rounded), "agreeing", "int4 rtn")
     assert measured[0].quantized and measured[0].weights == "int4 rtn"
+    info = file.calibration
+    low, high = info.predicted_range["exact"]
+    assert low <= info.predicted["exact"] <= high
+    assert (info.recommended == "exact") == (info.predicted["exact"] >= GATE)
+    assert f"exact {info.predicted['exact']:.2f}x ({low:.2f}–{high:.2f})" in " ".join(done.out.split())
     with pytest.raises(CalibrationError, match=r"made for agreeing .*…, int4 rtn\).*not for agreeing .*…, source\)"):
         file.check_model(fingerprint(plain), "agreeing", plain.weights)
 

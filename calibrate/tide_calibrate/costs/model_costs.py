@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tide_runtime.bundle.calibration import CostTable, StepCost
@@ -36,12 +37,18 @@ def measure_in_own_process(bundle: Path, target: str, file: Path) -> CostTable:
     ONNX Runtime fixes the thread pool of a process before its first session, so the calibrating process cannot change its own.
     The table is written to ``file`` as well. Raises CalibrationError when the process fails.
     """
-    command = [sys.executable, "-m", "tide_calibrate.costs.measure", str(bundle), target, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    failure, advice = "the costs of steps could not be measured", "give --costs none or a table"
+    in_own_process("tide_calibrate.costs.measure", [str(bundle), target, str(file)], failure, advice)
+    return load_costs(file)
+
+
+def in_own_process(module: str, arguments: Sequence[str], failure: str, advice: str = "give --costs none") -> None:
+    """Run ``module`` with ``arguments`` in a process of its own. Raises CalibrationError, ``failure`` with the last line of its
+    errors and ``advice``, when it fails."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise CalibrationError(f"the costs of steps could not be measured ({lines[-1]}); give --costs none or a table")
-    return load_costs(file)
+        raise CalibrationError(f"{failure} ({lines[-1]}); {advice}")
 
 
 def nominal_costs(model: PreTrainedModel) -> CostTable:

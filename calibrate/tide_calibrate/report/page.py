@@ -55,7 +55,7 @@ def render_page(file: CalibrationFile, charts: Sequence[Chart]) -> str:
 def _facts(file: CalibrationFile) -> list[tuple[str, str]]:
     calibration, data = file.calibration, file.data
     splits = ", ".join(f"{name} {data.documents[name]:,} documents, {data.tokens[name]:,} tokens" for name in data.documents)
-    facts = [("Predicted speedup", predicted_line(calibration.predicted)), ("Data", f"{data.source}: {splits}")]
+    facts = [("Predicted speedup", predicted_line(calibration)), ("Data", f"{data.source}: {splits}")]
     if calibration.draft_head is not None:
         facts.append(("Draft head", draft_head_line(calibration.draft_head).removeprefix("Draft head: ")))
     if calibration.certificate is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
-from tide_runtime.bundle.calibration import DraftHeadInfo, ExitInfo
+from tide_runtime.bundle.calibration import CalibrationInfo, DraftHeadInfo, ExitInfo
 
 from tide_calibrate.certificate.certificate import meaning
 from tide_calibrate.simulation.replay import cut_model
@@ -27,7 +27,7 @@ def print_summary(file: CalibrationFile, console: Console) -> None:
         console.print(_table(title, BREAK_EVEN_COLUMNS, even))
     if file.calibration.draft_head is not None:
         console.print(draft_head_line(file.calibration.draft_head))
-    console.print(f"Predicted speedup over the uncut model, one sequence, greedy: {predicted_line(file.calibration.predicted)}")
+    console.print(f"Predicted speedup over the uncut model, one sequence, greedy: {predicted_line(file.calibration)}")
     console.print(certificate_line(file))
     console.print(recommendation_line(file))
 
@@ -54,15 +54,20 @@ def draft_head_line(info: DraftHeadInfo) -> str:
     return f"Draft head: of its 1st, 2nd, … guesses {right} are right, each after right ones; {info.vocabulary:,} tokens."
 
 
-def predicted_line(predicted: dict[str, float]) -> str:
-    """List the modelled speedups of every policy."""
+def predicted_line(calibration: CalibrationInfo) -> str:
+    """List the speedups of every policy: measured ones with their range, modelled ones without."""
+    predicted, ranges = calibration.predicted, calibration.predicted_range
     if not predicted:
         return "not predicted, because no costs were measured"
-    parts = {name: f"{name} {gain:.2f}x" for name, gain in predicted.items() if ":" not in name}
+    parts = {name: f"{name} {gain:.2f}x{_range(ranges.get(name))}" for name, gain in predicted.items() if ":" not in name}
     single = [f"{name.removeprefix('exact:')} {gain:.2f}x" for name, gain in predicted.items() if ":" in name]
     if single:
-        parts["exact"] += f" (with one drafter: {', '.join(single)})"
+        parts["exact"] += f" (modelled with one drafter: {', '.join(single)})"
     return ", ".join(parts.values())
+
+
+def _range(found: list[float] | None) -> str:
+    return f" ({found[0]:.2f}–{found[1]:.2f})" if found else ""
 
 
 def certificate_line(file: CalibrationFile) -> str:

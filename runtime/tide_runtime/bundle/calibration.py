@@ -182,14 +182,16 @@ class CalibrationInfo:
         exits: at most one per checkpoint, shallow first; empty when no exit is accurate enough.
         draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers.
         recommended: the policy to use by default: ``exact``, ``exit`` or ``full``.
-        predicted: policy → modelled speedup over the uncut model for one sequence, greedy.
+        predicted: policy → speedup over the uncut model for one sequence, greedy: measured at the end of the calibration, or
+            modelled for policies without a ``predicted_range``.
+        predicted_range: policy → [low, high], which holds the speedup over other texts of the same kind in 95% of cases.
         exit_depths: layers → expected share of tokens that policy ``exit`` generates at this depth; empty: not computed.
         draft_head: None: there is none.
         certificate: guarantee of the exit thresholds; None when there is none.
         costs: measured step costs; None when they were not measured.
 
-    Raises ParamsError for a negative draft limit, an unknown policy, or tails of different lengths, because the tail is the
-    bundle's last segment.
+    Raises ParamsError for a negative draft limit, an unknown policy, a range that is none, or tails of different lengths, because
+    the tail is the bundle's last segment.
     """
 
     exits: list[ExitInfo]
@@ -200,13 +202,15 @@ class CalibrationInfo:
     costs: CostTable | None = None
     exit_depths: dict[str, float] = field(default_factory=dict)
     draft_head: DraftHeadInfo | None = None
+    predicted_range: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.draft_limit < 0:
             raise ParamsError(f"draft_limit is {self.draft_limit}, expected at least 0 tokens")
         if self.recommended not in RECOMMENDABLE:
             raise ParamsError(f"recommended is {self.recommended!r}, expected one of {', '.join(RECOMMENDABLE)}")
-
+        if any(len(ends) != 2 or not 0 < ends[0] <= ends[1] for ends in self.predicted_range.values()):
+            raise ParamsError(f"predicted_range is {self.predicted_range}, expected two rising speedups for each policy")
         tails = sorted({e.tail_layers for e in self.exits})
         if len(tails) > 1:
             raise ParamsError(

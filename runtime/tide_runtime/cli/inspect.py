@@ -197,7 +197,8 @@ def _calibration_tables(calibration: dict[str, Any] | None) -> list[Table]:
 
 
 def _calibration_rows(calibration: dict[str, Any]) -> dict[str, str]:
-    predicted = _listed(f"{name} {ratio:.2f}x" for name, ratio in calibration["predicted"].items())
+    ranges = {name: f" ({low:.2f}–{high:.2f})" for name, (low, high) in calibration["predicted_range"].items()}
+    predicted = _listed(f"{name} {ratio:.2f}x{ranges.get(name, '')}" for name, ratio in calibration["predicted"].items())
     costs = calibration["costs"]
     return {
         "recommended policy": calibration["recommended"],

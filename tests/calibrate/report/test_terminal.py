@@ -32,13 +32,14 @@ def test_full_is_recommended_with_the_reason() -> None:
 
 def test_without_costs_no_gain_is_predicted() -> None:
     assert "costs were not measured" in recommendation_line(file("full", {}))
-    assert "not predicted" in predicted_line({})
+    assert "not predicted" in predicted_line(file("full", {}).calibration)
 
 
 def test_the_speedup_with_each_single_drafter_is_shown() -> None:
-    expected = "full 0.98x, exact 1.31x (with one drafter: ngram 1.10x, router 1.20x), exit 1.25x"
-    assert predicted_line(PREDICTED) == expected
-    assert predicted_line({"full": 1.0, "exact": 1.2}) == "full 1.00x, exact 1.20x"
+    made = replace(file("exact", PREDICTED).calibration, predicted_range={"exact": [1.2, 1.45]})
+    expected = "full 0.98x, exact 1.31x (1.20–1.45) (modelled with one drafter: ngram 1.10x, router 1.20x), exit 1.25x"
+    assert predicted_line(made) == expected
+    assert predicted_line(file("full", {"full": 1.0, "exact": 1.2}).calibration) == "full 1.00x, exact 1.20x"
 
 
 def test_the_table_says_why_no_exit_pays() -> None:

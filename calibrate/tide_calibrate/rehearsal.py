@@ -1,0 +1,123 @@
+"""Speeds of a calibration's policies, measured where it was made: the calibrated bundle continues held-out prompts for real.
+
+The simulation chooses the exits, but it does not price everything that a policy does: the draft head, sampling of launches by the
+scheduler, threads. So what is promised is measured: `full` and each policy continue the same prompts in turn, and the ratio of
+the summed times is the predicted speedup.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.errors import TideError
+
+from tide_calibrate.costs.model_costs import in_own_process
+from tide_calibrate.temporary_bundle import TARGET, TemporaryBundle
+
+POLICIES = ("exact", "exit")
+SECONDS = 45.0  # for each policy and `full` beside it
+LEAST_PROMPTS = 8
+_RESAMPLES = 2000
+_COVERED = (2.5, 97.5)  # percentiles of the range
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A policy's speed over `full`.
+
+    Args:
+        speedup: summed time of `full` over the policy's.
+        low, high: range that holds the ratio of as many other prompts of the same kind, in 95% of cases.
+        prompts: measured.
+    """
+
+    speedup: float
+    low: float
+    high: float
+    prompts: int
+
+
+def rehearse(bundle: TemporaryBundle, prompts: Sequence[Sequence[int]], new_tokens: int) -> dict[str, Rehearsal]:
+    """Policy → its speed on the calibrated ``bundle``, of those that it can run.
+
+    Args:
+        prompts: token ids; as many of them are continued as there is time for.
+        new_tokens: tokens of each continuation, fewer after an end token.
+
+    Raises CalibrationError where the process that measures fails.
+    """
+    path = bundle.path()
+    given, out = path.with_name("prompts.json"), path.with_name("rehearsal.json")
+    given.write_text(json.dumps([list(map(int, prompt)) for prompt in prompts]), encoding="utf-8")
+    arguments = [str(path), str(given), str(new_tokens), str(out)]
+    in_own_process("tide_calibrate.rehearsal", arguments, "the policies' speeds could not be measured")
+    return {name: Rehearsal(**found) for name, found in json.loads(out.read_text(encoding="utf-8")).items()}
+
+
+def measure_policies(
+    bundle: Path,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    seconds: float = SECONDS,
+    threads: ThreadOptions | None = None,
+) -> dict[str, Rehearsal]:
+    """`rehearse` in this process; at least `LEAST_PROMPTS` prompts, and more for ``seconds``.
+
+    ``threads``: the commands run with ``ThreadOptions(shared=True)``.
+    """
+    options = EngineOptions(target=TARGET, policy="full", max_batch=1, threads=threads or ThreadOptions())
+    found: dict[str, Rehearsal] = {}
+    with Engine.load(bundle, options) as full:
+        for policy in POLICIES:
+            try:
+                own = full.with_options(replace(options, policy=policy))
+            except TideError:  # no exit has a certified threshold, say
+                continue
+            with own:
+                found[policy] = _rehearsal(_in_turn(full, own, prompts, new_tokens, policy, seconds))
+    return found
+
+
+def _in_turn(
+    full: Engine, own: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, policy: str, seconds: float
+) -> NDArray[np.float64]:
+    """[prompts, 2]: seconds of decoding by `full` and by ``own``."""
+    # Texts of `exit` end elsewhere than those of `full`, which would compare unequal texts.
+    params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=policy == "exit")
+    for engine in (full, own):
+        engine.generate([list(prompts[0])], replace(params, cache_salt="warm"))
+    times, begin = list[tuple[float, float]](), perf_counter()
+    for number, prompt in enumerate(prompts):
+        if number >= LEAST_PROMPTS and perf_counter() - begin > seconds:
+            break
+        engines = (full, own) if number % 2 else (own, full)
+        # A salt for each prompt: earlier outputs would draft for later ones more than strangers' requests do.
+        taken = [
+            engine.generate([list(prompt)], replace(params, cache_salt=f"{number}"))[0].stats.decode_time for engine in engines
+        ]
+        times.append((taken[0], taken[1]) if number % 2 else (taken[1], taken[0]))
+    return np.array(times)
+
+
+def _rehearsal(times: NDArray[np.float64]) -> Rehearsal:
+    base, own = times.sum(0)
+    drawn = np.random.default_rng(0).integers(0, len(times), (2, _RESAMPLES, len(times)))
+    sums = np.log(times[drawn].sum(2))
+    ratios = sums[..., 0] - sums[..., 1]
+    # The range is of another sample's ratio: its own scatter and this sample's add up.
+    low, high = np.exp(np.log(base / own) + np.percentile(ratios[0] - ratios[1], _COVERED))
+    return Rehearsal(round(base / own, 4), round(float(low), 4), round(float(high), 4), len(times))
+
+
+if __name__ == "__main__":
+    asked = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
+    measured = measure_policies(Path(sys.argv[1]), asked, int(sys.argv[3]), threads=ThreadOptions(shared=True))
+    Path(sys.argv[4]).write_text(json.dumps({name: vars(one) for name, one in measured.items()}), encoding="utf-8")

@@ -1,0 +1,43 @@
+"""Speeds that a calibration measures: which policies run, on how many prompts, and how far the range reaches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runtime.conftest import bundle, exits_bundle, hf_model_directory, load
+from tide_calibrate.rehearsal import LEAST_PROMPTS, _rehearsal, measure_policies, rehearse
+from tide_runtime.errors import CalibrationError
+
+__all__ = ["bundle", "exits_bundle", "hf_model_directory", "load"]
+
+
+def test_the_range_is_of_another_sample() -> None:
+    """A range of the mean alone would miss half of what other texts measure."""
+    own = np.linspace(0.4, 0.8, 40)
+    found = _rehearsal(np.stack([np.ones(40), own], 1))
+    assert found.speedup == pytest.approx(40 / own.sum(), abs=1e-3)
+    random = np.random.default_rng(1)
+    others = [40 / random.choice(own, 40).sum() for _ in range(2000)]
+    assert np.mean([found.low <= one <= found.high for one in others]) > 0.9
+    assert _rehearsal(np.ones((9, 2))).high == 1.0
+
+
+def test_each_policy_that_the_bundle_has_is_measured(exits_bundle: Path, bundle: Path) -> None:
+    """A speed of `exit` would be promised where no threshold is certified."""
+    prompts = [[3 + n, 40, 99, 7] for n in range(2 * LEAST_PROMPTS)]
+    found = measure_policies(exits_bundle, prompts, 8, seconds=0.0)
+    assert set(found) == {"exact", "exit"}
+    assert {one.prompts for one in found.values()} == {LEAST_PROMPTS}
+    assert all(0 < one.low <= one.speedup <= one.high for one in found.values())
+    assert set(measure_policies(bundle, prompts[:2], 4, seconds=0.0)) == {"exact"}
+
+
+def test_a_process_that_fails_says_what_to_do(tmp_path: Path) -> None:
+    class Missing:
+        def path(self) -> Path:
+            return tmp_path / "nowhere"
+
+    with pytest.raises(CalibrationError, match=r"speeds could not be measured \(.*nowhere.*--costs none"):
+        rehearse(Missing(), [[1, 2]], 4)  # type: ignore[arg-type]
