@@ -23,6 +23,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 
+GATE = "early_exit_gate"  # Ouro's, in `OuroModel`
+
+
 class LoopedConfig(LlamaConfig):
     """Llama's configuration and a number of loops.
 
