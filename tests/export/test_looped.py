@@ -214,17 +214,6 @@ def test_few_bits(tmp_path):
     assert sum(manifest.weights.values()) == 7 + 2
 
 
-def test_streamed_parameters(tmp_path):
-    """A streamed export would compute another text than one of a model in memory."""
-    source, folders = str(saved("nanbeige", tmp_path / "model")), [tmp_path / "a", tmp_path / "b"]
-    for folder, stream in zip(folders, (True, False), strict=True):
-        folder.mkdir()
-        loaded = load_model(source, "fp32", tokenizer="none", stream=stream)
-        write_bundle(loaded, folder, ExportConfig(max_seq_len=64, targets=("cpu",)), QUIET)
-    one, other = ({path.name: path.read_bytes() for path in folder.rglob("cpu.*")} for folder in folders)
-    assert one == other
-
-
 def test_the_final_norm_between_loops():
     """A model trained without it would be computed with it."""
     states = [made(nanbeige(skip_loop_final_norm=skip)).model(torch.arange(9)[None]).loop_states for skip in (False, True)]
