@@ -23,6 +23,7 @@ SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 HEAD = "head"  # the LM head for early exits; the last segment includes its own
 UNCUT = "uncut"  # all segments as one graph; optional in a target
+LOOP = "loop"  # one loop of a looped model, for rows of any loops; optional in a target
 DRAFT = "draft"  # the draft head; optional in a target
 ADVANCE = "advance"  # moves all states over the accepted tokens of a step with drafts; in targets of recurrent models
 STATES = "states"  # output of `UNCUT`, where there is a draft head: the states that it reads
@@ -39,6 +40,7 @@ class ModelInfo:
     Args:
         source: directory name or hub id.
         fingerprint: SHA-256 of the weights.
+        loops: how often the stored layers run; ``num_layers`` counts each run.
     """
 
     name: str
@@ -52,6 +54,7 @@ class ModelInfo:
     parameters: int
     max_position_embeddings: int
     fingerprint: str
+    loops: int = 1
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tide_runtime.backends.graph_contract import check_interface
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph
+from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, LOOP, UNCUT, Manifest, batched_graph, kv_fill_graph
 from tide_runtime.errors import BundleError, TargetError
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -63,6 +63,7 @@ class Sessions:
         self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []
         lazy = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
+        lazy.add(LOOP)
         self.sessions = {form: load(form) for form in (self.initial_form(name) for name in layers if name not in lazy)}
         self.launches: dict[str, int] = Counter()
         self.dtype, self.cache_dtype = _NUMPY_DTYPES[manifest.dtype], _NUMPY_DTYPES[manifest.cache_dtype]
@@ -103,7 +104,8 @@ class Sessions:
 def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
     """Name → number of decoder layers, for every graph that a target with ``graphs`` can run."""
     layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
-    optional = {UNCUT: manifest.model.num_layers, DRAFT: 0, ADVANCE: 0}
+    model = manifest.model
+    optional = {UNCUT: model.num_layers, LOOP: model.num_layers // model.loops, DRAFT: 0, ADVANCE: 0}
     return layers | {name: count for name, count in optional.items() if name in graphs}
 
 

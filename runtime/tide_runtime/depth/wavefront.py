@@ -1,0 +1,234 @@
+"""``exact`` for looped models, loops as rows: tokens at different loops share a launch, as they use the same weights.
+
+Each loop's output goes through the model's head and is a guess of the next token. The guessed token starts its first loop in the
+launch in which the token before it runs a later one. Where a deeper loop guesses otherwise, what stands after it starts anew. The
+last loop's token is the model's own, so the output is `full`'s, greedy or sampled: a guess is drawn with the noise of its position
+(`Sampler`), as the last loop's token is. With right first guesses a token takes one launch of R rows instead of R launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.backends.base import ExecutionContext, LoopContext, LoopStep
+from tide_runtime.bundle.calibration import CostTable
+from tide_runtime.bundle.manifest import LOOP, Manifest
+from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.depth.frontier import Frontier, LazySequence
+from tide_runtime.depth.full import finish_chunks, run_full
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import PromptChunk, refuse_depth_budget
+from tide_runtime.errors import GrammarError, NumericsError
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.sequence import TokenSequence
+
+_SOURCE = "loop"  # of drafts, in `DepthStats`
+
+
+@dataclass
+class WavefrontSequence(LazySequence):
+    """A sequence whose frontier counts loops.
+
+    Args:
+        settled: share of the late tokens whose final guess came after each loop, the latest counting most.
+        guessed_after: of each draft, the loop after which it was guessed.
+        refills: how often its row was computed anew when the frontier was set.
+    """
+
+    settled: NDArray[np.float64] = field(kw_only=True)
+    guessed_after: list[int] = field(default_factory=list)
+    refills: int = 0
+
+    def guess(self, place: int, token: int, loop: int) -> bool:
+        """``token`` is guessed for the text's ``place`` after ``loop`` loops of the one before. Returns whether another was, so
+        that what stands from there on starts anew."""
+        known = self.num_tokens_with_drafts
+        if place < known and self.tokens[place] == token:
+            return False
+        if place == known and self.room < 1:
+            return False
+        self.tokens[place] = token
+        self.cut(place)
+        self.guessed_after.append(loop)
+        self.num_drafts += 1
+        return place < known
+
+    def confirm(self, count: int) -> None:
+        """``count`` tokens become output: drafts that were right, and perhaps one that was none."""
+        self.num_drafts = max(0, self.num_drafts - count)
+        del self.guessed_after[:count]
+
+    def learn(self, loop: int, after: int, rate: float) -> None:
+        """A final guess came after ``loop`` loops, or sooner where nothing was guessed before ``after`` loops."""
+        self.settled *= 1 - rate
+        if loop == after:
+            self.settled[:after] += rate * self.settled[:after] / self.settled[:after].sum()
+        else:
+            self.settled[loop - 1] += rate
+
+    def cut(self, place: int) -> None:
+        """Forget the drafts from ``place`` on."""
+        self.num_drafts = place - self.sequence.num_tokens
+        del self.guessed_after[self.num_drafts :]
+        self.frontier.roll_back(place)
+
+
+class WavefrontDepth:
+    """Runs rows of all loops at once; see the module.
+
+    Args:
+        passes: what passes through all layers take on this machine, by tokens; None: a guess.
+    """
+
+    name, can_resume, runs_every_layer, loops_as_rows = "exact", True, True, True
+
+    def __init__(self, manifest: Manifest, options: DepthOptions, passes: CostTable | None = None) -> None:
+        self.loops, self.num_layers = manifest.model.loops, manifest.model.num_layers
+        self.lookahead = self.loops
+        self._hidden_size, self._tuning = manifest.model.hidden_size, options.tuning
+        self.costs = CostModel.of(manifest, passes)
+
+    def check_params(self, params: GenerationParams) -> None:
+        refuse_depth_budget(self.name, params)
+
+    def device_plan(self, pads_sequences: bool) -> str:
+        return "policy exact decides on the host"
+
+    def reusable_tokens(self, sequence: TokenSequence) -> int:
+        return sequence.num_cached_tokens
+
+    def step(
+        self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
+    ) -> list[list[int]]:
+        first = finish_chunks(prompts, run_full(context, [], prompts)[1])
+        states = [self._state(context, sequence) for sequence in decoding]
+        return (self._advance(cast(LoopContext, context), states) if states else []) + first
+
+    def _state(self, context: ExecutionContext, sequence: TokenSequence) -> WavefrontSequence:
+        state, cached = cast("WavefrontSequence | None", sequence.policy_state), sequence.num_cached_tokens
+        if state is None:
+            like = context.step(sequence.batch_index, [1]).hidden[0]
+            frontier = Frontier(self.loops, self._hidden_size, self.loops + 1, like, cached)
+            settled = np.array(self._tuning.settled_after_first_loop, np.float64)
+            settled = np.array([settled, *[(1 - settled) / (self.loops - 1)] * (self.loops - 1)])
+            state = sequence.policy_state = WavefrontSequence(sequence, frontier, settled=settled)
+        if state.refills != sequence.history.refills:
+            state.refills = sequence.history.refills
+            state.cut(sequence.num_tokens)
+            state.frontier.reset(cached)
+        return state
+
+    def _advance(self, context: LoopContext, states: Sequence[WavefrontSequence]) -> list[list[int]]:
+        """One launch: each token that waits runs its next loop. Returns the tokens that are final."""
+        after, loops = self.starts_after(states), self.loops
+        base = states[0].sequence.batch_index * loops
+        span = (states[-1].sequence.batch_index + 1) * loops - base
+        counts, slots, wanted = [0] * span, [0] * span, [0] * span
+        for state in states:
+            row = state.sequence.batch_index * loops - base
+            for loop in range(loops):
+                waiting = self._waiting(state, loop)
+                counts[row + loop], slots[row + loop] = waiting, state.frontier.done[loop]
+                wanted[row + loop] = waiting if loop + 1 >= after else 0
+        step = context.loop_step(base, counts, wanted)
+        self._fill(step, states, counts, slots, base)
+        step.place(slots)
+        step.run(LOOP)
+        starts, heads = (np.cumsum([0, *of]).tolist() for of in (counts, wanted))
+        tokens = step.token[: heads[-1]].tolist()
+        found = []
+        for state in states:
+            row = state.sequence.batch_index * loops - base
+            for loop in reversed(range(loops)):  # the earliest tokens of the text stand at the deepest loop
+                if loop + 1 < loops and counts[row + loop]:
+                    at = starts[row + loop]
+                    state.frontier.arrive(loop, loop + 1, step.after_loop[at : at + counts[row + loop]])
+                else:
+                    state.frontier.pass_through(loop, loop + 1, counts[row + loop])
+            new, wrong = list[int](), False
+            for loop in reversed(range(loops)):
+                at, place = heads[row + loop], slots[row + loop] + counts[row + loop] - wanted[row + loop]
+                for n in range(wanted[row + loop]):
+                    wrong = self._settle(state, loop + 1, place + n + 1, step.logits[at + n], tokens[at + n], new, after)
+                    if wrong:
+                        break
+                if wrong:
+                    break
+            state.confirm(len(new))
+            found.append(new)
+        return found
+
+    @staticmethod
+    def _waiting(state: WavefrontSequence, loop: int) -> int:
+        return state.frontier.waiting(loop) if loop else state.num_tokens_with_drafts - state.frontier.done[0]
+
+    def _fill(
+        self, step: LoopStep, states: Sequence[WavefrontSequence], counts: Sequence[int], slots: Sequence[int], base: int
+    ) -> None:
+        """The tokens and states that the launch begins with."""
+        begin = 0
+        for state in states:
+            row = state.sequence.batch_index * self.loops - base
+            for loop in range(self.loops):
+                count, end = counts[row + loop], begin + counts[row + loop]
+                step.first_loop[begin:end] = loop == 0
+                if loop == 0:
+                    step.input_ids[begin:end] = state.tokens[slots[row] : slots[row] + count]
+                else:
+                    step.before_loop[begin:end] = state.frontier.states[loop][:count]
+                begin = end
+
+    def _settle(
+        self,
+        state: WavefrontSequence,
+        loop: int,
+        place: int,
+        logits: NDArray[np.floating],
+        likeliest: int,
+        new: list[int],
+        after: int,
+    ) -> bool:
+        """The text's token at ``place`` as ``loop`` loops of the one before it choose it; the last one's is appended to ``new``.
+        Returns whether what was drafted from there on is wrong."""
+        sequence = state.sequence
+        if loop < self.loops:
+            try:
+                return state.guess(place, sequence.pick(logits, likeliest, place), loop)
+            except (NumericsError, GrammarError):  # no guess; the last loop's error ends the sequence
+                return False
+        token = sequence.choose(logits, likeliest, place)
+        drafted, right = len(new) < state.num_drafts, False
+        if drafted:
+            right, guessed = int(state.tokens[place]) == token, state.guessed_after[len(new)]
+            state.learn(guessed if right else loop, after, self._tuning.settled_rate)
+            depth = guessed * self.num_layers // self.loops
+            sequence.depth.record([_SOURCE], [depth], int(right), self.num_layers)
+        else:
+            sequence.depth.record_full_step(self.num_layers)
+        if right:
+            del sequence.depth.token_depths[-1]  # `record` counts a token behind the accepted ones, of which there is none
+        else:
+            state.cut(place)
+        new.append(token)
+        sequence.num_cached_tokens += 1
+        return not right
+
+    def starts_after(self, states: Sequence[WavefrontSequence]) -> int:
+        """After how many loops of a token the next one starts: for the most expected tokens per ms of the batch.
+
+        A token takes as many launches as loops until its final guess, and at least that many; the more of them are on their way,
+        the more rows a launch has.
+        """
+        settled, size = np.mean([state.settled for state in states], 0), len(states)
+        numbers = np.arange(1, self.loops + 1)
+
+        def price(after: int) -> float:
+            rows = -(-self.loops // after)
+            return float(settled @ np.maximum(numbers, after)) * self.costs.full(size, size * rows, rows)
+
+        return min(range(1, self.loops + 1), key=price)
