@@ -99,20 +99,19 @@ def boundary_nodes(graph: ir.Graph) -> dict[int, ir.Node]:
     return {int(n.attributes["index"].value): n for n in graph if n.op_type == "Boundary"}
 
 
-def loop_starts(graph: ir.Graph) -> dict[int, ir.Node]:
-    """Boundary that ends a loop → the node that marks what the next one's first layer reads."""
-    return {int(n.attributes["index"].value): n for n in graph if n.op_type == "LoopStart"}
+def loop_starts(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes that mark what the first layer reads in the second loop, and those after it."""
+    return [node for node in graph if node.op_type == "LoopStart"]
 
 
-def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int], loop_start: int | None = None) -> ir.Model:
-    """A copy of the traced model that keeps only the given boundaries and the one after the last layer.
-
-    ``loop_start``: the one of `loop_starts` that it keeps.
-    """
+def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int], starts: bool = False) -> ir.Model:
+    """A copy of the traced model that keeps only the given boundaries and the one after the last layer; ``starts``: and
+    `loop_starts`."""
     model = traced.model.clone()
     kept = {traced.num_layers, *checkpoints}
     _drop(model.graph, (node for index, node in boundary_nodes(model.graph).items() if index not in kept))
-    _drop(model.graph, (node for index, node in loop_starts(model.graph).items() if index != loop_start))
+    if not starts:
+        _drop(model.graph, loop_starts(model.graph))
     return model
 
 
@@ -284,7 +283,7 @@ def cut_kv_fill(traced: TracedModel, early_exit: ExitInfo) -> CutGraph:
     """
     model, end = traced.model.clone(), traced.num_layers - early_exit.tail_layers
     graph = model.graph
-    _drop(graph, loop_starts(graph).values())
+    _drop(graph, loop_starts(graph))
     boundaries = boundary_nodes(graph)
     hidden = boundaries[early_exit.checkpoint].outputs[0]
     for layer in range(early_exit.checkpoint + 1, end):

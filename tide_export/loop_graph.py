@@ -3,9 +3,9 @@
     loop    input_ids, hidden, first_loop, position_ids, write_index, logits_index, key_cache_i, value_cache_i …
             → logits, token, hidden_out, key_cache_out_i, …
 
-A token where ``first_loop`` [B, S, 1] is true begins with the embedding of its id, others with what the model makes of ``hidden``,
-the state behind the last layer of the loop before. ``hidden_out`` is that of this loop; ``logits`` are the head's of the tokens at
-``logits_index``. Cache i is layer i's of the loop that a row is in: a sequence has a row for each loop.
+A token where ``first_loop`` [B, S, 1] is true begins with the embedding of its id, others with what the model makes of
+``hidden``, the state behind the last layer of the loop before. ``hidden_out`` is that of this loop; ``logits`` are the head's of
+the tokens at ``logits_index``. Cache i is layer i's of the loop that a row is in: a sequence has a row for each loop.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def cut_loop(traced: TracedModel) -> CutGraph:
 
     Raises UnsupportedModelError where a loop needs more than the state before it.
     """
-    last = max(loop_starts(traced.model.graph))
-    layers = traced.num_layers - last
-    model = keep_boundaries(traced, [0, last], loop_start=last)
+    layers = traced.num_layers // (1 + len(loop_starts(traced.model.graph)))
+    last = traced.num_layers - layers
+    model = keep_boundaries(traced, [0, last], starts=True)
     graph = model.graph
-    boundaries, start = boundary_nodes(graph), loop_starts(graph)[last]
+    boundaries, start = boundary_nodes(graph), loop_starts(graph)[-1]
     before, after = boundaries[last].outputs[0], boundaries[traced.num_layers].inputs[0]
     assert before.shape is not None and after is not None
     first = ir.val("first_loop", dtype=ir.DataType.BOOL, shape=[*before.shape[:2], 1])
@@ -52,8 +52,8 @@ def cut_loop(traced: TracedModel) -> CutGraph:
         piece = ir.convenience.extract(graph, [before, first, *inputs], outputs)
     except ValueError as error:
         raise UnsupportedModelError(
-            f"one loop cannot be cut out of the model ({error}): models whose later loops read more than the state before them are "
-            "not supported"
+            f"one loop cannot be cut out of the model ({error}): models whose later loops read more than the state before them "
+            "are not supported"
         ) from error
     piece.outputs[1].name = "hidden_out"
     for given, written, name in zip(piece.inputs[-len(own) :], piece.outputs[2:], own, strict=True):

@@ -41,9 +41,7 @@ class KVCaches:
     Raises DeviceMemoryError when the operating system refuses the address space.
     """
 
-    def __init__(
-        self, manifest: Manifest, dtype: type[np.generic], rows: int, spare_slots: int = 0, loops: int = 1
-    ) -> None:
+    def __init__(self, manifest: Manifest, dtype: type[np.generic], rows: int, spare_slots: int = 0, loops: int = 1) -> None:
         itemsize, layers = np.dtype(dtype).itemsize, len(manifest.layers) // loops
         shapes = {
             f"{kind}_cache_{layer}": (kv.heads, head_dim)

@@ -38,6 +38,7 @@ _ORT_DTYPES: dict[str, type[np.generic]] = {
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
     "tensor(int8)": np.int8,
+    "tensor(bool)": np.bool_,
 }
 
 
