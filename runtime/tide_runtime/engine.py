@@ -127,7 +127,7 @@ class Engine:
             self.backend.pass_costs,
             same_bits=self.backend.row_padding is not None,
             rounds=self.manifest.rounds(self.target),
-            loops_as_rows=LOOP in self.manifest.targets[self.target].graphs,
+            loop_costs=(lambda: self.backend.loop_costs) if LOOP in self.manifest.targets[self.target].graphs else None,
         )
         return choose_drive(make_policy(self.options.policy, self.manifest, self.options.depth, facts), self.backend)
 

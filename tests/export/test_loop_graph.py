@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from export.looped_tiny import LAYERS, LOOPS, made, nanbeige
+from export.looped_tiny import FORMS, made, nanbeige
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.manifest import LOOP, UNCUT
 from tide_runtime.depth.options import DepthOptions
@@ -19,6 +19,7 @@ from tide_export.verify import Check, GraphCheck
 
 OPTIONS = EngineOptions(policy="exact", max_batch=3, threads=ThreadOptions(1), depth=DepthOptions(draft="router"))
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [3]]
+LAYERS, LOOPS = FORMS["nanbeige"]
 Bundle = tuple[Path, list[Check]]
 
 

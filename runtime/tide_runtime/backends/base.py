@@ -213,6 +213,10 @@ class Backend(Protocol):
     def pass_costs(self) -> CostTable | None:
         """See `measure_pass_costs`; None where passes are not measured. Measured when first read, unless this machine has."""
 
+    @property
+    def loop_costs(self) -> CostTable | None:
+        """See `measure_loop_costs`; None where the target has no `LOOP`. Measured as `pass_costs` are."""
+
     def with_bits(self, bits: str) -> Backend:
         """The same sessions as `EngineOptions.bits` says; ``fast``: launches are not padded and `row_padding` is None. Targets of
         GPUs, which do not pad, are the same with both."""

@@ -106,14 +106,15 @@ class BackendFacts:
         pass_costs: what passes through all layers take on this machine; None: not measured.
         same_bits: a token's logits do not depend on what shares its launch.
         rounds: the target rounds to few bits, so that without ``same_bits`` drafts would change many texts.
-        loops_as_rows: the target runs rows of a looped model's loops, see `LoopContext`.
+        loop_costs: returns what launches of one loop take, as measured here, or None; None itself: the target does not run rows
+            of loops, see `LoopContext`.
     """
 
     concurrency: int = 1
     pass_costs: CostTable | None = None
     same_bits: bool = True
     rounds: bool = False
-    loops_as_rows: bool = False
+    loop_costs: Callable[[], CostTable | None] | None = None
 
 
 def refuse_depth_budget(policy: str, params: GenerationParams) -> None:

@@ -30,8 +30,8 @@ def make_policy(name: str, manifest: Manifest, options: DepthOptions, facts: Bac
             name = "full"
     if name == "full" or (name == "exact" and facts.rounds and not facts.same_bits):
         return FullDepth()
-    if name == "exact" and facts.loops_as_rows and options.draft in ("all", "router"):
-        return WavefrontDepth(manifest, options, facts.pass_costs)
+    if name == "exact" and facts.loop_costs is not None and options.draft in ("all", "router"):
+        return WavefrontDepth(manifest, options, facts.loop_costs())
     if name == "exact":
         return ExactDepth(manifest, options, facts.pass_costs, with_exits, facts.same_bits)
     if name == "exit":

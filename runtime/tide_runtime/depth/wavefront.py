@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tide_runtime.backends.base import ExecutionContext, LoopContext, LoopStep
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import LOOP, Manifest
-from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.costs.cost_model import Graph, Launch, StepTable
 from tide_runtime.depth.frontier import Frontier
 from tide_runtime.depth.full import finish_chunks, run_full
 from tide_runtime.depth.options import DepthOptions
@@ -119,12 +119,12 @@ class WavefrontDepth:
     """Runs rows of all loops at once; see the module.
 
     Args:
-        passes: what passes through all layers take on this machine, by tokens; None: a guess.
+        costs: what launches of a loop take on this machine, by tokens of each sequence; None: a guess.
     """
 
     name, can_resume, runs_every_layer, loops_as_rows = "exact", True, True, True
 
-    def __init__(self, manifest: Manifest, options: DepthOptions, passes: CostTable | None = None) -> None:
+    def __init__(self, manifest: Manifest, options: DepthOptions, costs: CostTable | None = None) -> None:
         self.loops, self.num_layers, self.tuning = manifest.model.loops, manifest.model.num_layers, options.tuning
         self._hidden_size = manifest.model.hidden_size
         limit = (options.draft_limit or self.tuning.text_draft_limit) if options.draft == "all" else 0
@@ -134,7 +134,7 @@ class WavefrontDepth:
             self.text = [*copies, GrammarDrafter(limit)]
         self.most_drafts = limit + self.loops
         self.lookahead = self.most_drafts + 1
-        self.costs = CostModel.of(manifest, passes)
+        self._costs = StepTable.of(costs, bool(manifest.weights))
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
@@ -193,7 +193,7 @@ class WavefrontDepth:
         """Of a copied token in one of ``size`` sequences: a row in the launch of each loop costs what a right token saves, a
         launch of one sequence."""
         few, many = self.loops, 3 * self.loops
-        launch, longer = (self.costs.full(size, size * rows, rows) for rows in (few, many))
+        launch, longer = (self.launch_ms(size, tokens) for tokens in (few, many))
         return (longer - launch) / launch * self.loops / (many - few)
 
     def _advance(self, context: LoopContext, states: Sequence[WavefrontSequence], after: int) -> list[list[int]]:
@@ -292,6 +292,10 @@ class WavefrontDepth:
         sequence.num_cached_tokens += 1
         return not right or (token in sequence.eos and not sequence.params.ignore_eos)
 
+    def launch_ms(self, size: int, tokens: int) -> float:
+        """What a launch of a loop takes for ``tokens`` tokens of each of ``size`` sequences."""
+        return self._costs.price([Launch(Graph(layers=1), size, size * tokens)])
+
     def starts_after(self, states: Sequence[WavefrontSequence]) -> int:
         """After how many loops of a token the next one starts: for the most expected tokens per ms of the batch.
 
@@ -304,6 +308,6 @@ class WavefrontDepth:
         def price(after: int) -> float:
             rows = -(-self.loops // after)
             launches = sum(share * max(loop, after) for loop, share in enumerate(settled, 1))
-            return launches * self.costs.full(size, size * rows, rows)
+            return launches * self.launch_ms(size, rows)
 
         return min(range(1, self.loops + 1), key=price)

@@ -60,7 +60,7 @@ def test_nothing_starts_early_where_rows_cost_too_much() -> None:
     """A batch that computes would become slower by its drafts."""
     here = backend(SURE)
     made = policy(here, draft="router")
-    made.costs.full = lambda size, tokens, longest: float(tokens)  # type: ignore[method-assign,assignment]
+    made.launch_ms = lambda size, tokens: float(size * tokens)  # type: ignore[method-assign,assignment]
     (row,) = generate(made, here, requests(1), capacity=1)
     assert not row.depth.drafted
 

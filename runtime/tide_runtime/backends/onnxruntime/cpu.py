@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_r
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, packed_weights
 from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.pass_costs import kept_pass_costs, padding_price
+from tide_runtime.backends.pass_costs import kept_loop_costs, kept_pass_costs, padding_price
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
 from tide_runtime.backends.recurrent_states import (
     RecurrentStates,
@@ -53,6 +53,7 @@ class OnnxRuntimeBackend(Sessions):
     name, packs_steps, has_prefix_blocks = "onnxruntime-cpu", True, True
     measure_padding: Callable[[], RowPadding | None] = staticmethod(lambda: NO_PADDING)  # see `row_padding`
     measure_passes: Callable[[OnnxRuntimeBackend], CostTable] | None = None  # see `pass_costs`
+    measure_loops: Callable[[OnnxRuntimeBackend], CostTable] | None = None  # see `loop_costs`
     bits = "same"  # or ``fast``: launches are not padded
     private_weights = ""
 
@@ -92,6 +93,10 @@ class OnnxRuntimeBackend(Sessions):
         backend.measure_passes = lambda view: kept_pass_costs(
             [*key, str(view.default_padding)], view.context, manifest.max_seq_len, target
         )
+        if LOOP in layers:
+            backend.measure_loops = lambda view: kept_loop_costs(
+                [*key, str(view.default_padding)], partial(view.context, loops_as_rows=True), manifest.max_seq_len, target
+            )
         return backend
 
     def with_bits(self, bits: str) -> OnnxRuntimeBackend:
@@ -99,7 +104,7 @@ class OnnxRuntimeBackend(Sessions):
             return self
         view = copy(self)
         view.bits = bits
-        for measured in ("row_padding", "padding_price", "pass_costs"):
+        for measured in ("row_padding", "padding_price", "pass_costs", "loop_costs"):
             view.__dict__.pop(measured, None)
         return view
 
@@ -123,6 +128,12 @@ class OnnxRuntimeBackend(Sessions):
     @cached_property
     def pass_costs(self) -> CostTable | None:
         measure = self.measure_passes
+        return self._uncounted(lambda: measure(self)) if measure is not None else None
+
+    @cached_property
+    def loop_costs(self) -> CostTable | None:
+        """What launches of `LOOP` take, by tokens of each sequence; None where there is none."""
+        measure = self.measure_loops
         return self._uncounted(lambda: measure(self)) if measure is not None else None
 
     def _uncounted(self, measure: Callable[[], Measured]) -> Measured:
