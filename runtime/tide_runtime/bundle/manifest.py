@@ -121,7 +121,8 @@ class GraphInfo:
 class TargetInfo:
     """The graphs compiled for one kind of machine.
 
-    A target may have further forms of each segment (`forms_of`), `UNCUT`, which runs all segments in one launch, and `DRAFT`.
+    A target may have further forms of each segment (`forms_of`), `UNCUT`, which runs all segments in one launch, `LOOP`, and
+    `DRAFT`.
 
     Args:
         graphs: graph or form name → file.

@@ -4,8 +4,8 @@ The target ``cpu`` has one form of a segment for all steps, with padded GroupQue
 second one with matrix products, ``segment_i.batched``, for prompt tokens in another order than the text's. ``uncut``, all
 segments as one graph, runs tokens that take every layer. The target ``cuda`` has ``segment_i`` with GQA for one sequence or one
 token of each, and ``segment_i.batched`` for all other steps.
-Graphs that many applications never use are loaded by the first step that runs them: the other forms, ``kv_fill_c`` and, in a
-bundle without exits, the segments and ``head``.
+Graphs that many applications never use are loaded by the first step that runs them: the other forms, ``kv_fill_c``, ``loop``
+and, in a bundle without exits, the segments and ``head``.
 """
 
 from __future__ import annotations
