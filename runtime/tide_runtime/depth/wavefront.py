@@ -133,7 +133,7 @@ class WavefrontDepth:
             copies = [TextDrafter(limit), SuccessorDrafter(limit, self.tuning.successor_entries)]
             self.text = [*copies, GrammarDrafter(limit)]
         self.most_drafts = limit + self.loops
-        self.lookahead = self.most_drafts + 1
+        self.lookahead = self.most_drafts + self.loops  # loops guess on until the first of the drafts is final
         self._costs = StepTable.of(costs, bool(manifest.weights))
 
     def check_params(self, params: GenerationParams) -> None:
