@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from export.looped_tiny import FORMS, made, nanbeige
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.bundle.manifest import LOOP, UNCUT
+from tide_runtime.bundle.manifest import LOOP
 from tide_runtime.depth.options import DepthOptions
 
 from tide_export import ExportConfig
@@ -49,5 +49,5 @@ def test_texts_are_those_of_full_depth_in_fewer_passes(bundle: Bundle, params: d
             found = rows.generate(prompts, asked)
             assert [one.token_ids for one in found] == plain
             assert sum(one.stats.accepted.get("loop", 0) for one in found)
-            passes = rows.backend.launches[UNCUT] - before.get(UNCUT, 0)
+            passes = rows.backend.launches["segment_0"] - before.get("segment_0", 0)
             assert passes == len(prompts), "tokens are decoded by the graph of all loops"

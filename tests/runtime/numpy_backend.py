@@ -112,7 +112,7 @@ class NumpyContext:
         return self.backend.manifest.model.loops
 
     def fits_together(self, first: int, counts: Sequence[int], lengths: Sequence[int]) -> bool:
-        return self.ends.fit(first, counts, lengths)
+        return self.loops == 1 and self.ends.fit(first, counts, lengths)
 
     snapshots = None
 
