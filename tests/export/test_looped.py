@@ -297,6 +297,8 @@ def test_code_that_comes_with_a_model(tmp_path, monkeypatch):
         export(str(source), tmp_path / "bundle", config, trust_remote_code=True)
     config = json.loads((source / "config.json").read_text())
     monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", lambda *_, **__: (config, {}))
+    monkeypatch.setattr("tide_export.remote_code.get_tokenizer_config", lambda *_, **__: tokenizer)
+    tokenizer: dict[str, object] = {}
     with pytest.raises(ParamsError, match="--revision"):
         check_remote_code("org/spiral", "main", trusted=True)
     check_remote_code("org/spiral", "0" * 40, trusted=True)
@@ -305,3 +307,6 @@ def test_code_that_comes_with_a_model(tmp_path, monkeypatch):
         check_remote_code(str(source), None, trusted=True)
     config["model_type"] = "ouro"  # loaded by a class of the exporter, whatever comes with it
     check_remote_code("org/ouro", None, trusted=True)
+    tokenizer["auto_map"] = {"AutoTokenizer": ["tokenization_spiral.SpiralTokenizer", None]}
+    with pytest.raises(ParamsError, match="--revision"):
+        check_remote_code("org/ouro", "main", trusted=True)
