@@ -130,7 +130,7 @@ class WavefrontDepth:
         limit = (options.draft_limit or self.tuning.text_draft_limit) if options.draft == "all" else 0
         self.text: list[Drafter] = []
         if limit:
-            copies = [TextDrafter(limit), SuccessorDrafter(limit, self.tuning.successor_entries)]
+            copies: list[Drafter] = [TextDrafter(limit), SuccessorDrafter(limit, self.tuning.successor_entries)]
             self.text = [*copies, GrammarDrafter(limit)]
         self.most_drafts = limit + self.loops
         self.lookahead = self.most_drafts + self.loops  # loops guess on until the first of the drafts is final
