@@ -45,9 +45,10 @@ class _Calls(threading.local):
 
 
 @contextmanager
-def at_boundaries(model: PreTrainedModel, visit: Visit) -> Iterator[None]:
-    """Context in which each pass calls ``visit(n, hidden [B, S, H])`` at every boundary, 0 … L · loops; a tensor that it returns
-    goes on in place of the hidden state.
+def at_boundaries(model: PreTrainedModel, visit: Visit, begin_loop: Visit = lambda number, hidden: None) -> Iterator[None]:
+    """Context in which each pass calls ``visit(n, hidden [B, S, H])`` at every boundary, 0 … L · loops, and ``begin_loop`` with
+    the number of the boundary before and what the first layer of a later loop reads; a tensor that it returns goes on in place of
+    the hidden state.
 
     A pass raises UnsupportedModelError where the layers do not run as whole loops, in their order.
     """
@@ -64,9 +65,8 @@ def at_boundaries(model: PreTrainedModel, visit: Visit) -> Iterator[None]:
                 "a time; TIDE compiles decoders that run their layers in order, once or in loops"
             )
         calls.count += 1
-        if number and not number % len(layers):  # visited when the loop before it ended
-            return None
-        visited = visit(number, args[0] if args else kwargs["hidden_states"])
+        begins = number and not number % len(layers)  # its boundary was visited when the loop before it ended
+        visited = (begin_loop if begins else visit)(number, args[0] if args else kwargs["hidden_states"])
         if visited is None:
             return None
         return ((visited, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": visited})

@@ -99,15 +99,26 @@ def boundary_nodes(graph: ir.Graph) -> dict[int, ir.Node]:
     return {int(n.attributes["index"].value): n for n in graph if n.op_type == "Boundary"}
 
 
-def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model:
-    """A copy of the traced model that keeps only the given boundaries and the one after the last layer."""
+def loop_starts(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes that mark what the first layer reads in the second loop, and those after it."""
+    return [node for node in graph if node.op_type == "LoopStart"]
+
+
+def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int], starts: bool = False) -> ir.Model:
+    """A copy of the traced model that keeps only the given boundaries and the one after the last layer; ``starts``: and
+    `loop_starts`."""
     model = traced.model.clone()
     kept = {traced.num_layers, *checkpoints}
-    for index, node in boundary_nodes(model.graph).items():
-        if index not in kept:
-            ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
-            model.graph.remove(node, safe=True)
+    _drop(model.graph, (node for index, node in boundary_nodes(model.graph).items() if index not in kept))
+    if not starts:
+        _drop(model.graph, loop_starts(model.graph))
     return model
+
+
+def _drop(graph: ir.Graph, marks: Iterable[ir.Node]) -> None:
+    for node in marks:
+        ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+        graph.remove(node, safe=True)
 
 
 def mark_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model:
@@ -132,7 +143,7 @@ def cut(model: ir.Model, num_layers: int, states_after: int | None = None) -> li
     graph = model.graph
     boundaries = boundary_nodes(graph)
     head = CutGraph("head", _piece(model, "head", boundaries[num_layers].outputs[0], graph.outputs[0], ()))
-    final = _select_logits_tokens(graph, boundaries[num_layers])
+    final = select_logits_tokens(graph, boundaries[num_layers])
     states = _select_states(graph, states_after, final) if states_after is not None else None
     graphs = []
     for number, (first, end) in enumerate(itertools.pairwise([0, *sorted(boundaries)])):
@@ -143,7 +154,7 @@ def cut(model: ir.Model, num_layers: int, states_after: int | None = None) -> li
     return [*graphs, head]
 
 
-def _select_logits_tokens(graph: ir.Graph, last: ir.Node) -> ir.Value:
+def select_logits_tokens(graph: ir.Graph, last: ir.Node) -> ir.Value:
     """Feed only the tokens at ``logits_index`` into the head: [B, S, H] → [1, N, H]. Returns what the head is fed."""
     states = last.inputs[0]
     assert states is not None and states.shape is not None
@@ -227,11 +238,12 @@ def _piece(
             f"({error}); models whose later layers read the token ids or earlier layers' states are not supported"
         ) from error
     piece_model = ir.Model(piece, ir_version=model.ir_version)
-    _finish(piece_model, name, hidden is not None, logits=values["logits"] is result)
+    finish_piece(piece_model, name, hidden is not None, logits=values["logits"] is result)
     return piece_model
 
 
-def _finish(model: ir.Model, name: str, from_hidden: bool, logits: bool) -> None:
+def finish_piece(model: ir.Model, name: str, from_hidden: bool, logits: bool) -> None:
+    """Give a piece's first input and output the contract's names, and drop what it does not use."""
     graph = model.graph
     graph.name = name
     if from_hidden:
@@ -271,6 +283,7 @@ def cut_kv_fill(traced: TracedModel, early_exit: ExitInfo) -> CutGraph:
     """
     model, end = traced.model.clone(), traced.num_layers - early_exit.tail_layers
     graph = model.graph
+    _drop(graph, loop_starts(graph))
     boundaries = boundary_nodes(graph)
     hidden = boundaries[early_exit.checkpoint].outputs[0]
     for layer in range(early_exit.checkpoint + 1, end):

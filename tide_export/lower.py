@@ -9,8 +9,9 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import UNCUT, batched_graph
 
 from tide_export.advance_graph import advance_graph
-from tide_export.cut import CutGraph, LoweredModel, cut, cut_kv_fill, keep_boundaries, mark_boundaries, name_values
+from tide_export.cut import CutGraph, LoweredModel, cut, cut_kv_fill, keep_boundaries, loop_starts, mark_boundaries, name_values
 from tide_export.draft_graph import DraftWeights, draft_graph_model
+from tide_export.loop_graph import cut_loop
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
 from tide_export.targets.base import Target
 from tide_export.trace import TracedModel
@@ -58,6 +59,10 @@ def lower(
         forms.append(advance_graph(graphs))
     if target.uncut and checkpoints:
         forms += _lower_uncut(traced, target, checkpoints, context, draft.layer if draft is not None and target.drafts else None)
+    if target.uncut and loop_starts(traced.model.graph) and not context.kv_scales:  # which differ from loop to loop
+        loop = cut_loop(traced)
+        run_passes(loop.model, (*target.pieces, *target.padded), context)
+        forms.append(loop)
     for info in skips if target.kv_fill else ():
         graphs.append(cut_kv_fill(traced, info))
         reports += run_passes(graphs[-1].model, target.kv_fill, context)

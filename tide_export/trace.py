@@ -17,6 +17,8 @@ Marker operators of the domain ``tide`` appear in the traced graph; lowering pas
 ``tide::Boundary(hidden)``
     Identity on the residual stream [B, S, H] *before* layer ``index`` (``index`` = L: after the last layer, before the
     final norm). The exporter cuts there.
+``tide::LoopStart(hidden)``
+    Identity on what the first layer reads in a later loop.
 
 The model's own code runs during tracing: `traced_attention` and `traced_recurrence` replace its attention, recurrences and cache,
 `long_rotary` rotary embeddings with two sets of factors, and boundaries are forward hooks, so no architecture needs an adapter.
@@ -28,6 +30,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -88,10 +91,15 @@ class _Step(nn.Module):
         return logits, [[layer.written[name] for name in names] for layer, names in zip(layers, self.names, strict=True)]
 
 
-def _mark_boundary(index: int, hidden: torch.Tensor) -> torch.Tensor:
+def _mark(kind: str, index: int, hidden: torch.Tensor) -> torch.Tensor:
     return torch.onnx.ops.symbolic(
-        f"{DOMAIN}::Boundary", (hidden,), attrs={"index": index}, dtype=hidden.dtype, shape=hidden.shape, version=1
+        f"{DOMAIN}::{kind}", (hidden,), attrs={"index": index}, dtype=hidden.dtype, shape=hidden.shape, version=1
     )
+
+
+def _marked(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Context in which the model's boundaries are marked."""
+    return at_boundaries(model, partial(_mark, "Boundary"), partial(_mark, "LoopStart"))
 
 
 def trace(model: PreTrainedModel, parameters: ParameterSource | None = None, repeat: bool = False) -> TracedModel:
@@ -136,7 +144,7 @@ def _traced(model: PreTrainedModel, kept: Sequence[LayerInfo]) -> ir.Model:
     b, s, t = dim("batch", min=1, max=4096), dim("seq", min=1, max=1 << 20), dim("slots", min=1, max=1 << 20)
     by_layer = [[{0: b, 2: t} if name in KEY_VALUES else {0: b} for name in kept_names(one)] for one in kept]
     dynamic = ({0: b, 1: s}, {0: b, 1: s}, {0: b}, by_layer)
-    with torch.no_grad(), tide_layers(model), both_factors(model), at_boundaries(model, _mark_boundary), _quiet():
+    with torch.no_grad(), tide_layers(model), both_factors(model), _marked(model), _quiet():
         try:
             program = torch.onnx.export(
                 _Step(model, kept), args, dynamo=True, opset_version=OPSET, dynamic_shapes=dynamic, optimize=False, verbose=False

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tide_runtime.bundle.manifest import UNCUT, Manifest, read_manifest
+from tide_runtime.bundle.manifest import LOOP, UNCUT, Manifest, read_manifest
 from tide_runtime.errors import ModelFilesError, VerificationError
 from tide_runtime.text.tokenizer import Tokenizer
 
@@ -194,7 +194,7 @@ def check_bundle(
     texts = _texts(manifest, prompts(manifest, _tokenizer(manifest, directory)))
     source = loaded.parameters
     with layer_by_layer(loaded.model, source, values.compare if values is not None else None):
-        eager = _eager(loaded, texts, manifest.checkpoints, kv_scales)
+        eager = _eager(loaded, texts, sorted({*manifest.checkpoints, *_loop_ends(manifest)}), kv_scales)
         unrounded = _eager(loaded, texts, []) if kv_scales else eager
     if values is not None:
         compare_rest(values, source)
@@ -277,18 +277,26 @@ def _check_graphs(
     manifest: Manifest, directory: Path, texts: Sequence[_Text], eager: EagerPass, tolerance: float
 ) -> Iterator[GraphCheck]:
     """Each segment, its activations not rounded, from the eager model's state at its cut to that at the next, or to logits; then
-    the graph of all segments, if there is one."""
-    run, graphs = _pass(manifest, texts), manifest.targets["cpu"].graphs
+    the graph of all segments and that of a loop, in each loop, if there are any."""
+    run, graphs, last = _pass(manifest, texts), manifest.targets["cpu"].graphs, manifest.model.num_layers
     owners = [text.name for text in texts for _ in text.ids]
     parts = [(segment.name, tuple(segment.layers or ())) for segment in manifest.segments]
-    for graph, (first, end) in [*parts, *([(UNCUT, (0, manifest.model.num_layers))] if UNCUT in graphs else [])]:
+    parts += [(UNCUT, (0, last))] if UNCUT in graphs else []
+    parts += [(LOOP, loop) for loop in itertools.pairwise([0, *_loop_ends(manifest), last])] if LOOP in graphs else []
+    for graph, (first, end) in parts:
         file = directory / graphs[graph]
-        output = run.run(open_session(file, exact=True), eager.states.get(first))  # no name keeps the session
+        output = run.run(open_session(file, exact=True), eager.states.get(first), end == last)  # no name keeps the session
         expected = eager.states.get(end, eager.logits)
         output -= expected  # in place: the logits of a large vocabulary are hundreds of MB
         difference, token = _largest(output, expected)
         allowed = tolerance * (4 if graph == UNCUT else 1)  # errors of all segments add up
         yield GraphCheck(graph, (first, end), owners[token], difference, allowed, float(max(output.max(), -output.min())))
+
+
+def _loop_ends(manifest: Manifest) -> list[int]:
+    """Layers run at the end of each loop but the last, which ends in logits."""
+    layers, count = manifest.model.num_layers // manifest.model.loops, manifest.model.num_layers
+    return list(range(layers, count, layers))
 
 
 def _pass(manifest: Manifest, texts: Sequence[_Text], decoded: int = 0) -> TextPass:

@@ -31,6 +31,9 @@ class DepthTuning:
         exit_expectation_weight: weight of the expectation under policy ``exit``, where an outcome is one token (see `Backoff`).
         backoff_decay: share of the past that the running speedup of exits keeps at each outcome.
         cooldown: tokens without speculation after it first lost; each further loss doubles it.
+        settled_after_first_loop: of a looped model's tokens, share whose final guess is expected after the first loop; the other
+            loops have equal shares of the rest.
+        settled_rate: weight of a token in these shares.
         exit_room: most tokens that wait at one checkpoint under policy ``exit``; then the layers they skipped are run.
     """
 
@@ -52,4 +55,6 @@ class DepthTuning:
     exit_expectation_weight: float = 8.0
     backoff_decay: float = 0.9
     cooldown: int = 32
+    settled_after_first_loop: float = 0.7
+    settled_rate: float = 1 / 32
     exit_room: int = 64

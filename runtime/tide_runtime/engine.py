@@ -20,7 +20,7 @@ from tide_runtime.backends.observed import Observer, observed
 from tide_runtime.backends.recurrent_states import StateMemory
 from tide_runtime.backends.step_arrays import RowPadding
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.bundle.manifest import LOOP, Manifest
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.certificate_coverage import with_promises
 from tide_runtime.depth.policy import BackendFacts, EnginePolicy
@@ -110,7 +110,8 @@ class Engine:
             self._make_tree() if caches_prefixes else None,
         )
         finish = partial(_finished, self.policy.name, self.tokenizer, self.manifest, options, self._metrics)
-        make_context = partial(self.backend.context, self.max_batch, blocks if caches_prefixes else 0)
+        rows = {"loops_as_rows": True} if self.policy.loops_as_rows else {}
+        make_context = partial(self.backend.context, self.max_batch, blocks if caches_prefixes else 0, **rows)
         self._loop = EngineLoop(self.policy, make_context, scheduler, finish, self._metrics)
         weakref.finalize(self, self._loop.stop, abort=True)
 
@@ -126,6 +127,7 @@ class Engine:
             self.backend.pass_costs,
             same_bits=self.backend.row_padding is not None,
             rounds=self.manifest.rounds(self.target),
+            loop_costs=(lambda: self.backend.loop_costs) if LOOP in self.manifest.targets[self.target].graphs else None,
         )
         return choose_drive(make_policy(self.options.policy, self.manifest, self.options.depth, facts), self.backend)
 

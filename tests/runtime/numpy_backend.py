@@ -18,6 +18,7 @@ from tide_runtime.backends.step_arrays import NO_PADDING, RowEnds
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.bundle.manifest import (
     HEAD,
+    LOOP,
     SCHEMA_VERSION,
     GenerationInfo,
     GraphInfo,
@@ -35,9 +36,9 @@ Script = Callable[[str, Array], Array]  # exit graph and states [T, H] → score
 
 
 def tiny_manifest(
-    model: TinyTransformer, checkpoints: Sequence[int], exits: Sequence[ExitInfo] = (), draft_limit: int = 4
+    model: TinyTransformer, checkpoints: Sequence[int], exits: Sequence[ExitInfo] = (), draft_limit: int = 4, loops: int = 1
 ) -> Manifest:
-    """The manifest of a bundle of ``model`` cut at ``checkpoints``, with ``exits``."""
+    """The manifest of a bundle of ``model`` cut at ``checkpoints``, with ``exits``; its layers count as those of ``loops``."""
     layers = len(model.strengths)
     edges = [0, *checkpoints, layers]
     graphs = [GraphInfo(f"segment_{i}", [edges[i], edges[i + 1]], 0, [], []) for i in range(len(edges) - 1)]
@@ -47,7 +48,7 @@ def tiny_manifest(
         schema=SCHEMA_VERSION,
         created="",
         tools={},
-        model=ModelInfo("tiny", "tiny", None, "Tiny", "tiny", layers, HIDDEN, model.vocab, 0, 0, ""),
+        model=ModelInfo("tiny", "tiny", None, "Tiny", "tiny", layers, HIDDEN, model.vocab, 0, 0, "", loops),
         dtype="fp32",
         max_seq_len=model.positions,
         checkpoints=list(checkpoints),
@@ -103,8 +104,15 @@ class NumpyContext:
         self._latest = NumpyStep(self, first_row, counts, wanted or [0] * len(counts))
         return self._latest
 
+    def loop_step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> NumpyLoopStep:
+        return NumpyLoopStep(self, first_row, counts, wanted)
+
+    @property
+    def loops(self) -> int:
+        return self.backend.manifest.model.loops
+
     def fits_together(self, first: int, counts: Sequence[int], lengths: Sequence[int]) -> bool:
-        return self.ends.fit(first, counts, lengths)
+        return self.loops == 1 and self.ends.fit(first, counts, lengths)
 
     snapshots = None
 
@@ -259,3 +267,45 @@ class NumpyStep:
             self.score[: self.tokens] = scores
         if info.head != "identity":
             self.hidden[writes][: self.tokens] = backend.model.translated(info.checkpoint, state)
+
+
+class NumpyLoopStep:
+    """One loop's layers for tokens of rows (sequence, loop); see `LoopStep`."""
+
+    def __init__(self, context: NumpyContext, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> None:
+        assert all(0 <= few <= many for few, many in zip(wanted, counts, strict=True)) and max(counts) > 0
+        self._context, self._first, self._counts, self._wanted = context, first_row, counts, wanted
+        room = sum(counts) + 3
+        self.input_ids, self.first_loop = np.zeros(room, np.int64), np.zeros((room, 1), np.bool_)
+        self.before_loop, self.after_loop = np.full((room, HIDDEN), FORGOTTEN), np.full((room, HIDDEN), FORGOTTEN)
+        self.logits, self.token = np.full((room, context.backend.model.vocab), GARBAGE), np.full(room, -1)
+        self._places: Sequence[int] | None = None
+
+    def place(self, lengths: Sequence[int]) -> None:
+        self._places = lengths
+
+    def run(self, graph: str) -> None:
+        context, backend = self._context, self._context.backend
+        assert graph == LOOP and self._places is not None
+        backend.launches[graph] += 1
+        count_of_loop = backend.manifest.model.num_layers // context.loops
+        context.layers_launched += count_of_loop
+        begin, logits_of = 0, list[Array]()
+        for index, (place, count, wanted) in enumerate(zip(self._places, self._counts, self._wanted, strict=True)):
+            (row, loop), end = divmod(self._first + index, context.loops), begin + count
+            assert (self.first_loop[begin:end] == (loop == 0)).all()
+            layers, positions = range(loop * count_of_loop, (loop + 1) * count_of_loop), place + np.arange(count)
+            if count:  # and a row of padding
+                context.keys[layers, row, place + count : place + count + 1] = GARBAGE
+            visible = np.arange(context.keys.shape[2]) <= positions[:, None]
+            hidden = backend.model.embed(self.input_ids[begin:end], positions) if loop == 0 else self.before_loop[begin:end]
+            for layer in layers:
+                context.keys[layer, row, positions], context.values[layer, row, positions] = backend.model.project(layer, hidden)
+                keys, values = context.keys[layer, row], context.values[layer, row]
+                hidden = backend.model.layer(layer, hidden, keys, values, visible) if count else hidden
+            self.after_loop[begin:end] = hidden
+            logits_of += list(hidden[count - wanted :])
+            begin = end
+        if logits_of:
+            self.logits[: len(logits_of)] = backend.model.logits(np.stack(logits_of))
+            self.token[: len(logits_of)] = self.logits[: len(logits_of)].argmax(-1)

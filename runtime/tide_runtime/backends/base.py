@@ -64,6 +64,15 @@ class Step(Protocol):
         """Run one graph of the bundle on the buffers: ``segment_i``, ``exit_c``, ``head`` or ``draft``."""
 
 
+class LoopStep(Step, Protocol):
+    """A pass of `LOOP` over tokens of rows of a looped model's loops: row r · R + n is the n-th of R loops of sequence r. ``run``
+    takes `LOOP` only."""
+
+    before_loop: NDArray[np.generic]  # [T, H], the states that the loop begins with; of the first loop any
+    after_loop: NDArray[np.generic]  # [T, H], those that the next loop begins with
+    first_loop: NDArray[np.bool_]  # [T, 1], whether a token runs the first loop, which begins with the embedding of its id
+
+
 class PrefixMemory(Protocol):
     """What rows have kept of earlier texts, in blocks of BLOCK_TOKENS tokens."""
 
@@ -155,6 +164,15 @@ class ExecutionContext(RowStates, Protocol):
         """Whether a step of ``counts`` tokens after ``num_cached_tokens`` fits into the rows, padding included."""
 
 
+class LoopContext(ExecutionContext, Protocol):
+    """A context of a looped model in which a sequence's caches of all its loops lie side by side."""
+
+    loops: int  # R; a sequence at batch index b has the rows b · R … b · R + R - 1
+
+    def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
+        """A step of ``counts[i]`` tokens of each row from ``first_index`` on, and logits of the last ``wanted[i]`` of them."""
+
+
 class Backend(Protocol):
     """A loaded target."""
 
@@ -194,6 +212,10 @@ class Backend(Protocol):
     @property
     def pass_costs(self) -> CostTable | None:
         """See `measure_pass_costs`; None where passes are not measured. Measured when first read, unless this machine has."""
+
+    @property
+    def loop_costs(self) -> CostTable | None:
+        """See `measure_loop_costs`; None where the target has no `LOOP`. Measured as `pass_costs` are."""
 
     def with_bits(self, bits: str) -> Backend:
         """The same sessions as `EngineOptions.bits` says; ``fast``: launches are not padded and `row_padding` is None. Targets of

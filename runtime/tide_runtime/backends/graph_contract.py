@@ -9,6 +9,7 @@ from tide_runtime.bundle.manifest import (
     ADVANCE,
     DRAFT,
     HEAD,
+    LOOP,
     STATES,
     UNCUT,
     GraphInfo,
@@ -97,7 +98,9 @@ def _is_position(name: str) -> bool:
 def _formed(manifest: Manifest, name: str) -> GraphInfo:
     """The segment, the uncut graph, `ADVANCE` or the draft head that ``name`` is a form of."""
     every = [0, manifest.model.num_layers]
-    others = GraphInfo(UNCUT, every, 0, [], []), GraphInfo(ADVANCE, every, 0, [], []), GraphInfo(DRAFT, None, 0, [], [])
+    loop = [0, manifest.model.num_layers // manifest.model.loops]
+    layers = {UNCUT: every, ADVANCE: every, LOOP: loop, DRAFT: None}
+    others = [GraphInfo(graph, run, 0, [], []) for graph, run in layers.items()]
     return next(g for g in (*manifest.segments, *others) if name in forms_of(g.name))
 
 
@@ -125,7 +128,10 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
     caches = _caches(manifest, range(*graph.layers)) | kept
     inputs: dict[str, Shape] = {"input_ids": tokens} if graph.layers[0] == 0 else {"hidden": hidden}
     outputs: dict[str, Shape] = {"hidden_out": hidden}
-    if graph.layers[1] == model.num_layers:
+    if graph.name == LOOP:
+        inputs |= {"hidden": hidden, "first_loop": (batch, None, 1), "logits_index": (None,)}
+        outputs |= {"logits": (1, None, model.vocab_size), "token": (1, None)}
+    elif graph.layers[1] == model.num_layers:
         inputs["logits_index"], outputs = (None,), {"logits": (1, None, model.vocab_size), "token": (1, None)}
     return inputs | caches, outputs | _written(caches)
 

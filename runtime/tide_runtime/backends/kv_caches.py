@@ -27,10 +27,13 @@ class KVCaches:
 
     Args:
         spare_slots: slots beyond max_seq_len, which steps pad into.
+        loops: how often the model runs its layers, where a row's caches of all loops are to lie side by side; else 1.
 
     Attributes:
-        arrays: name (``key_cache_i``, ``value_cache_i``) → [rows, heads, slots, head_dim], contiguous. The arrays are never
-            replaced, so bindings to them stay valid until `close`.
+        arrays: name (``key_cache_i``, ``value_cache_i``) → [rows, heads, slots, head_dim], of ``loops`` more than 1 a single row
+            of which is contiguous, else all. The arrays are never replaced, so bindings to them stay valid until `close`.
+        by_loop: the same memory, of the layers of the first loop: name → [rows · loops, heads, slots, head_dim], contiguous; row
+            r · loops + n has the n-th loop's keys and values of row r.
         limit: slots that a step may write, max_seq_len + spare_slots.
         slots: ``limit``, rounded up to whole pages for each row where few slots make up the difference.
         block_bytes: bytes of BLOCK_TOKENS tokens over all layers.
@@ -38,21 +41,29 @@ class KVCaches:
     Raises DeviceMemoryError when the operating system refuses the address space.
     """
 
-    def __init__(self, manifest: Manifest, dtype: type[np.generic], rows: int, spare_slots: int = 0) -> None:
-        itemsize = np.dtype(dtype).itemsize
+    def __init__(self, manifest: Manifest, dtype: type[np.generic], rows: int, spare_slots: int = 0, loops: int = 1) -> None:
+        itemsize, layers = np.dtype(dtype).itemsize, len(manifest.layers) // loops
         shapes = {
             f"{kind}_cache_{layer}": (kv.heads, head_dim)
             for layer, kv in manifest.kv.items()
+            if layer < layers
             for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim))
         }
         slot_bytes = {name: heads * head_dim * itemsize for name, (heads, head_dim) in shapes.items()}
         self.limit = manifest.max_seq_len + spare_slots
         self.slots = _whole_pages(self.limit, slot_bytes.values())
-        self.block_bytes = BLOCK_TOKENS * sum(slot_bytes.values())
-        self._memory = {name: LazyMemory(rows * self.slots * size) for name, size in slot_bytes.items()}
-        self.arrays: dict[str, NDArray[np.generic]] = {
-            name: self._memory[name].bytes.view(dtype).reshape(rows, heads, self.slots, head_dim)
+        self.block_bytes = BLOCK_TOKENS * sum(slot_bytes.values()) * loops
+        self._loops = loops
+        self._memory = {name: LazyMemory(rows * loops * self.slots * size) for name, size in slot_bytes.items()}
+        self.by_loop: dict[str, NDArray[np.generic]] = {
+            name: self._memory[name].bytes.view(dtype).reshape(rows * loops, heads, self.slots, head_dim)
             for name, (heads, head_dim) in shapes.items()
+        }
+        self.arrays: dict[str, NDArray[np.generic]] = {
+            f"{kind}_{int(layer) + loop * layers}": array[loop::loops]
+            for loop in range(loops)
+            for name, array in self.by_loop.items()
+            for kind, _, layer in (name.rpartition("_"),)
         }
 
     def release(self, row: int) -> None:
@@ -61,10 +72,11 @@ class KVCaches:
         Where memory cannot be given back, the slots keep their values, and those of a failed request, NaN or infinite, become
         zero: masked attention multiplies unused slots by 0, which does not hide them.
         """
-        for name, array in self.arrays.items():
-            size = array[row].nbytes
-            if not self._memory[name].give_back(row * size, (row + 1) * size):
-                _clean(array[row])
+        for name, array in self.by_loop.items():
+            own = array[row * self._loops : (row + 1) * self._loops]
+            if not self._memory[name].give_back(row * own.nbytes, (row + 1) * own.nbytes):
+                for values in own:
+                    _clean(values)
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         """Copy the cached tokens of row ``source`` to row ``target``, in every layer."""
@@ -74,6 +86,7 @@ class KVCaches:
     def close(self) -> None:
         """Give all physical memory back. Address space is freed with the last array or binding that refers to it."""
         self.arrays.clear()
+        self.by_loop.clear()
         for memory in self._memory.values():
             memory.give_back(0, memory.bytes.size)
         self._memory.clear()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Protocol, cast
 
-from tide_runtime.backends.base import Backend, ExecutionContext, Step
+from tide_runtime.backends.base import Backend, ExecutionContext, LoopStep, Step
 
 
 class Observer(Protocol):
@@ -37,14 +37,19 @@ class _ObservedBackend(_Delegate):
     def with_bits(self, bits: str) -> Backend:
         return observed(self._inner.with_bits(bits), self._observer)
 
-    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
-        return cast(ExecutionContext, _ObservedContext(self._inner.context(capacity, prefix_blocks), self._observer))
+    def context(self, capacity: int, prefix_blocks: int = 0, **options: Any) -> ExecutionContext:
+        inner = self._inner.context(capacity, prefix_blocks, **options)
+        return cast(ExecutionContext, _ObservedContext(inner, self._observer))
 
 
 class _ObservedContext(_Delegate):
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         size = sum(count > 0 for count in counts), sum(counts), max(counts)
         return cast(Step, _ObservedStep(self._inner.step(first_index, counts, wanted), self._observer, size))
+
+    def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
+        size = sum(count > 0 for count in counts), sum(counts), max(counts)
+        return cast(LoopStep, _ObservedStep(self._inner.loop_step(first_index, counts, wanted), self._observer, size))
 
 
 class _ObservedStep(_Delegate):

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.base import ExecutionContext, LoopContext
 from tide_runtime.backends.draft_step import run_draft_head
 from tide_runtime.bundle.calibration import CostTable, StepCost
+from tide_runtime.bundle.manifest import LOOP
 from tide_runtime.machine_cache import kept_result
 
 # Tokens of each sequence. Matrix products become slower by steps: see `rounded_tokens`.
@@ -26,6 +27,8 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     *((tokens,) for tokens in (1, 2, 3, 4, 6, 7, 12, 13, 24, 64)),
     *((tokens,) * 8 for tokens in (1, 2, 3, 4, 8)),
 )
+# Tokens of each of a looped model's sequences that are on their way; those of one sequence are at as many loops as there are.
+LOOP_SHAPES = tuple((sequences, tokens) for sequences in (1, 8) for tokens in (1, 2, 4, 8, 16) if sequences * tokens <= 64)
 _MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
 _CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
 _ROUNDS, _BUDGET_S = 7, 6.0  # no further round begins after so many seconds
@@ -43,14 +46,11 @@ def kept_pass_costs(
     """
     machine = platform.node()
 
-    def decode(table: dict[str, Any]) -> CostTable:
-        return CostTable(**{**table, "steps": [StepCost(**step) for step in table["steps"]]})
-
     def measure() -> CostTable:
         return measure_pass_costs(make_context, max_seq_len, target, machine)
 
     how = (machine, str(os.cpu_count()), str(SHAPES), "after single tokens")
-    return kept_result("pass-costs", [*key, *how], measure, asdict, decode, most_queued=_MOST_QUEUED)
+    return kept_result("pass-costs", [*key, *how], measure, asdict, _table, most_queued=_MOST_QUEUED)
 
 
 def measure_pass_costs(
@@ -82,6 +82,55 @@ def measure_pass_costs(
     drafts = _draft_head_ms(context, clock) if context.has_draft_head else {}
     context.close()
     return pass_table({counts: float(np.quantile(ms, _QUANTILE)) for counts, ms in times.items()}, target, machine, drafts)
+
+
+def kept_loop_costs(key: Sequence[str], make_context: Callable[[int], LoopContext], max_seq_len: int, target: str) -> CostTable:
+    """`measure_loop_costs`, kept as `kept_pass_costs` keeps its table."""
+    machine = platform.node()
+
+    def measure() -> CostTable:
+        return measure_loop_costs(make_context, max_seq_len, target, machine)
+
+    how = (machine, str(os.cpu_count()), str(LOOP_SHAPES))
+    return kept_result("loop-costs", [*key, *how], measure, asdict, _table, most_queued=_MOST_QUEUED)
+
+
+def _table(kept: dict[str, Any]) -> CostTable:
+    return CostTable(**{**kept, "steps": [StepCost(**step) for step in kept["steps"]]})
+
+
+def measure_loop_costs(
+    make_context: Callable[[int], LoopContext],
+    max_seq_len: int,
+    target: str,
+    machine: str,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostTable:
+    """Time launches of `LOOP` at `LOOP_SHAPES`, with logits of every token. In the table a launch counts as one layer."""
+    context = make_context(8)
+    loops, cached = context.loops, min(_CACHED_TOKENS, max_seq_len // 2)
+    shapes = [(sequences, tokens) for sequences, tokens in LOOP_SHAPES if cached + tokens <= max_seq_len]
+    times: dict[tuple[int, ...], list[float]] = {(tokens,) * sequences: [] for sequences, tokens in shapes}
+    began = clock()
+    for measured in range(_ROUNDS + 1):
+        if measured > 1 and clock() - began > _BUDGET_S:
+            break
+        for of_each, ms in times.items():
+            counts = [count for tokens in of_each for count in _by_loop(tokens, loops)]
+            start = clock()
+            step = context.loop_step(0, counts, counts)
+            step.input_ids[: sum(counts)] = 0
+            step.place([cached] * len(counts))
+            step.run(LOOP)
+            if measured:
+                ms.append((clock() - start) * 1e3)
+    context.close()
+    return pass_table({counts: float(np.quantile(ms, _QUANTILE)) for counts, ms in times.items()}, target, machine)
+
+
+def _by_loop(tokens: int, loops: int) -> list[int]:
+    """``tokens`` spread over ``loops``."""
+    return [tokens // loops + (loop < tokens % loops) for loop in range(loops)]
 
 
 def padding_price(padded: ExecutionContext, plain: ExecutionContext, max_seq_len: int) -> float:

@@ -23,6 +23,7 @@ SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 HEAD = "head"  # the LM head for early exits; the last segment includes its own
 UNCUT = "uncut"  # all segments as one graph; optional in a target
+LOOP = "loop"  # one loop of a looped model, for rows of any loops; optional in a target
 DRAFT = "draft"  # the draft head; optional in a target
 ADVANCE = "advance"  # moves all states over the accepted tokens of a step with drafts; in targets of recurrent models
 STATES = "states"  # output of `UNCUT`, where there is a draft head: the states that it reads
@@ -120,7 +121,8 @@ class GraphInfo:
 class TargetInfo:
     """The graphs compiled for one kind of machine.
 
-    A target may have further forms of each segment (`forms_of`), `UNCUT`, which runs all segments in one launch, and `DRAFT`.
+    A target may have further forms of each segment (`forms_of`), `UNCUT`, which runs all segments in one launch, `LOOP`, and
+    `DRAFT`.
 
     Args:
         graphs: graph or form name → file.

@@ -35,7 +35,7 @@ class ExactDepth:
             change a text, so it does not depend on time.
     """
 
-    name, can_resume, runs_every_layer = "exact", True, True
+    name, can_resume, runs_every_layer, loops_as_rows = "exact", True, True, False
 
     def __init__(
         self,

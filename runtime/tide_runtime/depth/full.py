@@ -14,7 +14,7 @@ from tide_runtime.sequence import TokenSequence
 class FullDepth:
     """Every segment for every token."""
 
-    name, lookahead, can_resume, runs_every_layer = "full", 1, True, True
+    name, lookahead, can_resume, runs_every_layer, loops_as_rows = "full", 1, True, True, False
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)

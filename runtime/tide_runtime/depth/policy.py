@@ -66,6 +66,10 @@ class EnginePolicy(DepthPolicy, Protocol):
     def runs_every_layer(self) -> bool:
         """Whether each token's logits are those of all layers, as a prefill gives them."""
 
+    @property
+    def loops_as_rows(self) -> bool:
+        """Whether it steps in a `LoopContext`."""
+
 
 @dataclass(frozen=True)
 class DevicePlan:
@@ -102,12 +106,15 @@ class BackendFacts:
         pass_costs: what passes through all layers take on this machine; None: not measured.
         same_bits: a token's logits do not depend on what shares its launch.
         rounds: the target rounds to few bits, so that without ``same_bits`` drafts would change many texts.
+        loop_costs: returns what launches of one loop take, as measured here, or None; None itself: the target does not run rows
+            of loops, see `LoopContext`.
     """
 
     concurrency: int = 1
     pass_costs: CostTable | None = None
     same_bits: bool = True
     rounds: bool = False
+    loop_costs: Callable[[], CostTable | None] | None = None
 
 
 def refuse_depth_budget(policy: str, params: GenerationParams) -> None:

@@ -8,6 +8,7 @@ from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import BackendFacts, LoadedPolicy
+from tide_runtime.depth.wavefront import WavefrontDepth
 from tide_runtime.errors import ParamsError
 
 
@@ -29,6 +30,8 @@ def make_policy(name: str, manifest: Manifest, options: DepthOptions, facts: Bac
             name = "full"
     if name == "full" or (name == "exact" and facts.rounds and not facts.same_bits):
         return FullDepth()
+    if name == "exact" and facts.loop_costs is not None and options.draft in ("all", "router"):
+        return WavefrontDepth(manifest, options, facts.loop_costs())
     if name == "exact":
         return ExactDepth(manifest, options, facts.pass_costs, with_exits, facts.same_bits)
     if name == "exit":

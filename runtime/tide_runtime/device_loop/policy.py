@@ -99,6 +99,10 @@ class DrivenDepth:
     def runs_every_layer(self) -> bool:
         return self.inner.runs_every_layer
 
+    @property
+    def loops_as_rows(self) -> bool:
+        return self.inner.loops_as_rows
+
     def reusable_tokens(self, sequence: TokenSequence) -> int:
         return self.inner.reusable_tokens(sequence)
 

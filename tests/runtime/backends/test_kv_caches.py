@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from runtime.backends.cache_shapes import MIXED, PAGED, UNPAGED, fill, manifest, resident_bytes
+from runtime.backends.cache_shapes import LOOPED, MIXED, PAGED, UNPAGED, fill, manifest, resident_bytes
 from tide_runtime.backends import lazy_memory
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS, KVCaches, cache_full
 from tide_runtime.backends.lazy_memory import LazyMemory
@@ -67,6 +67,23 @@ def test_a_released_row_leaves_the_others_alone(any_memory: str, shapes: Manifes
         others = [index for index in range(3) if index != row]
         np.testing.assert_array_equal(array[others], wanted[name][others])
         assert any_memory == "array" or not array[row].any()
+
+
+def test_loops_of_a_row_lie_side_by_side(any_memory: str) -> None:
+    """Guards against a loop that reads another one's keys, or another sequence's, and against one that is not released."""
+    caches = KVCaches(LOOPED, np.float32, 3, loops=2)
+    wanted = fill(caches)
+    assert list(caches.arrays) == list(KVCaches(LOOPED, np.float32, 1).arrays)
+    assert caches.block_bytes == KVCaches(LOOPED, np.float32, 1).block_bytes
+    for first, second in (("key_cache_1", "key_cache_3"), ("value_cache_0", "value_cache_2")):
+        assert caches.by_loop[first].flags.c_contiguous
+        np.testing.assert_array_equal(caches.by_loop[first][0::2], wanted[first])
+        np.testing.assert_array_equal(caches.by_loop[first][1::2], wanted[second])
+    assert all(array[1:2].flags.c_contiguous for array in caches.arrays.values())
+    caches.release(1)
+    for name, array in caches.arrays.items():
+        np.testing.assert_array_equal(array[[0, 2]], wanted[name][[0, 2]])
+        assert any_memory == "array" or not array[1].any()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

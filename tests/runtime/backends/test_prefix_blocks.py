@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from runtime.backends.cache_shapes import MIXED, PAGED, UNPAGED, fill, resident_bytes
+from runtime.backends.cache_shapes import LOOPED, MIXED, PAGED, UNPAGED, fill, resident_bytes
 from tide_runtime.backends import lazy_memory
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS, KVCaches
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
@@ -55,6 +55,17 @@ def test_the_last_whole_block_of_a_row_can_be_kept() -> None:
     for name, array in caches.arrays.items():
         np.testing.assert_array_equal(array[1, :, :end], wanted[name][0, :, :end])
         np.testing.assert_array_equal(array[1, :, end:], wanted[name][1, :, end:])
+
+
+def test_blocks_hold_every_loop() -> None:
+    """Guards against a prefix that is loaded into the first loop alone, or into a copy of the caches."""
+    caches = KVCaches(LOOPED, np.float32, 2, loops=2)
+    wanted, blocks = fill(caches), PrefixBlocks(caches, 2)
+    blocks.save(0, 0, [1, 0])
+    blocks.load([1, 0], 1)
+    for name, array in caches.arrays.items():
+        wanted[name][1, :, : 2 * BLOCK_TOKENS] = wanted[name][0, :, : 2 * BLOCK_TOKENS]
+        np.testing.assert_array_equal(array, wanted[name])
 
 
 def test_no_blocks_are_copied_for_no_ids() -> None:

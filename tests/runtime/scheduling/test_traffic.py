@@ -15,12 +15,13 @@ import numpy as np
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from runtime.depth.test_lazy_depth import recomputed, tuned
-from runtime.numpy_backend import NumpyBackend
+from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.random_bundles import Case, cases
 from runtime.simulated_exit import simulation
 from runtime.tiny_generation import Audited, make_row, output
 from runtime.tiny_generation import Request as Wanted
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.depth.wavefront import WavefrontDepth
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions, blocks_of
 from tide_runtime.scheduling.step import append_tokens, run_step
@@ -54,7 +55,7 @@ def crowded(case: Case, random: np.random.Generator) -> tuple[Case, int | None]:
 
 def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Generator, spare_blocks: int | None) -> Outcome:
     """Run ``requests`` that arrive, leave, meet their deadlines and are aborted at random."""
-    packs, caches = random.random() < 0.7, random.random() < 0.7 and policy.can_resume
+    packs, caches = random.random() < 0.7 or policy.loops_as_rows, random.random() < 0.7 and policy.can_resume
     backend = NumpyBackend(case.manifest, case.model, packs_steps=packs)
     slots = case.manifest.max_seq_len
     # Enough for one sequence; mostly too little for all of them.
@@ -138,13 +139,14 @@ def sharing(requests: list[Wanted], random: np.random.Generator, positions: int)
 
 
 @examples(max_examples=100)
-@given(cases(sampling=True, positions=(24, 80)), st.integers(0, 2**32 - 1), st.sampled_from(["full", "exact"]))
+@given(cases(sampling=True, positions=(24, 80)), st.integers(0, 2**32 - 1), st.sampled_from(["full", "exact", "loops"]))
 def test_full_and_exact_are_the_recomputed_model(case: Case, seed: int, name: str) -> None:
     """Breaks: a text that depends on who came when, on a preemption, on a chunk, or on what another request left in the cache."""
     random = np.random.default_rng(seed)
     case, spare_blocks = crowded(case, random)
     requests = sharing(case.requests, random, case.model.positions)
-    outcome = drive(case, tuned(case, name), requests, random, spare_blocks)
+    case, policy = wavefront(case, random) if name == "loops" else (case, tuned(case, name))
+    outcome = drive(case, policy, requests, random, spare_blocks)
     event(f"preemptions {min(outcome.preemptions, 3)}")
     event(f"prefix hits {outcome.prefix_tokens > 0}")
     for number, request in outcome.finished.items():
@@ -154,6 +156,17 @@ def test_full_and_exact_are_the_recomputed_model(case: Case, seed: int, name: st
         found = request.sequence.new_tokens.tolist()
         assert found == wanted[: len(found)]
     assert len(outcome.finished) + len(outcome.aborted) == len(requests) and outcome.left_blocks == 0
+
+
+def wavefront(case: Case, random: np.random.Generator) -> tuple[Case, WavefrontDepth]:
+    """The case with its layers in loops, and their policy, which lets tokens start as early as chance says."""
+    layers = len(case.model.strengths)
+    loops = next(count for count in (3, 2, 5) if layers % count == 0)
+    ends = range(layers // loops, layers, layers // loops)
+    case = replace(case, manifest=tiny_manifest(case.model, ends, loops=loops), options=replace(case.options, draft="all"))
+    policy = WavefrontDepth(case.manifest, case.options)
+    policy.starts_after = lambda states: int(random.integers(1, loops + 1))  # type: ignore[method-assign]
+    return case, policy
 
 
 @examples(max_examples=70)

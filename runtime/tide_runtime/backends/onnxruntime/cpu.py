@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from tide_runtime.backends.base import Step
+from tide_runtime.backends.base import LoopStep, Step
 from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, launches_agree, machine_key
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, packed_weights
 from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.pass_costs import kept_pass_costs, padding_price
+from tide_runtime.backends.pass_costs import kept_loop_costs, kept_pass_costs, padding_price
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
 from tide_runtime.backends.recurrent_states import (
     RecurrentStates,
@@ -40,7 +40,7 @@ from tide_runtime.backends.step_arrays import (
 )
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
-from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, STATES, batched_graph, forms_of
+from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, LOOP, STATES, batched_graph, forms_of
 from tide_runtime.errors import BundleError, ParamsError
 
 Measured = TypeVar("Measured")
@@ -53,6 +53,7 @@ class OnnxRuntimeBackend(Sessions):
     name, packs_steps, has_prefix_blocks = "onnxruntime-cpu", True, True
     measure_padding: Callable[[], RowPadding | None] = staticmethod(lambda: NO_PADDING)  # see `row_padding`
     measure_passes: Callable[[OnnxRuntimeBackend], CostTable] | None = None  # see `pass_costs`
+    measure_loops: Callable[[OnnxRuntimeBackend], CostTable] | None = None  # see `loop_costs`
     bits = "same"  # or ``fast``: launches are not padded
     private_weights = ""
 
@@ -70,6 +71,7 @@ class OnnxRuntimeBackend(Sessions):
             raise BundleError(f"target {target} lacks the graph {ADVANCE}, which undoes rejected drafts; export the bundle again")
         layers = decoder_layers(manifest, files)
         whole = {form for graph, count in layers.items() if count == manifest.model.num_layers for form in forms_of(graph)}
+        whole.add(LOOP)  # of one sequence's steps the only graph
 
         packed = packed_weights(bundle, target, threads)
 
@@ -91,6 +93,10 @@ class OnnxRuntimeBackend(Sessions):
         backend.measure_passes = lambda view: kept_pass_costs(
             [*key, str(view.default_padding)], view.context, manifest.max_seq_len, target
         )
+        if LOOP in layers:
+            backend.measure_loops = lambda view: kept_loop_costs(
+                [*key, str(view.default_padding)], partial(view.context, loops_as_rows=True), manifest.max_seq_len, target
+            )
         return backend
 
     def with_bits(self, bits: str) -> OnnxRuntimeBackend:
@@ -98,7 +104,7 @@ class OnnxRuntimeBackend(Sessions):
             return self
         view = copy(self)
         view.bits = bits
-        for measured in ("row_padding", "padding_price", "pass_costs"):
+        for measured in ("row_padding", "padding_price", "pass_costs", "loop_costs"):
             view.__dict__.pop(measured, None)
         return view
 
@@ -124,6 +130,12 @@ class OnnxRuntimeBackend(Sessions):
         measure = self.measure_passes
         return self._uncounted(lambda: measure(self)) if measure is not None else None
 
+    @cached_property
+    def loop_costs(self) -> CostTable | None:
+        """What launches of `LOOP` take, by tokens of each sequence; None where there is none."""
+        measure = self.measure_loops
+        return self._uncounted(lambda: measure(self)) if measure is not None else None
+
     def _uncounted(self, measure: Callable[[], Measured]) -> Measured:
         """The result of ``measure``, whose launches serve no request and do not count."""
         counted = dict(self.launches)
@@ -146,20 +158,30 @@ class OnnxRuntimeBackend(Sessions):
         outputs = (value for graph in self.every_layer for value in self.session(graph).get_outputs())
         return {value.name: value.shape[2:] for value in outputs if value.name.startswith("undo_")}
 
-    def context(self, capacity: int, prefix_blocks: int = 0, *, padding: RowPadding | None = None) -> OnnxRuntimeContext:
-        """See `Backend`. ``padding`` replaces `default_padding`, to measure what it does."""
-        return OnnxRuntimeContext(self, capacity, prefix_blocks, padding or self.default_padding)
+    def context(
+        self, capacity: int, prefix_blocks: int = 0, *, padding: RowPadding | None = None, loops_as_rows: bool = False
+    ) -> OnnxRuntimeContext:
+        """See `Backend`.
+
+        Args:
+            padding: replaces `default_padding`, to measure what it does.
+            loops_as_rows: for `OnnxRuntimeContext.loop_step`. Other steps then take one sequence each.
+        """
+        return OnnxRuntimeContext(self, capacity, prefix_blocks, padding or self.default_padding, loops_as_rows)
 
 
 class OnnxRuntimeContext:
     """KV caches and states in host memory, and the steps bound to them."""
 
-    def __init__(self, backend: OnnxRuntimeBackend, capacity: int, prefix_blocks: int, padding: RowPadding) -> None:
+    def __init__(
+        self, backend: OnnxRuntimeBackend, capacity: int, prefix_blocks: int, padding: RowPadding, loops_as_rows: bool = False
+    ) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.padding, self.position_offsets = padding, [0] * capacity
         self.every_layer: Sequence[str] = backend.every_layer
         self.packs_steps, self.has_draft_head = backend.packs_steps, DRAFT in backend.layers
-        self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, padding.sequence.most_added)
+        self.loops = backend.manifest.model.loops if loops_as_rows else 1
+        self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, padding.sequence.most_added, self.loops)
         self.ends = RowEnds(capacity, self.caches.limit, padding.sequence)
         self.recurrent: RecurrentStates | None = None
         self.prefix_blocks = PrefixBlocks(self.caches, prefix_blocks, self.ends) if prefix_blocks else None
@@ -170,6 +192,7 @@ class OnnxRuntimeContext:
             self.snapshots = StateSnapshots(self.recurrent, prefix_blocks // memory.snapshot_blocks) if prefix_blocks else None
         self.buffers = StepBuffers(backend.manifest, backend.dtype, backend.logits_dtype)
         self._steps: OrderedDict[StepShape, _BoundStep] = OrderedDict()
+        self._loop_steps: OrderedDict[StepShape, _BoundLoopStep] = OrderedDict()
         self._latest: tuple[tuple[int, list[int], list[int]], _BoundStep] | None = None
         self._bound_caches: dict[tuple[int, int], dict[str, ort.OrtValue]] = {}
 
@@ -187,6 +210,18 @@ class OnnxRuntimeContext:
             self._steps.move_to_end(shape)
         step.arrange(counts, wanted)
         self._latest = (first_index, list(counts), list(wanted)), step
+        return step
+
+    def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
+        shape = StepShape.of(first_index, counts, wanted, self.padding)
+        step = self._loop_steps.get(shape)
+        if step is None:
+            step = self._loop_steps[shape] = _BoundLoopStep(self, shape)
+            if len(self._loop_steps) > _KEPT_STEPS:
+                self._loop_steps.popitem(last=False)
+        else:
+            self._loop_steps.move_to_end(shape)
+        step.arrange(counts, wanted)
         return step
 
     def count(self, graph: str) -> None:
@@ -207,7 +242,7 @@ class OnnxRuntimeContext:
         return self._bound_caches[key]
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
-        return self.ends.fit(first_index, counts, num_cached_tokens)
+        return self.loops == 1 and self.ends.fit(first_index, counts, num_cached_tokens)
 
     def cut_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         if self.recurrent is not None:
@@ -237,6 +272,7 @@ class OnnxRuntimeContext:
 
     def close(self) -> None:
         self._steps.clear()
+        self._loop_steps.clear()
         self._bound_caches.clear()
         self._latest = None
         if self.prefix_blocks is not None:
@@ -312,7 +348,7 @@ class _BoundStep:
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._context.backend.session(form)
         rows, recurrent = (self.shape.first_index, self.shape.batch_size), self._context.recurrent
-        read = written = self._context.bound_caches(*rows)
+        read = written = self._bound_caches()
         arrays = self._arrays(graph)
         if form != graph:
             arrays[ATTENTION_BIAS] = self._bias.array
@@ -335,6 +371,9 @@ class _BoundStep:
         if "logits" in names and "token" not in names:
             return lambda: self._run_and_pick(session, binding, arrays["logits"][0], arrays["token"][0])
         return lambda: session.run_with_iobinding(binding)
+
+    def _bound_caches(self) -> dict[str, ort.OrtValue]:
+        return self._context.bound_caches(self.shape.first_index, self.shape.batch_size)
 
     @staticmethod
     def _run_and_pick(
@@ -365,3 +404,28 @@ class _BoundStep:
     def _bias(self) -> AttentionBias:
         """The mask of scattered tokens."""
         return AttentionBias.named(ATTENTION_BIAS, self.shape.batch_size, self.shape.seq, self._context.caches.slots)
+
+
+class _BoundLoopStep(_BoundStep):
+    """A step of one loop's graph, whose rows are (sequence, loop)."""
+
+    def __init__(self, context: OnnxRuntimeContext, shape: StepShape) -> None:
+        super().__init__(context, shape)
+        size = shape.tokens, context.backend.manifest.model.hidden_size
+        self.before_loop, self.after_loop = (np.zeros(size, context.backend.dtype) for _ in range(2))
+        self.first_loop = np.zeros((shape.tokens, 1), np.bool_)
+
+    def place(self, num_cached_tokens: Sequence[int]) -> None:
+        self._check_room(max(num_cached_tokens) + self.shape.seq)
+        for row, (count, slot) in enumerate(zip(self._counts, num_cached_tokens, strict=True), self.shape.first_index):
+            if count:
+                self._context.ends.reach(row // self._context.loops, slot + count)
+        self.positions.place(num_cached_tokens)
+
+    def _bound_caches(self) -> dict[str, ort.OrtValue]:
+        rows = slice(self.shape.first_index, self.shape.first_index + self.shape.batch_size)
+        return {name: ort.OrtValue.ortvalue_from_numpy(array[rows]) for name, array in self._context.caches.by_loop.items()}
+
+    def _arrays(self, graph: str) -> dict[str, NDArray[Any]]:
+        own = {"hidden": self.before_loop, "hidden_out": self.after_loop, "first_loop": self.first_loop}
+        return super()._arrays(graph) | {name: array[None] for name, array in own.items()}

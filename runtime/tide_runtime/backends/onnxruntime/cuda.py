@@ -38,7 +38,7 @@ class OnnxRuntimeCudaBackend(Sessions):
     least_slots: int | None = 512  # the batched form reads all slots that it is bound to
     packs_steps, has_prefix_blocks = False, False
     state_bytes = 0  # models with recurrent layers are refused
-    row_padding, padding_price, pass_costs, private_weights = NO_PADDING, 1.0, None, ""
+    row_padding, padding_price, pass_costs, loop_costs, private_weights = NO_PADDING, 1.0, None, None, ""
 
     def __init__(
         self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device

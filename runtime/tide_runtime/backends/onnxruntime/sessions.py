@@ -4,8 +4,8 @@ The target ``cpu`` has one form of a segment for all steps, with padded GroupQue
 second one with matrix products, ``segment_i.batched``, for prompt tokens in another order than the text's. ``uncut``, all
 segments as one graph, runs tokens that take every layer. The target ``cuda`` has ``segment_i`` with GQA for one sequence or one
 token of each, and ``segment_i.batched`` for all other steps.
-Graphs that many applications never use are loaded by the first step that runs them: the other forms, ``kv_fill_c`` and, in a
-bundle without exits, the segments and ``head``.
+Graphs that many applications never use are loaded by the first step that runs them: the other forms, ``kv_fill_c``, ``loop``
+and, in a bundle without exits, the segments and ``head``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tide_runtime.backends.graph_contract import check_interface
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, UNCUT, Manifest, batched_graph, kv_fill_graph
+from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, LOOP, UNCUT, Manifest, batched_graph, kv_fill_graph
 from tide_runtime.errors import BundleError, TargetError
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -38,6 +38,7 @@ _ORT_DTYPES: dict[str, type[np.generic]] = {
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
     "tensor(int8)": np.int8,
+    "tensor(bool)": np.bool_,
 }
 
 
@@ -63,6 +64,7 @@ class Sessions:
         self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []
         lazy = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
+        lazy.add(LOOP)
         self.sessions = {form: load(form) for form in (self.initial_form(name) for name in layers if name not in lazy)}
         self.launches: dict[str, int] = Counter()
         self.dtype, self.cache_dtype = _NUMPY_DTYPES[manifest.dtype], _NUMPY_DTYPES[manifest.cache_dtype]
@@ -103,7 +105,8 @@ class Sessions:
 def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
     """Name → number of decoder layers, for every graph that a target with ``graphs`` can run."""
     layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
-    optional = {UNCUT: manifest.model.num_layers, DRAFT: 0, ADVANCE: 0}
+    model = manifest.model
+    optional = {UNCUT: model.num_layers, LOOP: model.num_layers // model.loops, DRAFT: 0, ADVANCE: 0}
     return layers | {name: count for name, count in optional.items() if name in graphs}
 
 

@@ -42,7 +42,7 @@ class TensorRtBackend:
     least_slots: int | None = None  # engines are built for a fixed number
     packs_steps, has_prefix_blocks = False, False
     state_bytes = 0  # models with recurrent layers are refused
-    row_padding, padding_price, pass_costs, private_weights = NO_PADDING, 1.0, None, ""
+    row_padding, padding_price, pass_costs, loop_costs, private_weights = NO_PADDING, 1.0, None, None, ""
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
         self.manifest, self.device, self._trt, self.target = bundle.manifest, device, trt, target
