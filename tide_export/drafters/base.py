@@ -10,6 +10,7 @@ A wrong drafter costs time and never a token, because guesses are verified.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
+
+from tide_export.traced_attention import TracedLayer
 
 KINDS = ("eagle3", "mtp", "own")
 
@@ -44,7 +47,7 @@ class Drafter(nn.Module):
         width: int,
         vocabulary: Tensor,
         config: PreTrainedConfig,
-        kv: KVInfo | None,
+        kv: KVInfo | None = None,
         shares_embedding: bool = True,
     ) -> None:
         super().__init__()
@@ -61,7 +64,12 @@ class Drafter(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self, embedded: Tensor, before: Tensor, position_ids: Tensor, past_key_values: Cache | None = None
+        self,
+        embedded: Tensor,
+        before: Tensor,
+        position_ids: Tensor,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Logits [B, S, N] and states [B, S, D], which stand in for `fuse`'s at the next guess.
 
@@ -70,26 +78,80 @@ class Drafter(nn.Module):
             before: [B, S, D], from `fuse` or a guess before.
             position_ids: [B, S] of ``before``.
             past_key_values: what the pairs before have left; it is written too.
+            attention_mask: [1, 1, S, T], added to the scores; None: causal.
         """
         raise NotImplementedError
 
-    def causal_mask(self, embedded: Tensor, position_ids: Tensor, past_key_values: Cache | None) -> Tensor | None:
-        """What transformers' layers take as attention mask for ``config._attn_implementation``; None where that needs none."""
-        return create_causal_mask(self.config, embedded, None, past_key_values, position_ids=position_ids)
+    def _mask(self, embedded: Tensor, position_ids: Tensor, cache: Cache | None, given: Tensor | None) -> Tensor | None:
+        """What transformers' layers take as mask for ``config._attn_implementation``; None where that function needs none."""
+        return create_causal_mask(self.config, embedded, given, cache, position_ids=position_ids)
+
+
+def observed_kv(drafter: Drafter) -> KVInfo | None:
+    """Shape of the keys and values that ``drafter`` caches: it runs over two tokens with TIDE's attention."""
+    layer = TracedLayer({}, torch.zeros(1, dtype=torch.long))
+    before, config = drafter.config._attn_implementation, drafter.config
+    config._attn_implementation = "tide"
+    try:
+        with torch.no_grad():
+            embedded = drafter.embedded(torch.zeros((1, 2), dtype=torch.long))
+            drafter(embedded, embedded.new_zeros(1, 2, drafter.width), torch.arange(2)[None], Cache(layers=[layer]))
+    finally:
+        config._attn_implementation = before
+    return layer.kv
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to read a drafter where its sources contradict each other.
+
+    Args:
+        settings: attribute of the drafter → value.
+        taps: its taps; empty: those that it has.
+    """
+
+    name: str
+    settings: Mapping[str, bool]
+    taps: tuple[int, ...] = ()
+
+    def apply(self, drafter: Drafter) -> None:
+        drafter.taps = self.taps or drafter.taps
+        for name, value in self.settings.items():
+            setattr(drafter, name, value)
+
+
+@dataclass(frozen=True)
+class LoadedDrafter:
+    """A drafter whose tensors were read in full.
+
+    Args:
+        forms: all that it may be; the first one is the most common. None is applied yet if there are several.
+        source: folder or hub id.
+        sha256: over the names, types, shapes and bytes of its tensors.
+    """
+
+    drafter: Drafter
+    forms: tuple[Form, ...]
+    source: str
+    sha256: str
+
+    @property
+    def taps(self) -> list[int]:
+        """The boundaries that any of its forms reads, rising."""
+        return sorted({tap for form in self.forms for tap in form.taps or self.drafter.taps})
 
 
 @dataclass(frozen=True)
 class MeasuredDrafter:
-    """A drafter that was read in full, and how it did on the model's replies.
+    """A drafter in its best form, and how it did on the model's replies.
 
     Args:
         acceptance: share of its 1st, 2nd, … guesses after right ones that are right.
         classes: [score, share] with rising scores: the share of guesses with at least this largest probability, and less than
             the next, that are right.
-        form: how states are given and chained, in words.
-        tried: form → share of first guesses that are right, of all forms that were tried.
-        source: folder or hub id.
-        sha256: over the names and bytes of its tensors.
+        form: name of the form.
+        tried: name of each form → tokens per verification that its guesses would give.
+        source, sha256: as in `LoadedDrafter`.
     """
 
     drafter: Drafter
@@ -99,8 +161,3 @@ class MeasuredDrafter:
     tried: dict[str, float]
     source: str
     sha256: str
-
-
-def positions_of(before: Tensor, first: int = 0) -> Tensor:
-    """[B, S] position ids of states [B, S, D] that follow one another from ``first`` on."""
-    return torch.arange(first, first + before.shape[1], device=before.device).expand(before.shape[:2])

@@ -1,0 +1,23 @@
+"""MiMo (Xiaomi 2025, arXiv:2505.07608) for transformers, which has no class for it: a Qwen2 model with MTP layers beside it.
+
+With the class registered, ``tide-export XiaomiMiMo/MiMo-7B-RL`` runs none of the repository's code, and ``--draft-head mtp`` reads
+the MTP layer.
+"""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+
+class MiMoConfig(Qwen2Config):
+    model_type = "mimo"
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):
+    config_class = MiMoConfig
+    config: MiMoConfig
+    _keys_to_ignore_on_load_unexpected = [r"^model\.mtp_layers\."]  # noqa: RUF012
+
+
+AutoConfig.register("mimo", MiMoConfig, exist_ok=True)
+AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM, exist_ok=True)
