@@ -202,14 +202,14 @@ def weights_title(weights: str, quantizer: str) -> str:
     return f"{weights} {quantizer}" if weights in ("int4", "int8") else weights
 
 
-def checkpoint_layers(spec: str, num_layers: int, calibration: CalibrationInfo | None = None) -> list[int]:
+def checkpoint_layers(spec: str, num_layers: int, calibration: CalibrationInfo | None = None, loops: int = 1) -> list[int]:
     """Layers run before each cut, increasing, each from 1 to num_layers - 1: the last layer is never a checkpoint.
 
-    ``auto`` takes the cuts that the exits of ``calibration`` need, or four even segments without one. Raises ParamsError for
-    layers that do not exist or that conflict with those exits.
+    ``auto`` takes the cuts that the exits of ``calibration`` need; without one the ends of ``loops``, or four even segments of a
+    model that has none. Raises ParamsError for layers that do not exist or that conflict with those exits.
     """
     if calibration is None:
-        return _layers(spec, num_layers)
+        return loop_ends(num_layers, loops) if spec == "auto" and loops > 1 else _layers(spec, num_layers)
     needed = calibration.cuts(num_layers)
     layers = needed if spec == "auto" else _layers(spec, num_layers)
     missing = [str(layer) for layer in needed if layer not in layers]
@@ -224,6 +224,11 @@ def checkpoint_layers(spec: str, num_layers: int, calibration: CalibrationInfo |
             f"as one segment; cut nowhere after {needed[-1]}"
         )
     return layers
+
+
+def loop_ends(num_layers: int, loops: int) -> list[int]:
+    """Layers run at the end of each loop but the last."""
+    return [loop * num_layers // loops for loop in range(1, loops)]
 
 
 def _layers(spec: str, num_layers: int) -> list[int]:

@@ -29,6 +29,7 @@ from tide_export.checks import check_loaded, check_tables, stored_values
 from tide_export.config import ExportConfig, checkpoint_layers, reads_text
 from tide_export.cut import LoweredModel
 from tide_export.draft_graph import DraftWeights
+from tide_export.exit_gate import OwnExits, own_exits, own_threshold
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.head_bits import with_head
 from tide_export.kv_scales import kv_scales
@@ -156,10 +157,11 @@ def write_bundle(
     directory: Path,
     config: ExportConfig,
     progress: ExportProgress,
-    calibration: ExitCalibration | None = None,
+    calibration: ExitCalibration | OwnExits | None = None,
     traced: TracedModel | None = None,
 ) -> tuple[Manifest, list[Check]]:
-    """Fill ``directory`` (existing, empty) with the bundle of a model in memory, with the exits of its ``calibration``.
+    """Fill ``directory`` (existing, empty) with the bundle of a model in memory, with the exits of its ``calibration``, or of the
+    model's own exit gate.
 
     ``traced``: a trace of the model to reuse; it is modified in place.
     Targets that could not be built are in ``progress.failures``; raises TargetError if none could be built.
@@ -174,6 +176,8 @@ def write_bundle(
     for name, error in refused.items():
         progress.failed(name, str(error))
     context = LoweringContext(slots, loaded.quantized, long_rotary_from=long_from)
+    if calibration is None and config.checkpoints == "auto":
+        calibration = own_exits(loaded)
     cuts = _cuts(loaded, config, calibration)
     if config.kv == "int8":
         with progress.phase("measure the range of keys and values"), layer_by_layer(loaded.model, loaded.parameters):
@@ -209,7 +213,7 @@ def _job(
     config: ExportConfig,
     context: LoweringContext,
     progress: ExportProgress,
-    calibration: ExitCalibration | None,
+    calibration: ExitCalibration | OwnExits | None,
 ) -> BuildJob:
     drafts = calibration.info.draft_limit if calibration is not None else 0
     profiles = step_profiles(config.max_batch, drafts, context.max_seq_len)
@@ -223,24 +227,25 @@ def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredMod
             progress.note(line)
 
 
-def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibration | None) -> Cuts:
+def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibration | OwnExits | None) -> Cuts:
     """Layers run before each cut, and the graphs of the exits. Raises CalibrationError if the calibration is of another model."""
-    text = loaded.model.config.get_text_config()
     if calibration is None:
         # Tokens never stop between recurrent layers, so cuts would only cost launches.
         whole = config.checkpoints == "auto" and (loaded.is_recurrent or uncut_reason(loaded.model, loaded.layers))
-        checkpoints = checkpoint_layers("none" if whole else config.checkpoints, text.num_hidden_layers)
+        checkpoints = checkpoint_layers("none" if whole else config.checkpoints, loaded.num_layers, loops=loaded.loops)
         if checkpoints:
             check_cuts(loaded.model, loaded.layers)
         return Cuts(checkpoints)
     check_cuts(loaded.model, loaded.layers)
     calibration.check(loaded)
-    exits = [info for info in calibration.info.exits if info.graph_outputs()]
-    graphs = [exit_graph_model(info, calibration.tensors, text.hidden_size, config.dtype) for info in exits]
-    checkpoints = checkpoint_layers(config.checkpoints, text.num_hidden_layers, calibration.info)
+    exits, hidden = calibration.info.exits, int(loaded.model.config.get_text_config().hidden_size)
+    graphs = [exit_graph_model(info, calibration.tensors, hidden, config.dtype) for info in exits if info.graph_outputs()]
+    checkpoints = checkpoint_layers(config.checkpoints, loaded.num_layers, calibration.info)
     head = calibration.info.draft_head
     draft = DraftWeights(head.layer, calibration.draft) if head is not None else None
-    return Cuts(checkpoints, graphs, calibration.info.exits, draft)
+    # The keys and values of later loops are not near those of the state in which a token left an earlier one.
+    skips = exits if loaded.loops == 1 else []
+    return Cuts(checkpoints, graphs, skips, draft)
 
 
 def _verify(
@@ -249,7 +254,7 @@ def _verify(
     config: ExportConfig,
     context: LoweringContext,
     progress: ExportProgress,
-    calibration: ExitCalibration | None,
+    calibration: ExitCalibration | OwnExits | None,
 ) -> list[Check]:
     with progress.phase("verify against the eager model"):
         check_tables(loaded, directory, read_manifest(directory))
@@ -271,7 +276,7 @@ def _manifest(
     directory: Path,
     config: ExportConfig,
     context: LoweringContext,
-    calibration: ExitCalibration | None,
+    calibration: ExitCalibration | OwnExits | None,
 ) -> Manifest:
     """The manifest, its files not hashed yet; writes tokenizer and calibration next to the targets' files."""
     if calibration is not None:
@@ -320,6 +325,9 @@ def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelIn
         parameters=model.num_parameters(),
         max_position_embeddings=getattr(text, "max_position_embeddings", 0) or 0,
         fingerprint=fingerprint(loaded),
+        loops=loaded.loops,
+        exit_threshold=own_threshold(loaded.model),
+        code=dict(loaded.code),
     )
 
 

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from tide_export.boundaries import at_boundaries, decoder_layers
 from tide_export.parameters import ParameterSource
 from tide_export.quantization.quantizers import token_tables
-from tide_export.trace import decoder_layers
 
 _HEAD_BYTES = 1 << 26  # of the head's rows that are in memory at a time
 
@@ -56,20 +56,14 @@ def eager_pass(
     valid = torch.arange(longest) < torch.tensor([[len(text)] for text in texts])
     states: dict[int, NDArray[np.float32]] = {}
 
-    def keep(cut: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            states[cut] = _values(hidden, valid)
+    def keep(boundary: int, hidden: Tensor) -> None:
+        if boundary in cuts:
+            states[boundary] = _values(hidden, valid)
 
-        return hook
-
-    layers = decoder_layers(model)
     options = {"past_key_values": cache} if cache is not None else {}
     if first:
         options["position_ids"] = first + torch.arange(longest)[None]
-    with ExitStack() as stack, torch.no_grad():
-        for cut in cuts:
-            stack.callback(layers[cut].register_forward_pre_hook(keep(cut), with_kwargs=True).remove)
+    with at_boundaries(model, keep), torch.no_grad():
         logits = model(input_ids=ids, use_cache=cache is not None, **options).logits
     return EagerPass(states, _values(logits, valid))
 

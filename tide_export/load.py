@@ -26,8 +26,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
+import tide_export.looped_models  # noqa: F401  # registers its classes with transformers
 import tide_export.mimo  # noqa: F401  # registers its classes with transformers
 from tide_export.accounting import check_names, check_values, read_headers, weight_files
+from tide_export.boundaries import decoder_layers
 from tide_export.checkpoint_parameters import CheckpointParameters
 from tide_export.config import reads_text, weights_title
 from tide_export.fake_parameters import materialise, without_parameters
@@ -41,6 +43,7 @@ from tide_export.quantization.gguf_source import first_line, load_gguf
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
 from tide_export.quantized_parameters import QuantizedParameters
+from tide_export.remote_code import check_remote_code, code_digests
 from tide_export.source_tokenizer import load_tokenizer
 
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
@@ -59,6 +62,7 @@ class LoadedModel:
         text: SHA-256 of the tokens from which gptq made them; empty for others.
         notes: what could not be kept in low-bit form, in sentences.
         streamed: the values of the fake parameters; None for a model in memory.
+        code: file → SHA-256 of the code that came with it and ran; see `remote_code`.
         head: the bits of the head, where they were measured or asked for.
     """
 
@@ -73,11 +77,22 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     head: HeadInfo | None = None
     streamed: ParameterSource | None = None
+    code: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> tuple[LayerInfo, ...]:
-        """What each layer keeps of a text. Raises UnsupportedModelError where TIDE cannot compile one."""
+        """What each layer keeps of a text, in each loop. Raises UnsupportedModelError where TIDE cannot compile one."""
         return probe_layers(self.model)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that a token runs through: the stored ones, times `loops`."""
+        return len(self.layers)
+
+    @property
+    def loops(self) -> int:
+        """How many times the stored layers run."""
+        return self.num_layers // len(decoder_layers(self.model))
 
     @property
     def is_recurrent(self) -> bool:
@@ -180,7 +195,7 @@ def quantized(
         return replace(loaded, quantized=parameters.low_bits, weights=title, notes=notes, streamed=parameters)
     loaded = in_memory(loaded)
     stored = {name: weight.made() for name, weight in loaded.quantized.items()}
-    found, notes = quantize_model(loaded.model, bits, quantizer, stored, advance, tokens)
+    found, notes = quantize_model(loaded.model, bits, quantizer, stored, advance, tokens, loaded.loops)
     dequantize_parameters(loaded.model, found)
     text = hashlib.sha256(tokens.numpy().tobytes()).hexdigest() if tokens is not None else ""
     return replace(loaded, quantized=found, weights=weights_title(weights, quantizer), text=text, notes=tuple(notes))
@@ -207,6 +222,7 @@ def _load_huggingface(
     quantized: Mapping[str, QuantizedWeight] = {}
     streamed: CheckpointParameters | None = None
     try:
+        check_remote_code(source, revision, trust_remote_code)
         config = AutoConfig.from_pretrained(source, **options)
         check_supported(config)
         _leave_out_encoders(config)
@@ -242,7 +258,8 @@ def _load_huggingface(
     probe_layers(model.eval())
     own = load_tokenizer(source, tokenizer, config, options)
     files = files or weight_files(source, revision)
-    return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes), streamed=streamed)
+    notes, code = tuple(notes), code_digests(model)
+    return LoadedModel(model, own, source, revision, files, quantized, notes=notes, streamed=streamed, code=code)
 
 
 def _leave_out_encoders(config: PreTrainedConfig) -> None:

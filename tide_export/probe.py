@@ -1,5 +1,7 @@
 """Run two tokens through a loaded model with TIDE's layers to get what each layer keeps, or the reason to reject the model.
 
+Caches are added as the model's code uses them: a looped model has those of its layers for each loop.
+
 The probe takes seconds and runs before calibration and tracing, which take minutes.
 """
 
@@ -14,6 +16,7 @@ from tide_runtime.errors import TideError, UnsupportedModelError
 from torch import nn
 from transformers import PreTrainedModel
 
+from tide_export.boundaries import at_boundaries
 from tide_export.fake_parameters import fake_mode
 from tide_export.long_rotary import both_factors
 from tide_export.traced_attention import TracedLayer, run_layers
@@ -21,12 +24,19 @@ from tide_export.traced_recurrence import tide_layers
 
 
 def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
-    """What each layer keeps of a text. Raises UnsupportedModelError with the reason."""
-    name = type(model).__name__
+    """What each layer keeps of a text, in each loop. Raises UnsupportedModelError with the reason."""
+    name, calls = type(model).__name__, [0]
     start = torch.zeros(1, dtype=torch.long)
     layers = [TracedLayer({}, start) for _ in range(model.config.get_text_config().num_hidden_layers)]
     try:
-        with torch.no_grad(), both_factors(model), fake_mode(model), tide_layers(model), _complex_refused(name):
+        with (
+            torch.no_grad(),
+            both_factors(model),
+            fake_mode(model),
+            tide_layers(model),
+            _complex_refused(name),
+            at_boundaries(model, lambda boundary, _: calls.append(boundary)),
+        ):
             run_layers(model, layers, torch.zeros((1, 2), dtype=torch.long), torch.arange(2)[None])
     except TideError:
         raise
@@ -35,6 +45,11 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
             f"{name} is not supported, because its forward pass fails with TIDE's attention and caches in place of its own "
             f"({type(error).__name__}: {error})"
         ) from error
+    if calls[-1] != len(layers):
+        raise UnsupportedModelError(
+            f"{name} is not supported, because it calls decoder layers {calls[-1]} times and has {len(layers)} caches: a layer that "
+            "runs several times needs keys and values for each"
+        )
     return tuple(layer.info for layer in layers)
 
 

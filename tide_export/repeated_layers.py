@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
+from typing import NamedTuple
 
 import onnx_ir as ir
 import torch
@@ -57,6 +58,11 @@ def _form(named: tuple[str, nn.Module]) -> Hashable:
     return name, type(module), tuple(attributes), tuple(parameters), tuple(buffers)
 
 
+def of_first_layers(kept: Sequence[LayerInfo], layers: int, depth: int) -> tuple[LayerInfo, ...]:
+    """What the first ``depth`` of ``layers`` layers keep, in each loop."""
+    return tuple(one for call, one in enumerate(kept) if call % layers < depth)
+
+
 @contextmanager
 def first_layers(model: PreTrainedModel, layers: nn.ModuleList, depth: int) -> Iterator[nn.ModuleList]:
     """Context in which ``model`` has its first ``depth`` layers only."""
@@ -77,31 +83,47 @@ def first_layers(model: PreTrainedModel, layers: nn.ModuleList, depth: int) -> I
 
 
 def repeat_layers(traced: ir.Model, model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo], depth: int) -> bool:
-    """Add the layers from ``depth`` on to a trace of the first ones, in place; False where the nodes of a kind differ.
+    """Add the layers from ``depth`` on to each loop of a trace of the first ones, in place; False where the nodes of a kind differ.
 
     Inputs of ``traced``: three, and what each layer keeps; outputs: logits, and the same.
+
+    Args:
+        kept: by all layers, in each loop.
     """
-    prefix = next(name for name, module in model.named_modules() if module is layers)
-    regions, kinds = _regions(traced.graph, kept[:depth]), layer_kinds(model, layers)
-    sources: dict[Hashable, _Region] = {}
-    for kind in dict.fromkeys(kinds[depth:]):
-        before, last = [regions[i] for i in range(depth) if kinds[i] == kind][-2:]
-        if not last.is_closed(traced.graph) or not _same(last, before, f"model.{prefix}"):
+    graph, kinds = traced.graph, layer_kinds(model, layers)
+    prefix = next(f"model.{name}" for name, module in model.named_modules() if module is layers)
+    regions = _regions(graph, of_first_layers(kept, len(layers), depth), depth)
+    loops = [regions[first : first + depth] for first in range(0, len(regions), depth)]
+    sources: dict[tuple[int, Hashable], _Region] = {}
+    for (loop, own), kind in product(enumerate(loops), dict.fromkeys(kinds[depth:])):
+        before, last = [own[i] for i in range(depth) if kinds[i] == kind][-2:]
+        if not last.is_closed(graph) or not _same(last, before, prefix):
             return False
-        sources[kind] = last
-    end = regions[-1].end
-    hidden = end.inputs[0]
-    for number in range(depth, len(layers)):
-        assert hidden is not None
-        hidden = _repeat(traced.graph, model, sources[kinds[number]], f"model.{prefix}", number, hidden, end)
-    end.replace_input_with(0, hidden)
-    end.attributes["index"] = ir.AttrInt64("index", len(layers))
+        sources[loop, kind] = last
+    caches, results = list[ir.Value](), list[ir.Value]()
+    for loop, own in enumerate(loops):
+        end, hidden = own[-1].end, own[-1].end.inputs[0]
+        for number, region in enumerate(own):
+            region.begin.attributes["index"] = ir.AttrInt64("index", loop * len(layers) + number)
+            caches += region.caches
+            results += region.results
+        for number in range(depth, len(layers)):
+            assert hidden is not None
+            boundary = loop * len(layers) + number
+            copied = _repeat(graph, model, sources[loop, kinds[number]], prefix, number, boundary, hidden, end)
+            hidden = copied.output
+            caches += copied.caches
+            results += copied.results
+        end.replace_input_with(0, hidden)
+        end.attributes["index"] = ir.AttrInt64("index", (loop + 1) * len(layers))
+    graph.inputs[_FIRST_CACHE:] = caches
+    graph.outputs[_FIRST_OUTPUT:] = results
     return True
 
 
 @dataclass(frozen=True)
 class _Region:
-    """The ``nodes`` of layer ``number``, from after the boundary node ``begin`` to the boundary node ``end``.
+    """The ``nodes`` of layer ``number`` in one loop, from after the boundary node ``begin`` to the boundary node ``end``.
 
     ``caches``, ``results``: inputs and outputs of the graph for what the layer keeps.
     """
@@ -121,7 +143,8 @@ class _Region:
         return outer == set(self.results) and all(node in inside for value in made for node, _ in value.uses())
 
 
-def _regions(graph: ir.Graph, kept: Sequence[LayerInfo]) -> list[_Region]:
+def _regions(graph: ir.Graph, kept: Sequence[LayerInfo], depth: int) -> list[_Region]:
+    """Those of all calls of ``depth`` layers."""
     nodes, places = list(graph), {}
     counts = [2 * layer.attends + len(layer.states) for layer in kept]
     begins = [0, *accumulate(counts)]
@@ -130,14 +153,14 @@ def _regions(graph: ir.Graph, kept: Sequence[LayerInfo]) -> list[_Region]:
             places[int(node.attributes["index"].value)] = place
     return [
         _Region(
-            number,
-            nodes[places[number]],
-            nodes[places[number] + 1 : places[number + 1]],
-            nodes[places[number + 1]],
+            call % depth,
+            nodes[places[call]],
+            nodes[places[call] + 1 : places[call + 1]],
+            nodes[places[call + 1]],
             tuple(graph.inputs)[_FIRST_CACHE + begin : _FIRST_CACHE + begin + count],
             tuple(graph.outputs)[_FIRST_OUTPUT + begin : _FIRST_OUTPUT + begin + count],
         )
-        for number, (begin, count) in enumerate(zip(begins, counts, strict=False))
+        for call, (begin, count) in enumerate(zip(begins, counts, strict=False))
     ]
 
 
@@ -184,22 +207,35 @@ def _same_constant(value: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
     return (value.dtype, value.shape) == (other.dtype, other.shape) and value.tobytes() == other.tobytes()
 
 
+class _Copied(NamedTuple):
+    output: ir.Value
+    caches: list[ir.Value]
+    results: list[ir.Value]
+
+
 def _repeat(
-    graph: ir.Graph, model: PreTrainedModel, region: _Region, prefix: str, number: int, hidden: ir.Value, end: ir.Node
-) -> ir.Value:
-    """Insert the nodes of ``region`` before ``end`` as those of layer ``number``, which reads ``hidden``; returns its output."""
+    graph: ir.Graph,
+    model: PreTrainedModel,
+    region: _Region,
+    prefix: str,
+    number: int,
+    boundary: int,
+    hidden: ir.Value,
+    end: ir.Node,
+) -> _Copied:
+    """Insert the nodes of ``region`` before ``end`` as those of layer ``number``, which reads ``hidden`` at ``boundary``."""
     copies: dict[ir.Value, ir.Value] = {}
 
     def copy(value: ir.Value) -> ir.Value:
-        copies[value] = ir.Value(name=f"{value.name}.layer_{number}", type=value.type, shape=value.shape)
+        copies[value] = ir.Value(name=f"{value.name}.layer_{boundary}", type=value.type, shape=value.shape)
         return copies[value]
 
-    boundary = ir.node(
-        "Boundary", [hidden], {"index": number}, domain=region.begin.domain, outputs=[copy(region.begin.outputs[0])]
+    begin = ir.node(
+        "Boundary", [hidden], {"index": boundary}, domain=region.begin.domain, outputs=[copy(region.begin.outputs[0])]
     )
-    boundary.version = region.begin.version
-    nodes = [boundary]
-    graph.inputs.extend(copy(cache) for cache in region.caches)
+    begin.version = region.begin.version
+    nodes = [begin]
+    caches = [copy(cache) for cache in region.caches]
     for node in region.nodes:
         for value in node.inputs:
             if value is not None and value not in copies and (value.name or "").startswith(f"{prefix}.{region.number}."):
@@ -218,15 +254,16 @@ def _repeat(
             )
         )
     graph.insert_before(end, nodes)
-    graph.outputs.extend(copies[result] for result in region.results)
     last = region.end.inputs[0]
     assert last is not None
-    return copies[last]
+    return _Copied(copies[last], caches, [copies[result] for result in region.results])
 
 
 def _parameter(graph: ir.Graph, model: PreTrainedModel, like: ir.Value, old: str, new: str) -> ir.Value:
     """The initializer of another layer's parameter or buffer."""
     name = f"{new}{(like.name or '').removeprefix(old)}"
+    if name in graph.initializers:  # of a loop before
+        return graph.initializers[name]
     own = name.removeprefix("model.")
     owner, _, key = own.rpartition(".")
     module = model.get_submodule(owner)

@@ -27,10 +27,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -42,10 +41,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.onnx import OnnxExporterError
 from transformers import PreTrainedModel
 
+from tide_export.boundaries import at_boundaries, decoder_layers
 from tide_export.long_rotary import both_factors
 from tide_export.parameters import ParameterSource
 from tide_export.probe import probe_layers
-from tide_export.repeated_layers import first_layers, repeat_layers, traced_depth
+from tide_export.repeated_layers import first_layers, of_first_layers, repeat_layers, traced_depth
 from tide_export.traced_attention import DOMAIN, KEY_VALUES, TracedLayer, run_layers
 from tide_export.traced_recurrence import tide_layers
 
@@ -88,49 +88,10 @@ class _Step(nn.Module):
         return logits, [[layer.written[name] for name in names] for layer, names in zip(layers, self.names, strict=True)]
 
 
-def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's decoder blocks: the one ModuleList as long as ``num_hidden_layers``."""
-    count = model.config.get_text_config().num_hidden_layers
-    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    found = [m for m in found if not any(m is not o and m in o.modules() for o in found)]
-    if len(found) != 1:
-        raise UnsupportedModelError(
-            f"{type(model).__name__}: expected one list of {count} decoder layers, found {len(found)}; "
-            "TIDE compiles decoders that are one stack of layers"
-        )
-    return found[0]
-
-
-def _mark_boundary(hidden: torch.Tensor, index: int) -> torch.Tensor:
+def _mark_boundary(index: int, hidden: torch.Tensor) -> torch.Tensor:
     return torch.onnx.ops.symbolic(
         f"{DOMAIN}::Boundary", (hidden,), attrs={"index": index}, dtype=hidden.dtype, shape=hidden.shape, version=1
     )
-
-
-@contextlib.contextmanager
-def _boundaries(layers: nn.ModuleList) -> Iterator[None]:
-    """Forward hooks that mark the residual stream before each layer and after the last one."""
-
-    def before(index: int) -> Callable[..., Any]:
-        def hook(_module, args, kwargs):
-            if args:
-                return (_mark_boundary(args[0], index), *args[1:]), kwargs
-            return args, {**kwargs, "hidden_states": _mark_boundary(kwargs["hidden_states"], index)}
-
-        return hook
-
-    def after(_module, _args, output):
-        if isinstance(output, tuple):
-            return (_mark_boundary(output[0], len(layers)), *output[1:])
-        return _mark_boundary(output, len(layers))
-
-    hooks = [layer.register_forward_pre_hook(before(i), with_kwargs=True) for i, layer in enumerate(layers)]
-    hooks.append(layers[-1].register_forward_hook(after))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def trace(model: PreTrainedModel, parameters: ParameterSource | None = None, repeat: bool = False) -> TracedModel:
@@ -144,17 +105,29 @@ def trace(model: PreTrainedModel, parameters: ParameterSource | None = None, rep
     """
     kept = probe_layers(model)
     layers = decoder_layers(model)
-    depth = traced_depth(model, layers) if repeat else len(layers)
-    with first_layers(model, layers, depth) as first:
-        traced = _traced(model, first, kept[:depth])
+    depth = _depth_to_trace(model, layers, kept) if repeat else len(layers)
+    with first_layers(model, layers, depth):
+        traced = _traced(model, of_first_layers(kept, len(layers), depth))
     if depth < len(layers) and not repeat_layers(traced, model, layers, kept, depth):
-        traced = _traced(model, layers, kept)
+        traced = _traced(model, kept)
     if parameters is not None:
         _defer_values(traced.graph, parameters)
     return TracedModel(traced, kept)
 
 
-def _traced(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo]) -> ir.Model:
+def _depth_to_trace(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo]) -> int:
+    """How many layers to trace. Of a looped model all, unless its code numbers the caches of fewer layers as `repeat_layers`
+    does."""
+    depth = traced_depth(model, layers)
+    if len(kept) == len(layers) or depth == len(layers):
+        return depth
+    with first_layers(model, layers, depth), contextlib.suppress(UnsupportedModelError):
+        if probe_layers(model) == of_first_layers(kept, len(layers), depth):
+            return depth
+    return len(layers)
+
+
+def _traced(model: PreTrainedModel, kept: Sequence[LayerInfo]) -> ir.Model:
     batch, seq, slots = 2, 5, 16
     ids = torch.arange(batch * seq).reshape(batch, seq) % model.config.get_text_config().vocab_size
     positions = torch.arange(seq).expand(batch, seq).contiguous()
@@ -163,7 +136,7 @@ def _traced(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerI
     b, s, t = dim("batch", min=1, max=4096), dim("seq", min=1, max=1 << 20), dim("slots", min=1, max=1 << 20)
     by_layer = [[{0: b, 2: t} if name in KEY_VALUES else {0: b} for name in kept_names(one)] for one in kept]
     dynamic = ({0: b, 1: s}, {0: b, 1: s}, {0: b}, by_layer)
-    with torch.no_grad(), tide_layers(model), both_factors(model), _boundaries(layers), _quiet():
+    with torch.no_grad(), tide_layers(model), both_factors(model), at_boundaries(model, _mark_boundary), _quiet():
         try:
             program = torch.onnx.export(
                 _Step(model, kept), args, dynamo=True, opset_version=OPSET, dynamic_shapes=dynamic, optimize=False, verbose=False

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -64,6 +66,8 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.new is not None:
+            raise UnsupportedModelError("a cache that is written twice in one pass is not supported: TIDE keeps one for each loop")
         self.new = key_states, value_states
         _PENDING.append(self)
         return key_states, value_states
@@ -101,7 +105,7 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
 
 # The cache layer whose update() ran last and whose attention has not run yet: models alternate the two calls.
 _PENDING: list[TracedLayer] = []
-_LAYERS: list[TracedLayer] = []  # of the pass that runs
+_RUNNING: list[list[TracedLayer]] = []  # the layers of the pass that runs
 # The layer that asked for a convolution state last: its convolution and recurrence follow.
 RECURRENT: list[TracedLayer] = []
 
@@ -114,11 +118,12 @@ def _attending(module: nn.Module, key: torch.Tensor) -> tuple[TracedLayer, int |
     """
     if _PENDING:
         return _PENDING.pop(), None
-    source = next((i for i, layer in enumerate(_LAYERS) if layer.new is not None and layer.new[0] is key), None)
+    layers = _RUNNING[0]
+    source = next((i for i, layer in enumerate(layers) if layer.new is not None and layer.new[0] is key), None)
     number = getattr(module, "layer_idx", None)
-    if source is None or number is None:
+    if source is None or number is None or source == number:
         raise UnsupportedModelError("attention over keys that no layer's cache was given is not supported")
-    return _LAYERS[number], source
+    return layers[number], source
 
 
 def _attention(
@@ -238,20 +243,22 @@ def _calls_interface(model: PreTrainedModel) -> bool:
 
 
 def run_layers(
-    model: PreTrainedModel, layers: Sequence[TracedLayer], input_ids: torch.Tensor, position_ids: torch.Tensor
+    model: PreTrainedModel, layers: list[TracedLayer], input_ids: torch.Tensor, position_ids: torch.Tensor
 ) -> torch.Tensor:
-    """Logits of one forward pass inside `tide_layers`.
+    """Logits of one forward pass inside `tide_layers`. Where the model's code uses more ``layers``, they are added.
 
     Raises UnsupportedModelError unless every layer used its caches, or has none by its config.
     """
     _PENDING.clear()
     RECURRENT.clear()
-    _LAYERS[:] = layers
+    _RUNNING[:] = [layers]
     parameters = inspect.signature(model.forward).parameters
     cache = "cache_params" if "cache_params" in parameters else "past_key_values"  # models without attention
     positions = {"position_ids": position_ids} if "past_key_values" in parameters else {}
-    output = model(input_ids=input_ids, use_cache=True, return_dict=True, **positions, **{cache: Cache(layers=list(layers))})
-    _LAYERS.clear()
+    kept = Cache(layers=layers)
+    kept.layer_class_to_replicate = partial(TracedLayer, {}, layers[0].write_index)  # for the layers of later loops
+    output = model(input_ids=input_ids, use_cache=True, return_dict=True, **positions, **{cache: kept})
+    _RUNNING.clear()
     if _PENDING:
         attention = sorted({type(m).__name__ for m in model.modules() if type(m).__name__.endswith("Attention")})
         raise UnsupportedModelError(
@@ -259,10 +266,11 @@ def run_layers(
             "calls neither transformers' AttentionInterface nor torch's scaled_dot_product_attention, where TIDE puts its own; "
             "an implementation of the model that calls either can be exported"
         )
-    types = getattr(model.config.get_text_config(), "layer_types", None) or [""] * len(layers)
+    config = model.config.get_text_config()
+    types = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
     idle = [
         kind
-        for layer, kind in zip(layers, types, strict=False)  # a trace of the first layers has fewer
+        for layer, kind in zip(layers, cycle(types[: config.num_hidden_layers]), strict=False)  # the same in every loop
         if not (layer.info.attends or layer.states or kind in _KEEPS_NOTHING)
     ]
     if idle or any(layer.convolves for layer in layers):

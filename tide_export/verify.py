@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from tide_runtime.bundle.manifest import UNCUT, Manifest, read_manifest
 from tide_runtime.errors import ModelFilesError, VerificationError
 from tide_runtime.text.tokenizer import Tokenizer
-from transformers import PreTrainedModel
 
 from tide_export.checks import compare_rest
 from tide_export.checks.stored_values import StoredValues
@@ -194,8 +193,8 @@ def check_bundle(
     texts = _texts(manifest, prompts(manifest, _tokenizer(manifest, directory)))
     source = loaded.parameters
     with layer_by_layer(loaded.model, source, values.compare if values is not None else None):
-        eager = _eager(loaded.model, texts, manifest.checkpoints, kv_scales)
-        unrounded = _eager(loaded.model, texts, []) if kv_scales else eager
+        eager = _eager(loaded, texts, manifest.checkpoints, kv_scales)
+        unrounded = _eager(loaded, texts, []) if kv_scales else eager
     if values is not None:
         compare_rest(values, source)
     tolerance = max(TOLERANCE[dtype], INT8_TOLERANCE) if kv_scales else TOLERANCE[dtype]
@@ -228,13 +227,13 @@ def _texts(manifest: Manifest, named: Sequence[tuple[str, list[int]]]) -> list[_
 
 
 def _eager(
-    model: PreTrainedModel, texts: Sequence[_Text], cuts: Sequence[int], kv_scales: Mapping[int, KVScales] | None = None
+    loaded: LoadedModel, texts: Sequence[_Text], cuts: Sequence[int], kv_scales: Mapping[int, KVScales] | None = None
 ) -> EagerPass:
     """What the model computes for ``texts``; those at the same positions in one pass, for which it chooses rotary factors."""
     passes = []
     for first, together in itertools.groupby(texts, lambda text: text.first):
-        cache = rounded_cache(kv_scales, model.config.get_text_config().num_hidden_layers) if kv_scales else None
-        passes.append(eager_pass(model, [text.ids for text in together], cuts, cache, first))
+        cache = rounded_cache(kv_scales, loaded.num_layers) if kv_scales else None
+        passes.append(eager_pass(loaded.model, [text.ids for text in together], cuts, cache, first))
     if len(passes) == 1:
         return passes[0]
     states = {cut: np.concatenate([one.states[cut] for one in passes]) for cut in cuts}

@@ -144,7 +144,7 @@ class _Placed:
         progress: ExportProgress,
     ) -> _Placed:
         """Choose exits on one split and keep them only if they also pay on the other split."""
-        assumed = costs or nominal_costs(loaded.model)
+        assumed = costs or nominal_costs(loaded)
         with progress.phase("place the exits"):
             choose = partial(choose_exits, costs=assumed, router=config.router, max_disagreement=config.max_disagreement)
             chosen = choose(learned.own_threshold)
@@ -167,6 +167,7 @@ class _Placed:
             model=self.loaded.name,
             model_fingerprint=fingerprint(self.loaded),
             num_layers=learned.model.num_layers,
+            code=dict(self.loaded.code),
             calibration=_info(
                 certified, predicted, self.costs, learned.draft_head.info if learned.draft_head is not None else None
             ),
@@ -212,7 +213,7 @@ def _info(
 def _write(file: CalibrationFile, learned: Learned, certified: CertifiedExits, directory: Path) -> None:
     chosen = {info.checkpoint: (info, learned.exits[info.checkpoint, info.head]) for info in certified.exits}
     heads = {layer: trained.head for layer, (_, trained) in chosen.items()}
-    routers = {layer: trained.router for layer, (info, trained) in chosen.items() if info.has_mlp}
+    routers = {layer: trained.router_of(info) for layer, (info, trained) in chosen.items() if info.has_mlp}
     write_exits(directory / EXITS_NAME, heads, routers, learned.draft_head.head if learned.draft_head is not None else None)
     file.write(directory)
     if file.calibration.costs is not None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
 
-from tide_export.config import ExportConfig, dtype_with
+from tide_export.config import ExportConfig, dtype_with, loop_ends
 
 OWN_REFERENCE = "fp32"
 
 AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
-ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability")
+ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability", "gate")
 LABELS = ("agreement", "cosine")
 MAX_AUTO_CANDIDATES = 8
 _MAX_WINDOW, _MAX_WINDOWS, _MAX_MINUTES = 1 << 17, 10_000_000, 10_000
@@ -26,7 +26,8 @@ class CalibrationConfig:
     Args:
         heads: exit heads to train: ``auto`` (identity, linear, tail:1, tail:2) or a list such as ``linear,tail:2``.
         candidates: layers after which a token may stop, as layers run: ``"4,8,12"``, ``"every:2"`` or ``"auto"``.
-        router: the score that decides whether a token stops; ``auto`` chooses the kind by the cost model.
+        router: the score that decides whether a token stops; ``auto`` chooses the kind by the cost model. ``gate``: the exit gate
+            that a looped model was trained with.
         label: what a router is trained to predict: ``agreement`` (the exit's likeliest token is the full model's) or ``cosine``
             (the cosine similarity of the state and the final state is above 0.98).
         max_disagreement: ε, the share of tokens at which policy ``exit`` may differ from the full model.
@@ -111,12 +112,14 @@ def require_positive(options: object, *names: str) -> None:
             raise ParamsError(f"{name} must be above 0, got {getattr(options, name)}")
 
 
-def candidate_layers(spec: str, num_layers: int) -> list[int]:
+def candidate_layers(spec: str, num_layers: int, loops: int = 1) -> list[int]:
     """Layers run before each candidate exit, ascending, from 1 to num_layers - 1 (an exit after the last layer saves nothing).
 
-    ``auto`` takes up to 8 layers, evenly spaced over the first two thirds. Raises ParamsError for layers that do not exist,
-    or a model too shallow for an exit.
+    ``auto`` takes up to 8 layers, evenly spaced over the first two thirds; of a looped model the ends of ``loops``. Raises
+    ParamsError for layers that do not exist, or a model too shallow for an exit.
     """
+    if spec == "auto" and loops > 1:
+        return loop_ends(num_layers, loops)
     deepest = num_layers * 2 // 3 if spec == "auto" else num_layers - 1
     if deepest < 1:
         raise ParamsError(f"the model has {num_layers} layers, too few for an exit before the last one")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from tide_runtime.bundle.calibration import ExitInfo
 from torch import nn
 
 from tide_calibrate.capture.store import Capture
@@ -27,6 +29,9 @@ from tide_calibrate.routers.train import Label, RouterTraining, train_router
 from tide_calibrate.traces.trace import Exit
 from tide_calibrate.training_plan import TrainingPlan, plan_training
 from tide_export.calibration.exits_file import Arrays, write_exit_tensors
+from tide_export.config import loop_ends
+from tide_export.exit_gate import gate_router
+from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 
 _CHECK_EVERY = 24
@@ -37,10 +42,31 @@ _ROUTER_WINDOWS, _ROUTER_HELD_OUT = 64, 16
 
 @dataclass(frozen=True)
 class TrainedExit:
-    """An exit head and the MLP router trained for it."""
+    """An exit head and the MLP router trained for it; ``gate``: the model's own, at the end of a loop."""
 
     head: ExitHead
     router: MlpRouter
+    gate: MlpRouter | None = None
+
+    @property
+    def routers(self) -> dict[str, MlpRouter]:
+        """By the name of their scores."""
+        return {router.kind: router for router in (self.router, self.gate) if router is not None}
+
+    def router_of(self, info: ExitInfo) -> MlpRouter:
+        """The one whose weights the exit ``info`` needs."""
+        return self.gate if info.router == "gate" and self.gate is not None else self.router
+
+
+def with_gates(exits: Mapping[Exit, TrainedExit], loaded: LoadedModel) -> dict[Exit, TrainedExit]:
+    """``exits`` with the model's own exit gate as a further router at the ends of its loops, if it has one."""
+    tensors = gate_router(loaded)
+    if tensors is None:
+        return dict(exits)
+    gate = MlpRouter(tensors["down"].shape[1], len(tensors["up"]), kind="gate").requires_grad_(False)
+    gate.load_state_dict({name: torch.from_numpy(array) for name, array in tensors.items()})
+    ends = loop_ends(loaded.num_layers, loaded.loops)
+    return {key: replace(one, gate=gate) if key[0] in ends else one for key, one in exits.items()}
 
 
 def train_exits(

@@ -23,7 +23,7 @@ from tide_calibrate.draft_head.replies import REPLY_TOKENS, write_replies
 from tide_calibrate.draft_head.train import TrainedDraftHead, train_draft_head
 from tide_calibrate.exit_heads import parse_kind
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
-from tide_calibrate.exit_training import TrainedExit, train_exits
+from tide_calibrate.exit_training import TrainedExit, train_exits, with_gates
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.progress_bars import token_bar
@@ -35,7 +35,6 @@ from tide_calibrate.traces.record import WINDOWS_PER_READ, trace_split, windows_
 from tide_calibrate.traces.trace import Exit, SplitTrace
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
-from tide_export.trace import decoder_layers
 
 # Weights times tokens. SmolLM2 and 91,000 tokens (1.2e13) take 161 s compiled and 196 s in PyTorch, on two cores; an export 31 s.
 _WORTH_COMPILING = 5e12  # where step costs need the export anyway
@@ -120,13 +119,14 @@ def learn(
     ``bundle``: captured through, see `capture_bundle`; None: PyTorch captures.
     """
     model = FrozenModel(loaded.model)
-    exits = exits_to_train(config, model.num_layers)
+    exits = exits_to_train(config, model.num_layers, loaded.loops)
     captured = _captured(loaded, text, work, captured_layers(exits, model.num_layers), config, progress, bundle)
     vocabulary = SampledVocabulary.of(captured.text, model)
     if vocabulary is not None:
         progress.note(f"heads and routers learn from a sample of the {vocabulary.size:,} tokens; chosen exits are traced on all")
     with progress.phase(f"train {len(exits)} exits"):
         trained = train_exits(model, captured.text, exits, config, progress, vocabulary)
+        trained = with_gates(trained, loaded)
     with progress.phase("trace the exits"):
         learned = Learned(model, captured, trained, vocabulary, *captured.traces(model, trained, vocabulary))
     return replace(learned, draft_head=_draft_head(loaded, model, text, captured.text, config, progress))
@@ -182,11 +182,12 @@ def capture_bundle(
     Args:
         shared: step costs will be measured on it.
     """
-    layers = len(decoder_layers(loaded.model))
+    layers = loaded.num_layers
     work = loaded.model.num_parameters() * text.windows.total_tokens
     if config.dtype != "fp32" or layers < 2 or work < (_WORTH_COMPILING if shared else _WORTH_EXPORTING):
         return nullcontext()
-    cuts = {*captured_layers(exits_to_train(config, layers), layers), layers - 1, *measuring_checkpoints(layers)} - {layers}
+    exits = exits_to_train(config, layers, loaded.loops)
+    cuts = {*captured_layers(exits, layers), layers - 1, *measuring_checkpoints(layers)} - {layers}
     return TemporaryBundle(replace(loaded, quantized={}), config.dtype, sorted(cuts), directory, config.window)
 
 
@@ -217,12 +218,12 @@ def _captured(
     return Captured(text_capture, own, prompt_lengths, own_capture, threshold)
 
 
-def exits_to_train(config: CalibrationConfig, num_layers: int) -> list[Exit]:
+def exits_to_train(config: CalibrationConfig, num_layers: int, loops: int = 1) -> list[Exit]:
     """Every head at every candidate where it skips at least one layer.
 
     Raises ParamsError when a head skips nothing at any candidate.
     """
-    candidates, kinds = candidate_layers(config.candidates, num_layers), config.head_kinds
+    candidates, kinds = candidate_layers(config.candidates, num_layers, loops), config.head_kinds
     exits = [(layer, kind) for layer in candidates for kind in kinds if layer + parse_kind(kind)[1] < num_layers]
     useless = [kind for kind in kinds if not any(kind == other for _, other in exits)]
     if useless:
@@ -264,7 +265,7 @@ def trace_exits(
     def job(group: Mapping[Exit, TrainedExit], part: NDArray[np.int64], check: Check) -> SplitTrace:
         check()
         heads = {key: trained.head for key, trained in group.items()}
-        routers = {key: (MaxProbability(), trained.router) for key, trained in group.items()}
+        routers = {key: (MaxProbability(), *trained.routers.values()) for key, trained in group.items()}
         return trace_split(capture, part, lm_head, heads, routers, None, reference, vocabulary)
 
     traces = list(in_parallel([partial(job, group, part) for group in groups for part in parts]))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from export.architectures import ARCHITECTURES
+from tide_runtime.bundle.manifest import LayerInfo
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from tide_export import trace as tracing
+from tide_export.boundaries import decoder_layers
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 from tide_export.repeated_layers import traced_depth
-from tide_export.trace import TracedModel, decoder_layers, trace
+from tide_export.trace import TracedModel, trace
 
 LAYERS = 5
 
@@ -35,9 +38,9 @@ def traced(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> tuple[Tra
     depths: list[int] = []
     whole = tracing._traced
 
-    def counted(model: PreTrainedModel, layers: torch.nn.ModuleList, shapes: object) -> object:
-        depths.append(len(layers))
-        return whole(model, layers, shapes)
+    def counted(model: PreTrainedModel, kept: Sequence[LayerInfo]) -> object:
+        depths.append(len(kept))
+        return whole(model, kept)
 
     monkeypatch.setattr(tracing, "_traced", counted)
     return trace(model, repeat=True), depths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ class CalibrationFile:
         config: the options of the run (CalibrationConfig as JSON).
         tools: package → version.
         date: ISO 8601; the only field in which two equal runs differ.
+        code: file → SHA-256 of the code that came with the model and ran.
     """
 
     model: str
@@ -81,6 +82,7 @@ class CalibrationFile:
     config: dict[str, Any]
     tools: dict[str, str]
     date: str
+    code: dict[str, str] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
         text = json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
@@ -90,6 +92,14 @@ class CalibrationFile:
     def weights(self) -> str:
         """The weights' form, as `LoadedModel.weights`."""
         return weights_title(self.config.get("weights", "source"), self.config.get("quantizer", ""))
+
+    def check_code(self, code: Mapping[str, str], name: str) -> None:
+        """Raise CalibrationError unless the model called ``name`` was loaded by the ``code`` that it was calibrated with."""
+        if changed := sorted(file for file in {*code, *self.code} if code.get(file) != self.code.get(file)):
+            raise CalibrationError(
+                f"{name} comes with other code than at its calibration ({', '.join(changed)} changed): read it, and calibrate the "
+                "model again"
+            )
 
     def check_model(self, fingerprint: str, name: str, weights: str = "source") -> None:
         """Raise CalibrationError unless the model called ``name``, with this ``fingerprint``, is the calibrated one.

@@ -43,6 +43,7 @@ class ExitCalibration:
     def check(self, loaded: LoadedModel) -> None:
         """Raise CalibrationError unless the exits were calibrated for this model and their tensors fit its hidden size."""
         self.file.check_model(fingerprint(loaded), loaded.source, loaded.weights)
+        self.file.check_code(loaded.code, loaded.source)
         if self.info.exits:
             check_can_exit(loaded)
         hidden = int(loaded.model.config.get_text_config().hidden_size)

@@ -181,7 +181,9 @@ class StoredValues:
         return cls(tensors, is_rounded, -(-numbers // _WHOLE), set())
 
     def compare(self, name: str, value: Tensor) -> None:
-        """`compare_rows` of a ``share`` of the rows of ``value``, the parameter."""
+        """`compare_rows` of a ``share`` of the rows of ``value``, the parameter; once, though a looped model reads it in each loop."""
+        if name in self.compared:
+            return
         step = self.share if value.ndim > 1 else 1
         self.compare_rows(name, value[::step], np.arange(0, len(value), step))
 

@@ -170,7 +170,7 @@ def load_eagle3(source: str, loaded: LoadedModel) -> LoadedDrafter:
     settings = _settings(folder, text.hidden_size)
     _check_target(folder, settings, loaded)
     vocabulary = _vocabulary(folder, settings, text.vocab_size)
-    forms = _forms(settings, folder, len(loaded.layers))
+    forms = _forms(settings, folder, loaded.num_layers)
     own_embedding = "embed_tokens.weight" in folder.names or settings.layer.hidden_size != settings.target_hidden_size
     drafter = Eagle3Drafter(
         settings,

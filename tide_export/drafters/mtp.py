@@ -122,7 +122,7 @@ def load_mtp(loaded: LoadedModel) -> LoadedDrafter:
         except (ValueError, AttributeError, StopIteration) as error:
             raise ModelFilesError(f"the MTP layer of {loaded.name} cannot be built: {error}") from error
     _fill(mtp, {_renamed(name): tensor for name, tensor in tensors.items()}, loaded)
-    drafter = MtpDrafter(mtp, model.get_decoder().norm, len(loaded.layers))
+    drafter = MtpDrafter(mtp, model.get_decoder().norm, loaded.num_layers)
     drafter.eval().requires_grad_(False)
     drafter.kv = observed_kv(drafter)
     return LoadedDrafter(drafter, _FORMS, loaded.source, digest(tensors))

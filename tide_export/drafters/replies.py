@@ -6,21 +6,18 @@ model's chat template if it has one, so that an import needs no text of the user
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pydoc_data.topics import topics
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from tide_runtime.errors import UnsupportedModelError
 from transformers import PreTrainedModel
 
+from tide_export.boundaries import at_boundaries
 from tide_export.load import LoadedModel
-from tide_export.trace import decoder_layers
 
 REPLIES = 16
 PROMPT_TOKENS = 48
@@ -80,38 +77,16 @@ def reply_to(
     ids = _continued(loaded.model, prompts, reply_tokens, seed, on_token)
     kept: dict[int, list[Tensor]] = {boundary: [] for boundary in boundaries}
     likeliest = []
-    with tapped(loaded.model, lambda boundary, state: kept[boundary].append(state), boundaries):
+
+    def keep(boundary: int, state: Tensor) -> None:
+        if boundary in kept:
+            kept[boundary].append(state)
+
+    with at_boundaries(loaded.model, keep):
         for row in ids.split(1):  # the logits of one text are enough to hold
             likeliest.append(loaded.model(input_ids=row, use_cache=False).logits.argmax(-1))
     states = {boundary: torch.cat(parts) for boundary, parts in kept.items()}
     return Replies(ids, prompts.shape[1], _ends(ids, prompts.shape[1], loaded), torch.cat(likeliest), states)
-
-
-@contextmanager
-def tapped(model: PreTrainedModel, on_state: Callable[[int, Tensor], None], boundaries: Sequence[int]) -> Iterator[None]:
-    """While active, call ``on_state(c, states [B, T, H])`` in every forward pass, for each boundary c: after ``c`` layers, and
-    before the model's final norm.
-
-    Raises UnsupportedModelError for boundaries that the model does not have, as behind the first loop of a looped one.
-    """
-    layers = decoder_layers(model)
-    if any(boundary > len(layers) for boundary in boundaries):
-        raise UnsupportedModelError(f"a drafter reads states after {max(boundaries)} layers, and the model has {len(layers)}")
-
-    def before(boundary: int) -> Callable[..., None]:
-        return lambda _module, args, kwargs: on_state(boundary, args[0] if args else kwargs["hidden_states"])
-
-    def after(_module: object, _args: object, output: Any) -> None:
-        on_state(len(layers), output[0] if isinstance(output, tuple) else output)
-
-    with ExitStack() as hooks:
-        for boundary in boundaries:
-            if boundary == len(layers):
-                hook = layers[-1].register_forward_hook(after)
-            else:
-                hook = layers[boundary].register_forward_pre_hook(before(boundary), with_kwargs=True)
-            hooks.callback(hook.remove)
-        yield
 
 
 def _prompts(loaded: LoadedModel, count: int, tokens: int, reply_tokens: int, seed: int) -> Tensor:

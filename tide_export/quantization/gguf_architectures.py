@@ -68,6 +68,8 @@ def read_config(keys: Metadata, tensors: Mapping[str, GgufTensor]) -> PreTrained
     if keys.full("general.type") not in (None, "model"):
         raise keys.refused("general.type", "is no language model")
     found = ARCHITECTURES.get(keys.architecture)
+    if keys.take("num_loops", 1) != 1:
+        raise keys.refused("num_loops", "runs the layers several times, which is read from HuggingFace checkpoints only")
     if found is None:
         raise UnsupportedModelError(
             f"{keys.file} has the architecture {keys.architecture!r}; GGUF files of {', '.join(ARCHITECTURES)} are read, and of "

@@ -25,28 +25,42 @@ MAX_TOKENS = 32 * WINDOW
 
 
 def visit_inputs(
-    model: PreTrainedModel, modules: Mapping[str, nn.Module], tokens: Tensor, visit: Callable[[str, Tensor], None]
+    model: PreTrainedModel,
+    modules: Mapping[str, nn.Module],
+    tokens: Tensor,
+    visit: Callable[[str, Tensor], None],
+    loops: int = 1,
 ) -> None:
     """Run ``model`` on ``tokens`` [B, T] once; call ``visit`` with name and X^T X [K, K] before a module computes with X.
 
-    All windows run together, so what ``visit`` writes into the module's matrix changes the inputs of all later modules.
+    All windows run together, so what ``visit`` writes into the module's matrix changes the inputs of all later modules. In several
+    ``loops`` a module computes with several X, and the later ones depend on every matrix: all are visited after the pass, with the
+    sum over its loops.
+
     Each name is visited at most once. Modules that the tokens do not reach, as an expert of a mixture may be, are not visited.
     """
 
     def reach(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if name in left:
-                left.remove(name)
-                rows = inputs[0].reshape(-1, inputs[0].shape[-1]).float()
+            if loops == 1 and name not in left:
+                return
+            left.discard(name)
+            rows = inputs[0].reshape(-1, inputs[0].shape[-1]).float()
+            if loops == 1:
                 visit(name, rows.T @ rows)
+            else:
+                sums[name] = torch.addmm(sums[name], rows.T, rows) if name in sums else rows.T @ rows
 
         return hook
 
-    left = set(modules)
+    left, sums = set(modules), dict[str, Tensor]()
     with ExitStack() as stack, torch.no_grad():
         for name, module in modules.items():
             stack.callback(module.register_forward_pre_hook(reach(name)).remove)
         model.base_model(input_ids=tokens, use_cache=False)
+    for name in modules:
+        if name in sums:
+            visit(name, sums.pop(name))
 
 
 def gptq(matrix: Tensor, gram: Tensor, bits: int, block_size: int) -> QuantizedWeight:

@@ -34,6 +34,7 @@ from transformers.integrations.moe import _default_apply_gate
 from transformers.pytorch_utils import Conv1D
 
 from tide_export.config import reads_text
+from tide_export.looped_models import GATE
 from tide_export.quantization.gptq import gptq, visit_inputs
 from tide_export.quantization.quantized_weight import QuantizedWeight, unpack_nibbles
 from tide_export.quantization.sensitivity import divergences, most_sensitive
@@ -84,6 +85,7 @@ def quantize_model(
     stored: Mapping[str, QuantizedWeight],
     advance: Callable[[int, int], None] | None = None,
     tokens: torch.Tensor | None = None,
+    loops: int = 1,
 ) -> tuple[dict[str, QuantizedWeight], list[str]]:
     """Low-bit weights of ``model`` by parameter name, and a note on the matrices left as they are.
 
@@ -92,6 +94,7 @@ def quantize_model(
         stored: low-bit weights of the source. Those of the wanted bits stay as they are: rounding them again would add its error.
         advance: called with the number of matrices done, and of all; tied ones count once.
         tokens: [B, T] ids of a text, where `reads_text`. The dequantised weights are then put into the model.
+        loops: how many times the layers run.
     """
     matrices = list(matrices_of(model, bits))
     distinct = {matrix.key: matrix for matrix in reversed(matrices)}
@@ -110,7 +113,7 @@ def quantize_model(
         assert tokens is not None
         fitting = [m for m in distinct.values() if m.bits == 4 and m.key not in done and m.values.shape[1] % BLOCK_SIZE == 0]
         fitting = [m for m in fitting if not is_experts(m.module)]  # the text reaches each of those by some of its tokens
-        _quantize_for_text(model, fitting, quantizer == "gptq_mixed", tokens, finish)
+        _quantize_for_text(model, fitting, quantizer == "gptq_mixed", tokens, loops, finish)
         quantizer = "rtn"  # of what the text does not reach
     for matrix in distinct.values():
         if matrix.key not in done:  # 8 bits round so finely that a search gains nothing
@@ -126,6 +129,7 @@ def _quantize_for_text(
     matrices: Sequence[Matrix],
     mixed: bool,
     tokens: torch.Tensor,
+    loops: int,
     finish: Callable[[Matrix, QuantizedWeight], None],
 ) -> None:
     """Quantise ``matrices`` by gptq in the order in which the model reaches them, each with inputs of those before it.
@@ -143,7 +147,7 @@ def _quantize_for_text(
     def quantize(name: str, gram: torch.Tensor) -> None:
         finish(named[name], _put(named[name], gptq(named[name].values, gram, 4, BLOCK_SIZE)))
 
-    visit_inputs(model, {name: matrix.module for name, matrix in named.items()}, tokens, quantize)
+    visit_inputs(model, {name: matrix.module for name, matrix in named.items()}, tokens, quantize, loops)
 
 
 def _change(matrix: Matrix) -> torch.Tensor:
@@ -180,6 +184,8 @@ def matrices_of(model: PreTrainedModel, bits: int) -> Iterator[Matrix]:
     """The matrices of linear layers in ``bits``, and those of embedding and head in 8; with 4 bits those of experts too."""
     outer = {id(module) for module in (*token_tables(model), model.get_output_embeddings())}
     for name, module in model.named_modules():
+        if name.endswith(GATE):  # a single row, which decides where tokens stop
+            continue
         if isinstance(module, nn.Linear | nn.Embedding | Conv1D) and (
             not isinstance(module, nn.Embedding) or id(module) in outer
         ):

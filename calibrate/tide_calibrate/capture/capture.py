@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.errors import CalibrationError, ParamsError
-from transformers import PreTrainedModel
 
 from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
@@ -24,7 +23,6 @@ from tide_calibrate.progress_bars import token_bar
 from tide_calibrate.text.documents import Windows
 from tide_export.load import LoadedModel, fingerprint
 from tide_export.progress import ExportProgress
-from tide_export.trace import decoder_layers
 
 BATCH_TOKENS = 2048  # a layer's activations roughly fit a core's cache; larger batches were no faster
 
@@ -57,13 +55,13 @@ def capture(
     model gives NaN or infinities, OutputError when the disk is too small.
     """
     model = loaded.model.eval()
-    _check(model, windows, candidates, top_k, hidden_dtype)
+    _check(loaded, windows, candidates, top_k, hidden_dtype)
     batch_size = batch_size or max(1, BATCH_TOKENS // windows.tokens.shape[1])
     settings = CaptureSettings(
         model=fingerprint(loaded),
         data=_digest(windows, split),
         model_dtype=str(model.dtype).removeprefix("torch."),
-        num_layers=len(decoder_layers(model)),
+        num_layers=loaded.num_layers,
         hidden_size=model.config.get_text_config().hidden_size,
         candidates=sorted(set(candidates)),
         hidden_dtype=hidden_dtype,
@@ -93,8 +91,8 @@ def _digest(windows: Windows, split: NDArray[np.int8]) -> str:
     return sha.hexdigest()
 
 
-def _check(model: PreTrainedModel, windows: Windows, candidates: Sequence[int], top_k: int, hidden_dtype: str) -> None:
-    layers, text = len(decoder_layers(model)), model.config.get_text_config()
+def _check(loaded: LoadedModel, windows: Windows, candidates: Sequence[int], top_k: int, hidden_dtype: str) -> None:
+    layers, text = loaded.num_layers, loaded.model.config.get_text_config()
     if min(candidates, default=0) < 0 or max(candidates, default=0) > layers:
         raise ParamsError(f"candidates are {list(candidates)}; the model has {layers} layers: give layer counts 0 … {layers}")
     if hidden_dtype not in HIDDEN_DTYPES:

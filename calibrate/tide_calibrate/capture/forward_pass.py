@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from transformers import PreTrainedModel
 
 from tide_calibrate.capture.writer import BatchWriter
 from tide_calibrate.model.frozen import LOGIT_BYTES, sliced_logits
-from tide_export.trace import decoder_layers
+from tide_export.boundaries import at_boundaries
 
 OnState = Callable[[int, torch.Tensor], None]
 
@@ -23,26 +22,15 @@ OnState = Callable[[int, torch.Tensor], None]
 def hidden_states(model: PreTrainedModel, boundaries: Sequence[int], on_state: OnState) -> Iterator[None]:
     """While active, call ``on_state(c, hidden [B, T, H])`` in every forward pass, for each boundary c: after ``c`` layers.
 
-    Boundary L is after the last layer, before the final norm (transformers' last ``output_hidden_states`` is after the norm).
+    The last boundary is before the final norm (transformers' last ``output_hidden_states`` is after the norm).
     """
-    layers = decoder_layers(model)
-    with ExitStack() as hooks:
-        for boundary in boundaries:
-            hook = _hook(layers, boundary, on_state)
-            hooks.callback(hook.remove)
+
+    def visit(boundary: int, state: torch.Tensor) -> None:
+        if boundary in boundaries:
+            on_state(boundary, state)
+
+    with at_boundaries(model, visit):
         yield
-
-
-def _hook(layers: nn.ModuleList, boundary: int, on_state: OnState) -> torch.utils.hooks.RemovableHandle:
-    def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        on_state(boundary, args[0] if args else kwargs["hidden_states"])
-
-    def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        on_state(boundary, output[0] if isinstance(output, tuple) else output)
-
-    if boundary == len(layers):
-        return layers[-1].register_forward_hook(after)
-    return layers[boundary].register_forward_pre_hook(before, with_kwargs=True)
 
 
 class ForwardPass(Protocol):

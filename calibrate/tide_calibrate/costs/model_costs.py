@@ -8,13 +8,12 @@ from pathlib import Path
 
 from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.errors import CalibrationError
-from transformers import PreTrainedModel
 
 from tide_calibrate.costs.fit import ROUTER_WIDTH
 from tide_calibrate.costs.measure import load_costs, measuring_checkpoints
 from tide_calibrate.temporary_bundle import TARGET, TemporaryBundle
 from tide_export.load import LoadedModel
-from tide_export.trace import decoder_layers
+from tide_export.boundaries import decoder_layers
 
 NOMINAL = "nominal"  # target of nominal costs
 _EXTRA_TOKEN = 0.08  # additional time per further token in a launch, as a share of one token's time
@@ -26,7 +25,7 @@ def measure_model_costs(loaded: LoadedModel, dtype: str, directory: Path, bundle
     if bundle is not None:
         path = bundle.path()
         return measure_in_own_process(path, TARGET, path.with_name("costs.json"))
-    with TemporaryBundle(loaded, dtype, measuring_checkpoints(len(decoder_layers(loaded.model))), directory) as own:
+    with TemporaryBundle(loaded, dtype, measuring_checkpoints(loaded.num_layers), directory) as own:
         return measure_model_costs(loaded, dtype, directory, own)
 
 
@@ -44,19 +43,19 @@ def measure_in_own_process(bundle: Path, target: str, file: Path) -> CostTable:
     return load_costs(file)
 
 
-def nominal_costs(model: PreTrainedModel) -> CostTable:
+def nominal_costs(loaded: LoadedModel) -> CostTable:
     """Nominal costs in units of one layer for one token, in the table's ms fields; launches and host overhead are 0.
 
     Decoding is bound by the bandwidth of reading weights, so a layer and the head cost in proportion to their parameters. Further
     tokens in the same launch cost little: four tokens are taken to need 1.24 times as long as one.
     """
-    layers = decoder_layers(model)
-    one_layer = sum(parameter.numel() for parameter in layers[0].parameters())
+    model = loaded.model
+    one_layer = sum(parameter.numel() for parameter in decoder_layers(model)[0].parameters())
     embeddings = model.get_output_embeddings()
     head = sum(parameter.numel() for parameter in embeddings.parameters()) / one_layer if embeddings is not None else 1.0
     exit_graph = 3 * ROUTER_WIDTH * model.config.get_text_config().hidden_size / one_layer  # a router and a translator
     steps = [StepCost(1, size, 0.0, _relative_cost(size), head * _relative_cost(size), exit_graph, 0.0) for size in _SIZES]
-    return CostTable(NOMINAL, "none", len(layers) + head, steps)
+    return CostTable(NOMINAL, "none", loaded.num_layers + head, steps)
 
 
 def _relative_cost(tokens: int) -> float:

@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 from tide_runtime.errors import DataError
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.capture.forward_pass import hidden_states
@@ -28,7 +27,6 @@ from tide_calibrate.capture.store import Capture
 from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.text.documents import SplitText, Windows
 from tide_export.load import LoadedModel
-from tide_export.trace import decoder_layers
 
 PROMPT_TOKENS = 64
 REPLY_TOKENS = 128
@@ -91,7 +89,7 @@ def write_replies(
         top_ids=top_ids,
         top_logits=top_logits,
         logsumexp=total,
-        num_layers=len(decoder_layers(loaded.model)),
+        num_layers=loaded.num_layers,
     )
     return Replies(capture, np.concatenate([np.full(len(group), group.shape[1] - 1) for group in groups]))
 
@@ -139,10 +137,11 @@ def _reply(
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
     states = kept.states = list[Tensor]()
     step = torch.from_numpy(prompts)
-    tokens, tops, sums, cache = [step[:, -1:]], [], [], DynamicCache(config=model.config)
+    tokens, tops, sums, cache = [step[:, -1:]], [], [], None
     for _ in range(new_tokens):
         check()
-        logits = model(input_ids=step, past_key_values=cache, use_cache=True, **last_only).logits[:, -1].float()
+        output = model(input_ids=step, past_key_values=cache, use_cache=True, **last_only)
+        logits, cache = output.logits[:, -1].float(), output.past_key_values  # the model's own: a looped one has more caches
         tops.append(logits.topk(_TOP_K))
         sums.append(logits.logsumexp(-1))
         step = torch.multinomial((logits / _TEMPERATURE).softmax(-1), 1, generator=random)

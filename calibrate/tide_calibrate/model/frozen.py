@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tide_calibrate.model.tail import ModelTail
-from tide_export.trace import decoder_layers
+from tide_export.boundaries import decoder_stack
+from tide_export.probe import probe_layers
 
 LOGIT_BYTES = 64 << 20  # of one fp32 slice; some models hold three copies of it while they scale and cap
 
@@ -24,9 +25,9 @@ LOGIT_BYTES = 64 << 20  # of one fp32 slice; some models hold three copies of it
 class LMHead(nn.Module):
     """The model's computation after its last layer: final norm, LM head, soft-cap, logit scaling."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, num_layers: int) -> None:
         super().__init__()
-        self.tail = ModelTail(model, len(decoder_layers(model)))
+        self.tail = ModelTail(model, num_layers)
 
     @property
     def samples_vocabulary(self) -> bool:
@@ -58,7 +59,7 @@ def sliced_logits(
     """
     batch_size, num_positions = input_ids.shape
     step = max(1, max_bytes // (4 * batch_size * model.config.get_text_config().vocab_size))
-    stack, outputs = _decoder_stack(model), []
+    stack, outputs = decoder_stack(model), []
 
     def keep_and_slice(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         outputs.append(output)
@@ -74,30 +75,24 @@ def sliced_logits(
         yield start, logits.float()
 
 
-def _decoder_stack(model: PreTrainedModel) -> nn.Module:
-    """The module that contains the decoder layers, from embeddings to final norm."""
-    layers = decoder_layers(model)
-    return next(module for module in model.modules() if any(child is layers for child in module.children()))
-
-
 def _slice_positions(output: Any, start: int, end: int) -> Any:
     """A model output of the same class, restricted to positions ``start`` … ``end`` - 1."""
     return type(output)(last_hidden_state=output.last_hidden_state[:, start:end])
 
 
 class FrozenModel:
-    """Wrap ``model`` in eval mode with gradients disabled; it has L layers and hidden size H."""
+    """Wrap ``model`` in eval mode with gradients disabled; its tokens run through L layers, and it has hidden size H."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.num_layers = len(decoder_layers(model))
+        self.num_layers = len(probe_layers(model))
         self.hidden_size: int = model.config.get_text_config().hidden_size
         self._tails: dict[int, ModelTail] = {}
 
     @cached_property
     def lm_head(self) -> LMHead:
         """Final norm and LM head. Raises UnsupportedModelError when the model cannot be cut there."""
-        return LMHead(self.model)
+        return LMHead(self.model, self.num_layers)
 
     @property
     def sliding_window(self) -> int | None:

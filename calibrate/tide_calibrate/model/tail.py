@@ -2,15 +2,16 @@
 
 In a shallow copy of the model, the layers before the boundary are replaced by stand-ins that return their input; the last
 stand-in returns the given state instead. Final norm, soft-caps, logit scaling and everything else around the layers remain the
-model's own code, so no architecture needs an adapter.
+model's own code, so no architecture needs an adapter. In a looped model a stand-in does so in the loops before the boundary, and
+runs its layer in the others.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from tide_export.trace import decoder_layers
+from tide_export.boundaries import decoder_layers
 
 _CHECK_TOKENS = 6
 _RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -63,14 +64,29 @@ class VocabularyRows(nn.Module):
         return F.linear(states, self.weight[ids], None if self.bias is None else self.bias[ids])
 
 
-class _StandIn(nn.Module):
-    """Replaces a layer without running it; attributes that the model reads from the layer are forwarded to it."""
+class _Pass(threading.local):
+    """The pass of a tail that a thread runs; heads that share one are trained in several threads.
 
-    def __init__(self, layer: nn.Module, returns_tuple: bool) -> None:
+    Attributes:
+        state: given at the boundary.
+        calls: layers called so far.
+    """
+
+    state: Tensor
+    calls = 0
+
+
+class _StandIn(nn.Module):
+    """Replaces a layer in its calls before the boundary; attributes that the model reads from the layer are forwarded to it.
+
+    Args:
+        start: layers that the pass skips; the last of them returns the pass's state.
+    """
+
+    def __init__(self, layer: nn.Module, returns_tuple: bool, start: int, running: _Pass) -> None:
         super().__init__()
-        self.__dict__["_layer"] = layer  # not registered: its weights are not part of the tail
-        self.returns_tuple = returns_tuple
-        self.injected = threading.local()  # .state; thread-local, because heads that share a tail are trained in several threads
+        self.__dict__["_layer"] = layer  # not registered: the stand-in has no weights of its own
+        self.returns_tuple, self.start, self.running = returns_tuple, start, running
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -79,12 +95,17 @@ class _StandIn(nn.Module):
             return getattr(self.__dict__["_layer"], name)
 
     def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor]:
-        state = getattr(self.injected, "state", hidden_states)
+        number = self.running.calls
+        self.running.calls += 1
+        if number >= self.start:
+            return self.__dict__["_layer"](hidden_states, *args, **kwargs)
+        state = self.running.state if number == self.start - 1 else hidden_states
         return (state,) if self.returns_tuple else state
 
 
 class ModelTail(nn.Module):
-    """The layers from boundary ``start`` (layers already run, 1 … L) to the logits; ``start`` = L is final norm and LM head.
+    """The layers from boundary ``start`` (layers already run, 1 … L) to the logits; ``start`` = L is final norm and LM head. The
+    layers of a looped model count in each loop.
 
     Args:
         model: in eval mode; shared, not copied.
@@ -98,20 +119,20 @@ class ModelTail(nn.Module):
     def __init__(self, model: PreTrainedModel, start: int) -> None:
         super().__init__()
         own = decoder_layers(model)
-        if not 1 <= start <= len(own):
-            raise ParamsError(f"a tail starts after 1 … {len(own)} layers, got {start}")
-        self.start, self.num_layers = start, len(own)
-        state, logits, returns_tuple = _observe(model, own[start - 1])
-        stand_ins = [_StandIn(layer, returns_tuple) for layer in own[:start]]
-        self._last_stand_in = [stand_ins[-1]]  # in a list, so that torch does not register it a second time
-        self.layers = list(own[start:])
-        self.model = _with_module(model, own, nn.ModuleList([*stand_ins, *self.layers]))
+        states, logits, returns_tuple = _observe(model)
+        self.start, self.num_layers = start, len(states)
+        if not 1 <= start <= self.num_layers:
+            raise ParamsError(f"a tail starts after 1 … {self.num_layers} layers, got {start}")
+        self._running = _Pass()
+        self._layers = list(own)  # in a list, so that torch does not register them a second time
+        stand_ins = [_StandIn(layer, returns_tuple, start, self._running) for layer in own]
+        self.model = _with_module(model, own, nn.ModuleList(stand_ins))
         self._rows: VocabularyRows | None = None
         if isinstance(output := model.get_output_embeddings(), nn.Linear):
             self._rows = VocabularyRows(output)
             self.model = _with_module(self.model, output, self._rows)
-        _check_logits(model, self, state, logits)
-        self.samples_vocabulary = self._rows is not None and _samples_vocabulary(self, state, logits)
+        _check_logits(model, self, states[start - 1], logits)
+        self.samples_vocabulary = self._rows is not None and _samples_vocabulary(self, states[start - 1], logits)
 
     def forward(
         self,
@@ -134,7 +155,8 @@ class ModelTail(nn.Module):
 
     def final_states(self, states: Tensor) -> Tensor:
         """States [B, S, H] after the last layer, before the final norm, of ``states`` [B, S, H]; for ``start`` below L."""
-        return _output_of(self.layers[-1], lambda: self._run(self.model.base_model, states, None, None, None))[0]
+        outputs = _outputs_of(self._layers[-1:], lambda: self._run(self.model.base_model, states, None, None, None))
+        return outputs[-1][0]
 
     def fill(self, cache: Cache, states: Tensor) -> None:
         """Append the keys and values of ``states`` [B, S, H] (causal) to ``cache``, without running the LM head."""
@@ -145,14 +167,13 @@ class ModelTail(nn.Module):
         if positions is None:
             positions = torch.arange(seq, device=states.device).expand(batch, seq)
         ids = torch.zeros((batch, seq), dtype=torch.long, device=states.device)  # dummies: their embeddings are discarded
-        injected = self._last_stand_in[0].injected
-        injected.state = states.to(self.model.dtype)
+        self._running.state, self._running.calls = states.to(self.model.dtype), 0
         try:
             return module(
                 input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=cache is not None
             )
         finally:
-            del injected.state
+            del self._running.state
 
 
 def _with_module(module: nn.Module, old: nn.Module, new: nn.Module) -> Any:
@@ -168,28 +189,31 @@ def _with_module(module: nn.Module, old: nn.Module, new: nn.Module) -> Any:
 
 
 @torch.no_grad()
-def _observe(model: PreTrainedModel, layer: nn.Module) -> tuple[Tensor, Tensor, bool]:
+def _observe(model: PreTrainedModel) -> tuple[list[Tensor], Tensor, bool]:
     """Run the model on a few tokens.
 
     Returns:
-        The output state [1, S, H] of ``layer``, the logits, and whether ``layer`` returns a tuple.
+        The output state [1, S, H] of each call of a layer, the logits, and whether layers return a tuple.
     """
     ids = torch.arange(_CHECK_TOKENS, device=model.device)[None] % model.config.get_text_config().vocab_size
     logits: list[Tensor] = []
-    state, returns_tuple = _output_of(layer, lambda: logits.append(model(input_ids=ids, use_cache=False).logits.float()))
-    return state.float(), logits[0], returns_tuple
+    run = lambda: logits.append(model(input_ids=ids, use_cache=False).logits.float())  # noqa: E731
+    outputs = _outputs_of(decoder_layers(model), run)
+    return [state.float() for state, _ in outputs], logits[0], outputs[0][1]
 
 
-def _output_of(layer: nn.Module, run: Callable[[], object]) -> tuple[Tensor, bool]:
-    """The state that ``layer`` returns while ``run`` runs the model, and whether it returns it in a tuple."""
-    outputs: list[Any] = []
-    hook = layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
-    try:
+def _outputs_of(layers: Iterable[nn.Module], run: Callable[[], object]) -> list[tuple[Tensor, bool]]:
+    """What each call of ``layers`` returns while ``run`` runs the model, and whether it returns it in a tuple."""
+    outputs: list[tuple[Tensor, bool]] = []
+
+    def keep(_module: nn.Module, _inputs: object, output: Any) -> None:
+        outputs.append((output[0], True) if isinstance(output, tuple) else (output, False))
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.callback(layer.register_forward_hook(keep).remove)
         run()
-    finally:
-        hook.remove()
-    returns_tuple = isinstance(outputs[0], tuple)
-    return outputs[0][0] if returns_tuple else outputs[0], returns_tuple
+    return outputs
 
 
 @torch.no_grad()

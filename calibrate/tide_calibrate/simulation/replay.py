@@ -52,7 +52,7 @@ def decide(trace: SplitTrace, info: ExitInfo, threshold: float) -> ExitDecisions
     """
     rule = ExitRule.from_info(info)
     confident, traced = rule.scores(trace) >= threshold, rule.trace(trace)
-    if info.router == "mlp":  # the head is only needed for the token that stops
+    if info.decides_before_head:  # the head is only needed for the token that stops
         with_head = confident
     elif info.router == "mlp+max_probability":
         with_head = np.isfinite(traced.scores["mlp"]) & (traced.scores["mlp"] >= (info.mlp_threshold or 0.0))

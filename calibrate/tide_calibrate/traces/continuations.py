@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from tide_runtime.errors import DataError
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 
 from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.parallel import Check, in_parallel
@@ -94,10 +93,11 @@ def _balance_documents(windows: NDArray[np.intp], documents: NDArray[np.int32], 
 def _greedy(model: PreTrainedModel, prompts: NDArray[np.int32], new_tokens: int, check: Check) -> NDArray[np.int32]:
     """Greedy decoding, [B, P] → [B, P + new_tokens]; ``generate`` would apply the model's own sampling settings."""
     step = torch.from_numpy(prompts).long()
-    tokens, cache = [step], DynamicCache(config=model.config)
+    tokens, cache = [step], None
     for _ in range(new_tokens):
         check()
-        step = model(input_ids=step, past_key_values=cache, use_cache=True).logits[:, -1].argmax(-1, keepdim=True)
+        output = model(input_ids=step, past_key_values=cache, use_cache=True)
+        step, cache = output.logits[:, -1].argmax(-1, keepdim=True), output.past_key_values  # the model's own
         tokens.append(step)
     return torch.cat(tokens, dim=1).numpy().astype(np.int32)
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from tide_runtime.errors import ParamsError
 
-ROUTERS = ("max_probability", "mlp", "mlp+max_probability")
+ROUTERS = ("max_probability", "mlp", "mlp+max_probability", "gate")
 RECOMMENDABLE = ("exact", "exit", "full")
 
 
@@ -23,8 +23,9 @@ class ExitInfo:
     Args:
         checkpoint: layers run before it; one of the manifest's checkpoints.
         head: ``identity``, ``linear`` or ``tail:k`` (the translated state goes through the last k layers).
-        router: ``max_probability`` (of the exit head), ``mlp`` (on the hidden state, before the head is run) or
-            ``mlp+max_probability`` (the head is run only when the MLP agrees).
+        router: ``max_probability`` (of the exit head), ``mlp`` (on the hidden state, before the head is run),
+            ``mlp+max_probability`` (the head is run only when the MLP agrees) or ``gate`` (the exit gate of a looped model, as an
+            MLP: its probability to leave after this loop).
         exact_threshold: policy ``exact`` drafts while the router's score is at least this, 0 … 1.
         exit_threshold: policy ``exit`` stops here when the score is at least this; None: no threshold was certified.
         mlp_threshold: least score of the MLP for which the head is evaluated, with router ``mlp+max_probability``.
@@ -59,7 +60,12 @@ class ExitInfo:
     @cached_property
     def has_mlp(self) -> bool:
         """Whether the router evaluates the MLP."""
-        return self.router in ("mlp", "mlp+max_probability")
+        return self.router in ("mlp", "mlp+max_probability", "gate")
+
+    @cached_property
+    def decides_before_head(self) -> bool:
+        """Whether the MLP's score decides alone, so that the head is run for tokens that stop only."""
+        return self.router in ("mlp", "gate")
 
     def graph_outputs(self) -> tuple[str, ...]:
         """Outputs of the exit's graph: the MLP's ``score`` [B, S], the translated ``hidden_out`` [B, S, H]. Empty: no graph."""

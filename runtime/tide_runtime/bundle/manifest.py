@@ -38,7 +38,11 @@ class ModelInfo:
 
     Args:
         source: directory name or hub id.
+        num_layers: that a token runs through; those of a looped model count in each of its ``loops``.
         fingerprint: SHA-256 of the weights.
+        loops: how many times the stored layers run.
+        exit_threshold: of the model's own exit rule (router ``gate``), the cumulated probability from which on a token leaves.
+        code: file → SHA-256 of the code that came with the model and ran at its export; none runs here.
     """
 
     name: str
@@ -52,6 +56,9 @@ class ModelInfo:
     parameters: int
     max_position_embeddings: int
     fingerprint: str
+    loops: int = 1
+    exit_threshold: float | None = None
+    code: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -278,6 +285,8 @@ class Manifest:
     def _check_layers(self) -> None:
         count = self.model.num_layers
         _require(len(self.layers) == count, f"there are {len(self.layers)} layers, the model has {count}")
+        loops = self.model.loops
+        _require(loops > 0 and count % loops == 0, f"{count} layers are no whole number in each of {loops} loops")
         for number, layer in enumerate(self.layers):
             for state in layer.states:
                 fits = len(state.shape) == STATE_KINDS.get(state.kind) and all(size > 0 for size in state.shape)

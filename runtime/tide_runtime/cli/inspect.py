@@ -57,6 +57,8 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
             "model_type": model.model_type,
             "parameters": model.parameters,
             "num_layers": model.num_layers,
+            "loops": model.loops,
+            "code": model.code,
             "hidden_size": model.hidden_size,
             "vocab_size": model.vocab_size,
             "max_position_embeddings": model.max_position_embeddings,
@@ -144,7 +146,8 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
                 "source": model["source"] + (f" @ {model['revision']}" if model["revision"] else ""),
                 "architecture": f"{model['architecture']} ({model['model_type']})",
                 "parameters": f"{model['parameters']:,}",
-                "layers × hidden": f"{model['num_layers']} × {model['hidden_size']}",
+                "layers × hidden": f"{model['num_layers']} × {model['hidden_size']}"
+                + (f", {model['num_layers'] // model['loops']} stored layers run {model['loops']} times" if model["loops"] > 1 else ""),
                 "vocabulary": f"{model['vocab_size']:,} tokens",
                 "dtype": facts["dtype"],
                 "max_seq_len": f"{facts['max_seq_len']:,} tokens (model: {model['max_position_embeddings']:,})",

@@ -83,6 +83,13 @@ def run(
     threshold: Annotated[
         float | None, typer.Option(help="Replaces the certified thresholds of exit, 0 to 1; the certificate no longer holds.")
     ] = None,
+    exit_rule: Annotated[
+        str,
+        typer.Option(
+            help="When exit stops: threshold (certified, or --threshold), or model: where the gate of a looped model adds up to "
+            "the model's own threshold, or to --threshold (not certified)."
+        ),
+    ] = _DEPTH.exit_rule,
     min_depth: Annotated[
         int, typer.Option(help="exit never stops before this many layers (not certified where that leaves out exits).")
     ] = _DEPTH.min_depth,
@@ -150,6 +157,7 @@ def run(
             min_depth=min_depth,
             max_exit_streak=max_exit_streak,
             kv=kv,
+            exit_rule=exit_rule,
             prefill_exit=prefill_exit,
         ),
         threads=ThreadOptions(threads, shared=True),

@@ -44,6 +44,8 @@ def _uncovered(stats: RequestStats, sequence: TokenSequence, manifest: Manifest,
         return reasons
     if calibration.certificate is None:
         reasons.append("this bundle has no certificate")
+    if options.exit_rule == "model":
+        reasons.append("tokens stopped by the model's own rule (exit_rule model)")
     if options.threshold is not None:
         reasons.append(f"threshold {options.threshold:g} was set by hand")
     certified = [exit.checkpoint for exit in calibration.exits if exit.exit_threshold is not None]

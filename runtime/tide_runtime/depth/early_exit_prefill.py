@@ -89,7 +89,7 @@ class ExitingPrefill:
         if info.head == "identity":
             step.hidden[-1][:count] = states
         scores = np.array(step.score[:count])
-        if info.router == "mlp":
+        if info.decides_before_head:
             return scores
         step.run(HEAD)
         sure = max_probability(step.logits[:count])

@@ -151,7 +151,7 @@ class Executor:
         for place, (score, may, token) in enumerate(zip(scores, passed, tokens, strict=True)):
             if may:
                 logits = step.logits[place]
-                if info.router != "mlp":
+                if not info.decides_before_head:
                     score = probability(logits, token)  # NaN of logits that hold one
                 elif not is_finite(logits, token):
                     score = math.nan
@@ -166,7 +166,7 @@ class Executor:
         if not info.has_mlp:
             return [1.0] * len(least), [True] * len(least)
         scores = step.score[: len(least)].tolist()
-        gates = least if info.router == "mlp" else [min(enough, 0.0) or info.mlp_threshold or 0.0 for enough in least]
+        gates = least if info.decides_before_head else [min(enough, 0.0) or info.mlp_threshold or 0.0 for enough in least]
         return scores, [score >= gate for score, gate in zip(scores, gates, strict=True)]  # a NaN passes no gate
 
     def fill(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:

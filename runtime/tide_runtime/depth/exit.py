@@ -22,7 +22,7 @@ from tide_runtime.depth.early_exit_prefill import ExitingPrefill
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.full import FullDepth
-from tide_runtime.depth.options import DepthOptions, check_fills, check_rotary, check_tails, no_exit, too_deep
+from tide_runtime.depth.options import DepthOptions, check_fills, check_rotary, check_tails, gate_threshold, no_exit, too_deep
 from tide_runtime.depth.policy import DevicePlan, PromptChunk
 from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
 from tide_runtime.depth.speculation.record import Backoff, exit_backoff
@@ -35,7 +35,7 @@ _ANY_SCORE = -1.0  # below every score but NaN
 
 @dataclass(frozen=True)
 class Stop:
-    """An exit that may be taken, and the least score for it."""
+    """An exit that may be taken, and the least score for it; of the model's own rule the least sum of probabilities."""
 
     exit: Exit
     threshold: float
@@ -49,6 +49,7 @@ class ExitState(LazySequence):
         backoff: of evaluating exits.
         held: steps for which the last token has waited for others that need depth.
         streak: early exits since the last deep token.
+        staying: of the last token, the probability of the model's gate that it left no loop so far.
         full_until: ``num_cached_tokens`` up to which the steps are those of `full`. These leave frontier and backoff where they
             were.
         num_complete: the first tokens that no layer is missing of. A sequence that was preempted is prefilled through all layers;
@@ -59,6 +60,7 @@ class ExitState(LazySequence):
     backoff: Backoff = field(kw_only=True)
     held: int = 0
     streak: int = 0
+    staying: float = 1.0
     full_until: float = 0
     num_complete: int = 0
     refills: int = 0
@@ -85,13 +87,16 @@ class ExitDepth:
     name, lookahead, runs_every_layer = "exit", 1, False
 
     def __init__(self, manifest: Manifest, options: DepthOptions, concurrency: int = 1, evaluates_always: bool = False) -> None:
-        self.manifest, self.options, self.evaluates_always = manifest, options, evaluates_always
+        self.manifest, self.options = manifest, options
+        self.adds_up = options.exit_rule == "model"
+        self.evaluates_always = evaluates_always or self.adds_up  # the model's rule is one of quality, whatever it gains
         self.executor = Executor(manifest)
         self.num_layers, self.costs, self.concurrency = manifest.model.num_layers, CostModel.of(manifest), concurrency
         self.full = FullDepth()
         propagate = options.kv == "propagate"
         self.skipped: SkippedLayers = Propagated(self.executor) if propagate else Deferred(self.executor)
-        stops = [Stop(e, t) for e in self.executor.exits if (t := self._threshold(e)) is not None]
+        gate = gate_threshold(manifest, options) if self.adds_up else options.threshold
+        stops = [Stop(e, t) for e in self.executor.exits if (t := e.info.exit_threshold if gate is None else gate) is not None]
         self.stops = [stop for stop in stops if stop.exit.info.checkpoint >= options.min_depth]
         if not self.stops:
             raise ParamsError(too_deep(stops[-1].exit.info.checkpoint, options) if stops else no_exit(manifest))
@@ -137,6 +142,8 @@ class ExitDepth:
             return "ONNX Runtime's attention takes several tokens of one sequence only; exits are evaluated from the host"
         if any(stop.exit.info.tail_layers for stop in self.stops):
             return "an exit's tail attends to keys and values that a loop on the device completes sooner than the host"
+        if self.adds_up:
+            return "the model's own exit rule adds up probabilities on the host"
         if self.options.max_exit_streak or self.options.kv != "deferred":
             return "max_exit_streak and propagated keys and values are the host's"
         always = ExitDepth(self.manifest, self.options, self.concurrency, evaluates_always=True)
@@ -202,6 +209,8 @@ class ExitDepth:
         tokens: list[list[int]] = [[] for _ in states]
         evaluated = [[0] * len(self.stops) for _ in states]
         undecided, first = [i for i in everyone if self._evaluates(states[i])], 0
+        for i in undecided:
+            states[i].staying = 1.0
         if undecided:  # the others go along to the first exit: one launch for all
             first = self.stops[0].exit.boundary
             self.executor.advance(context, states, [i for i in everyone if not states[i].held], 0, first)
@@ -211,12 +220,14 @@ class ExitDepth:
             if first < stop.exit.boundary:
                 self.skipped.make_way(context, states, undecided)
                 self.executor.advance(context, states, undecided, first, stop.exit.boundary)
-            least = [_ANY_SCORE if self._over_budget(states[i]) else stop.threshold for i in undecided]
+            wanted = [self._least(states[i], stop) for i in undecided]
+            least = [_ANY_SCORE if self._over_budget(states[i]) else enough for i, enough in zip(undecided, wanted, strict=True)]
             guesses = self.executor.evaluate(context, states, undecided, stop.exit, least)
-            for i, guess, enough in zip(undecided, guesses, least, strict=True):
+            for i, guess, enough, freely in zip(undecided, guesses, least, wanted, strict=True):
                 evaluated[i][number] = 1
+                states[i].staying *= 1 - guess.score
                 if guess.logits is not None and guess.score >= enough:  # a NaN clears nothing
-                    states[i].sequence.depth.forced += guess.score < stop.threshold
+                    states[i].sequence.depth.forced += guess.score < freely
                     tokens[i].append(self._stop_at(states[i], stop, guess))
                     self._observe(states[i], evaluated[i], waited=0)
             undecided, first = [i for i in undecided if not tokens[i]], stop.exit.boundary
@@ -327,5 +338,12 @@ class ExitDepth:
             for i in full:
                 states[i].num_complete = states[i].frontier.done[-1]
 
-    def _threshold(self, early_exit: Exit) -> float | None:
-        return self.options.threshold if self.options.threshold is not None else early_exit.info.exit_threshold
+    def _least(self, state: ExitState, stop: Stop) -> float:
+        """The score from which on the last token stops there.
+
+        By the model's own rule its gate leaves loop r with the probability λ_r · Π(1 - λ_j) over the loops j before, and the token
+        stops where these add up to the threshold: where 1 - (1 - λ_r) · Π(1 - λ_j) reaches it (Ouro, arXiv:2510.25741).
+        """
+        if not self.adds_up:
+            return stop.threshold
+        return 1 - (1 - stop.threshold) / state.staying if state.staying else 0.0

@@ -12,6 +12,7 @@ from tide_runtime.errors import ParamsError
 
 Drafters = Literal["all", "router", "ngram", "head", "grammar", "none"]
 SkippedKV = Literal["deferred", "propagate"]
+ExitRule = Literal["threshold", "model"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class DepthOptions:
             keys and values, which are then exact; ``propagate`` projects these from the state the token stopped with, and
             never runs the layers: faster, and outside the certificate.
         prefill_exit: under ``exit``, prompt tokens may stop too, their keys and values projected; outside the certificate.
+        exit_rule: when ``exit`` stops: ``threshold``, where a router's score reaches the exit's threshold; ``model``, by the rule
+            that a looped model was trained with: where its gate's probabilities add up to the model's own threshold, or to
+            ``threshold``. No certificate covers the latter.
         max_exit_streak: after this many early exits in a row the next token goes through every layer, whatever the request's
             depth budget; 0: no limit.
         tuning: constants that the policies decide with.
@@ -42,6 +46,7 @@ class DepthOptions:
     min_depth: int = 0
     max_exit_streak: int = 0
     kv: SkippedKV = "deferred"
+    exit_rule: ExitRule = "threshold"
     prefill_exit: bool = False
     tuning: DepthTuning = field(default_factory=DepthTuning)
 
@@ -56,6 +61,13 @@ class DepthOptions:
             )
         if self.kv not in get_args(SkippedKV):
             raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(get_args(SkippedKV))}")
+        if self.exit_rule not in get_args(ExitRule):
+            raise ParamsError(f"exit_rule is {self.exit_rule!r}; set it to one of: {', '.join(get_args(ExitRule))}")
+        if self.exit_rule == "model" and (self.min_depth or self.prefill_exit):
+            raise ParamsError(
+                "exit_rule model adds up the gate's probabilities over all loops of output tokens; leave out min_depth and "
+                "prefill_exit"
+            )
         if not isinstance(self.prefill_exit, bool):
             raise ParamsError(f"prefill_exit is {self.prefill_exit!r}; set it to True or False")
         for name in ("max_wait_steps", "min_depth", "max_exit_streak"):
@@ -77,6 +89,19 @@ def check_fills(manifest: Manifest) -> None:
             f"projecting keys and values needs the graphs {', '.join(sorted(missing))}, which this bundle has not; export the "
             "model again, for a target that has them (cpu), or leave out kv propagate and prefill_exit"
         )
+
+
+def gate_threshold(manifest: Manifest, options: DepthOptions) -> float:
+    """The cumulated probability at which the model's own rule stops. Raises ParamsError where its gate is not at every loop's
+    end."""
+    exits = manifest.calibration.exits if manifest.calibration is not None else []
+    gates, loops = sum(info.router == "gate" for info in exits), manifest.model.loops
+    if manifest.model.exit_threshold is None or gates != loops - 1:
+        raise ParamsError(
+            f"exit_rule model needs the model's own gate at the end of each of its {loops} loops but the last, and this bundle "
+            f"has {gates}; export a model that has one (Ouro) without a calibration, or leave out exit_rule"
+        )
+    return options.threshold if options.threshold is not None else manifest.model.exit_threshold
 
 
 def check_tails(manifest: Manifest) -> None:
@@ -116,5 +141,6 @@ def no_exit(manifest: Manifest) -> str:
         )
     return (
         "policy exit has no certified threshold in this bundle; calibrate with a larger --max-disagreement or more data, "
-        "or set a threshold yourself (threshold=…), which no certificate covers"
+        "set a threshold yourself (threshold=…), or follow the rule of a looped model's own gate (exit_rule model): no certificate "
+        "covers either"
     )

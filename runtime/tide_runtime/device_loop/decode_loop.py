@@ -197,7 +197,7 @@ class DecodeLoop:
         candidates = ExitCandidates(
             number=number,
             score=step.address("score"),
-            threshold=loop_exit.threshold if info.router == "mlp" else info.mlp_threshold or 0.0,
+            threshold=loop_exit.threshold if info.decides_before_head else info.mlp_threshold or 0.0,
             has_mlp=info.has_mlp,
         )
         return [
@@ -213,7 +213,7 @@ class DecodeLoop:
             source, target = step.hidden[loop_exit.boundary - 1], step.hidden[-1]
             size = self.batch_size * source.row_bytes
             nodes.insert(0, Run("to_head", lambda _: device.copy(target.pointer, source.pointer, size), fixed_stream=True))
-        if info.router != "mlp":
+        if not info.decides_before_head:
             logits = step.tensors(HEAD, False, ["logits"])["logits"]
             score = ExitScore(
                 logits=logits.pointer,

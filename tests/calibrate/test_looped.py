@@ -1,0 +1,99 @@
+"""Calibration of looped models: boundaries and tails count every loop, and the model's own gate competes as a router."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from calibrate.cost_model import table
+from export.looped_tiny import FORMS, LAYERS, LOOPS, VOCAB, made, ouro, saved
+from tide_calibrate import training_plan
+from tide_calibrate.calibrate import calibrate
+from tide_calibrate.capture.forward_pass import hidden_states
+from tide_calibrate.config import CalibrationConfig, candidate_layers
+from tide_calibrate.costs.measure import save_costs
+from tide_calibrate.exit_heads import make_head
+from tide_calibrate.model.frozen import FrozenModel
+from tide_calibrate.model.tail import ModelTail
+from tide_calibrate.report import draw
+from tide_calibrate.text.documents import Windows
+from tide_calibrate.traces.continuations import continue_prompts
+from tide_runtime import Engine
+from tide_runtime.bundle.manifest import read_manifest
+from tiny_tokenizer import write_byte_tokenizer
+from transformers import PreTrainedModel
+
+from tide_export import ExportConfig, export
+from tide_export.load import load_model
+
+DEPTH = LOOPS * LAYERS
+TEXT = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
+    folder = saved(request.param, tmp_path_factory.mktemp("model"))
+    return load_model(str(folder), "fp32", trust_remote_code=request.param == "own", tokenizer="none").model
+
+
+@torch.no_grad()
+def test_heads_run_from_every_boundary(model: PreTrainedModel) -> None:
+    """A head would get the state of the first loop's layer in place of its own, or run on from the wrong loop."""
+    states: dict[int, torch.Tensor] = {}
+    with hidden_states(model, range(DEPTH + 1), states.__setitem__):
+        logits = model(torch.arange(16).reshape(2, 8), use_cache=False).logits
+    frozen, close = FrozenModel(model), dict(rtol=1e-4, atol=1e-4 * float(logits.abs().max()))
+    assert frozen.num_layers == DEPTH and list(states) == list(range(DEPTH + 1))
+    torch.testing.assert_close(frozen.lm_head(states[DEPTH]), logits, **close)
+    for start in range(1, DEPTH):
+        tail = ModelTail(model, start)
+        torch.testing.assert_close(tail(states[start]), logits, **close)
+        torch.testing.assert_close(tail.final_states(states[start]), states[DEPTH], **close)
+    torch.testing.assert_close(make_head("tail:1", frozen, DEPTH - 1).logits(states), logits, **close)
+
+
+def test_continuations_are_the_models_own(model: PreTrainedModel) -> None:
+    """Speed would be predicted on texts that a model with a cache for one loop writes."""
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (4, 24)).astype(np.int32)
+    windows = Windows(tokens, np.full(4, 24, np.int32), np.arange(4, dtype=np.int32))
+    own, lengths = continue_prompts(model, windows, np.array([1, 1, 2, 2], np.int8), 4, 8)
+    prompts = torch.from_numpy(own.tokens[:, : lengths[0]]).long()
+    text = model.generate(prompts, max_new_tokens=8, do_sample=False, eos_token_id=None)
+    assert own.tokens.tolist() == text.tolist()
+
+
+def test_candidates_are_the_ends_of_loops() -> None:
+    """Exits would be tried where the model was not trained to stop."""
+    assert candidate_layers("auto", 96, 4) == [24, 48, 72]
+
+
+@pytest.mark.parametrize("router", ["gate", "max_probability"])
+def test_the_gate_is_calibrated(tmp_path: Path, router: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The certificate would be of another router than the bundle's, or a gate that was trained be left out of the choice."""
+    monkeypatch.setattr(training_plan, "STEPS", 4)
+    monkeypatch.setattr(draw, "png", lambda figure: b"")
+    model = made(ouro(vocab_size=128))
+    with torch.no_grad():
+        for layer in model.model.layers:  # a second loop changes little, so that the first agrees
+            layer.input_layernorm_2.weight.mul_(0.02)
+            layer.post_attention_layernorm_2.weight.mul_(0.02)
+        model.model.norm.weight.fill_(1.0)
+    source = tmp_path / "model"
+    model.save_pretrained(source)
+    write_byte_tokenizer(source)
+    (tmp_path / "texts").mkdir()
+    for number, start in enumerate(range(0, 9600, 800)):
+        (tmp_path / "texts" / f"{number}.txt").write_text(TEXT[start : start + 800])
+    save_costs(table(layers=DEPTH), tmp_path / "costs.json")
+    config = CalibrationConfig(
+        heads="identity", router=router, window=64, max_windows=40, prompts=8, new_tokens=12, max_disagreement=0.3, draft_head=False
+    )
+    file = calibrate(str(source), str(tmp_path / "texts"), tmp_path / "calib", config, costs=str(tmp_path / "costs.json"))
+    assert {exit.router for exit in file.calibration.exits} == {router} and file.num_layers == DEPTH
+    options = ExportConfig(calibration=str(tmp_path / "calib"), max_seq_len=64, targets=("cpu",))
+    export(str(source), tmp_path / "bundle", options)
+    assert {exit.checkpoint for exit in read_manifest(tmp_path / "bundle").calibration.exits} <= {LAYERS, 2 * LAYERS}
+    with Engine.load(tmp_path / "bundle") as engine:
+        assert engine.policy.name == "exact"

@@ -1,0 +1,304 @@
+"""Looped models: texts, policies and memory of their bundles, the gate as a router, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from export.looped_tiny import FORMS, LAYERS, LOOPS, VOCAB, made, nanbeige, ouro, saved
+from export.stub_calibration import write_calibration
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.errors import CalibrationError, ParamsError, UnsupportedModelError
+from tide_runtime.outputs import Generation, RequestStats
+from transformers import PreTrainedModel
+
+from tide_export import ExportConfig, export
+from tide_export import trace as tracing
+from tide_export.boundaries import at_boundaries
+from tide_export.export import quantize_loaded, write_bundle
+from tide_export.load import LoadedModel, fingerprint, load_model
+from tide_export.progress import ExportProgress
+from tide_export.quantization.gguf_architectures import read_config
+from tide_export.quantization.gguf_metadata import Metadata
+from tide_export.quantization.gptq import visit_inputs
+from tide_export.remote_code import check_remote_code
+
+QUIET = ExportProgress(quiet=True)
+NEW = 20
+ASKED = GenerationParams(max_new_tokens=NEW, ignore_eos=True)
+OPTIONS = EngineOptions(policy="full", max_batch=8, prefix_cache=False, threads=ThreadOptions(1))
+ENDS = [LAYERS, 2 * LAYERS]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``texts``: what transformers generates after each prompt; ``gated``: the exits are the model's own gate."""
+
+    model: PreTrainedModel
+    engine: Engine
+    prompts: list[list[int]]
+    texts: list[tuple[int, ...]]
+    gated: bool
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.engine.manifest
+
+    def run(self, prompts: Sequence[Sequence[int]], **changes: object) -> list[Generation]:
+        """The ``prompts`` together under other options."""
+        with self.engine.with_options(replace(OPTIONS, **changes)) as engine:  # type: ignore[arg-type]
+            return engine.generate(prompts, ASKED)
+
+    def check(self, **changes: object) -> list[RequestStats]:
+        """`run` of all prompts: each text is transformers'."""
+        found = self.run(self.prompts, **changes)
+        assert [one.token_ids for one in found] == self.texts, changes
+        return [one.stats for one in found]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Case]]:
+    """``cases(form)``: a verified bundle in one segment a loop. Those without a gate have exits of a stub calibration."""
+    engines: list[Engine] = []
+
+    @cache
+    def make(form: str) -> Case:
+        folder, own = tmp_path_factory.mktemp(form), form == "own"
+        source = str(saved(form, folder / "model"))
+        loaded = load_model(source, "fp32", trust_remote_code=own, tokenizer="none")
+        calibration = None
+        if form != "ouro":
+            exits = [ExitInfo(end, "identity", "max_probability", 0.0, 0.5) for end in ENDS]
+            calibration = str(write_calibration(folder / "calib", exits, fingerprint(loaded), LOOPS * LAYERS, 32))
+            if own:
+                _write_code(folder / "calib", loaded.code)
+        config = ExportConfig(max_seq_len=64, targets=("cpu",), tokenizer="none", calibration=calibration)
+        export(source, folder / "bundle", config, trust_remote_code=own)
+        random = np.random.default_rng(0)
+        prompts = [random.integers(3, VOCAB, n).tolist() for n in (1, 2, 9, 17, 5, 24, 3, 12)]
+        texts = []
+        for ids in prompts:
+            text = loaded.model.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, eos_token_id=None)
+            texts.append(tuple(text[0, len(ids) :].tolist()))
+        assert sum(len(set(text)) > 3 for text in texts) > 4, "a constant output would hide most mistakes"
+        engines.append(Engine.load(folder / "bundle", OPTIONS))
+        return Case(loaded.model, engines[-1], prompts, texts, form == "ouro")
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(params=FORMS)
+def case(cases: Callable[[str], Case], request: pytest.FixtureRequest) -> Case:
+    return cases(request.param)
+
+
+def _write_code(calibration: Path, code: object) -> None:
+    file = calibration / "calibration.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"code": code}))
+
+
+def test_full_is_transformers_own(case):
+    """A loop would read another one's keys, or the norm between two loops would be lost or done twice."""
+    for batch in (1, 8):
+        case.check(max_batch=batch)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_exact_is_transformers_own(case, batch):
+    """Drafts of early loops would change the text: their keys stay in the caches of loops that they never ran."""
+    case.check(policy="exact", max_batch=batch)
+    stats = case.check(policy="exact", max_batch=batch, depth=DepthOptions(draft="router"))
+    assert batch > 1 or any(one.drafted for one in stats), "no loop drafted"
+
+
+def test_exit_with_all_thresholds_up(case):
+    """A token would stop although no router may let it go, or be lost while it waits for others."""
+    for batch in (1, 8):
+        stats = case.check(policy="exit", max_batch=batch, depth=DepthOptions(threshold=1.0))
+        assert {depth for one in stats for depth in one.token_depths} == {LOOPS * LAYERS}
+
+
+def test_exit_stops_at_the_ends_of_loops(case):
+    """Early exits would be computed as if they were not taken, and nothing would be saved."""
+    depths = case.run(case.prompts[3:4], policy="exit", max_batch=1, depth=DepthOptions(threshold=0.0))[0].stats.token_depths
+    assert set(depths) <= {LAYERS, LOOPS * LAYERS} and LAYERS in depths
+
+
+def test_preemption_and_prefixes(case):
+    """A preempted text, or one with a known prefix, would go on from keys of the first loop alone."""
+    stats = case.check(policy="exact", kv_memory=128 * case.engine.backend.kv_bytes_per_token)
+    assert any(one.preemptions for one in stats)
+    long = case.prompts[5] + list(case.texts[5][:10])
+    with case.engine.with_options(replace(OPTIONS, policy="exact", prefix_cache=True)) as engine:
+        found = [engine.generate(long, ASKED)[0] for _ in range(2)]
+    assert [one.token_ids[: NEW - 10] for one in found] == [case.texts[5][10:]] * 2
+    assert found[1].stats.prefix_tokens
+
+
+def test_the_manifest(case):
+    """A reader could not tell loops from layers, or a second set of weights would be stored for each loop."""
+    model, manifest = case.manifest.model, case.manifest
+    assert (model.loops, model.num_layers) == (LOOPS, LOOPS * LAYERS)
+    assert [graph.layers for graph in manifest.segments] == [[0, 2], [2, 4], [4, 6]]
+    assert len(manifest.kv) == LOOPS * LAYERS
+    assert not any(graph.name.startswith("kv_fill") for graph in manifest.graphs)
+    assert bool(model.code) == (model.model_type == "spiral")
+    weights = manifest.targets["cpu"].weights
+    assert manifest.files[weights].bytes < 1.3 * 4 * model.parameters
+
+
+def test_propagated_keys_are_refused(case):
+    """Keys of later loops would be projected from the state of an early one, which ruins the text."""
+    with pytest.raises(ParamsError, match="kv_fill"):
+        case.run([], policy="exit", depth=DepthOptions(threshold=0.5, kv="propagate"))
+
+
+def test_the_models_own_rule(cases):
+    """Tokens would leave at other loops than the gate that they were trained with says."""
+    case = cases("ouro")
+    assert [(exit.checkpoint, exit.router) for exit in case.manifest.calibration.exits] == [(end, "gate") for end in ENDS]
+    for threshold in (0.3, 0.8):
+        depth = DepthOptions(exit_rule="model", threshold=threshold)
+        found = case.run(case.prompts, policy="exit", depth=depth)
+        loops = [_by_own_rule(case.model, ids, one.token_ids, threshold) for ids, one in zip(case.prompts, found, strict=True)]
+        assert [[depth // LAYERS for depth in one.stats.token_depths] for one in found] == loops
+        assert len({loop for one in loops for loop in one}) > 1, "all tokens leave at one loop"
+    case.check(policy="exit", depth=DepthOptions(exit_rule="model"))  # the config's threshold is 1
+    with pytest.raises(ParamsError, match="min_depth"):
+        DepthOptions(exit_rule="model", min_depth=2)
+    with pytest.raises(ParamsError, match="gate"):
+        cases("nanbeige").run([], policy="exit", depth=DepthOptions(exit_rule="model"))
+
+
+@torch.no_grad()
+def _by_own_rule(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[int], threshold: float) -> list[int]:
+    """At which loop each token of ``text`` but the first leaves, by the paper; checks that the token is that loop's."""
+    states = model.model(torch.tensor([[*prompt, *text]])).loop_states
+    gates = torch.stack([torch.sigmoid(model.model.early_exit_gate(state))[0, :, 0] for state in states[:-1]])
+    left = torch.cat([1 - (1 - gates).cumprod(0), torch.ones(1, gates.shape[1])])
+    leaves = (left >= threshold).float().argmax(0)
+    tokens = torch.stack([model.lm_head(state)[0].argmax(-1) for state in states])
+    places = range(len(prompt), len(prompt) + len(text) - 1)
+    assert [int(tokens[leaves[place], place]) for place in places] == list(text[1:])
+    return [int(leaves[place]) + 1 for place in places]
+
+
+def test_repeated_layers_of_a_loop(tmp_path, monkeypatch):
+    """A layer that is not traced itself would get the weights of another, or the caches of another loop."""
+    traced, whole = [], tracing._traced
+    monkeypatch.setattr(tracing, "_traced", lambda model, kept: (traced.append(len(kept)), whole(model, kept))[1])
+    loaded = quantize_loaded(LoadedModel(made(ouro(layers=5, loops=2)), None, "deep"), "int4", "rtn", QUIET)
+    manifest, _ = write_bundle(loaded, tmp_path, ExportConfig(max_seq_len=64, targets=("cpu",), kv="int8"), QUIET)
+    assert traced == [2 * 3] and manifest.checkpoints == [5]
+    assert sum(manifest.weights.values()) == 5 * 7 + 2, "the gate, or a matrix of a second loop, was rounded"
+
+
+def test_streamed_parameters(tmp_path):
+    """A streamed export would compute another text than one of a model in memory."""
+    source, folders = str(saved("nanbeige", tmp_path / "model")), [tmp_path / "a", tmp_path / "b"]
+    for folder, stream in zip(folders, (True, False), strict=True):
+        folder.mkdir()
+        loaded = load_model(source, "fp32", tokenizer="none", stream=stream)
+        write_bundle(loaded, folder, ExportConfig(max_seq_len=64, targets=("cpu",)), QUIET)
+    one, other = ({path.name: path.read_bytes() for path in folder.rglob("cpu.*")} for folder in folders)
+    assert one == other
+
+
+def test_the_final_norm_between_loops():
+    """A model trained without it would be computed with it."""
+    states = [made(nanbeige(skip_loop_final_norm=skip)).model(torch.arange(9)[None]).loop_states for skip in (False, True)]
+    assert torch.equal(states[0][0], states[1][0]) and not torch.allclose(states[0][1], states[1][1])
+    assert made(nanbeige(loops=1, loop_loss_weights=[1.0, 1.0])).config.loops == 3
+
+
+@pytest.mark.parametrize("make, switch", [(nanbeige, "loop_share_kv"), (nanbeige, "enable_mhc"), (ouro, "use_sliding_window")])
+def test_unknown_forms_are_refused(make, switch):
+    """Parts of the published code that the classes here leave out would silently be missing."""
+    with pytest.raises(UnsupportedModelError, match=switch):
+        make(**{switch: True})
+
+
+def test_a_cache_that_loops_share_is_refused():
+    """The second loop would overwrite the keys that the first one's later tokens attend to."""
+    model = made(nanbeige())
+    forward = model.model.forward
+    model.model.forward = lambda *args, **kwargs: forward(*args, **{**kwargs, "past_key_values": _Shared(kwargs["past_key_values"])})
+    with pytest.raises(UnsupportedModelError, match="written twice"):
+        LoadedModel(model, None, "shared").layers
+
+
+class _Shared:
+    """A cache in which every loop has the number of the first."""
+
+    def __init__(self, cache: object) -> None:
+        self.cache = cache
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.cache, name)
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *rest: object) -> object:
+        return self.cache.update(keys, values, layer_idx % LAYERS, *rest)  # type: ignore[attr-defined]
+
+
+def test_layers_out_of_order_are_refused():
+    """Boundaries would be counted as if the loops were whole."""
+    model = made(nanbeige())
+    first, second = model.model.layers
+    forward = first.forward
+    first.forward = lambda *args, **kwargs: second(forward(*args, **kwargs), **kwargs)
+    with pytest.raises(UnsupportedModelError, match="in order"), at_boundaries(model, lambda *_: None):
+        model(torch.arange(4)[None])
+
+
+def test_gptq_reads_all_loops():
+    """A matrix would be rounded for the inputs of the first loop alone."""
+    model, inputs, grams = made(nanbeige()), [], {}
+    module = model.model.layers[1].mlp.down_proj
+    tokens = torch.arange(24).reshape(2, 12)
+    with module.register_forward_pre_hook(lambda _, given: inputs.append(given[0].flatten(0, 1))), torch.no_grad():
+        model(tokens)
+    visit_inputs(model, {"down": module}, tokens, grams.__setitem__, loops=LOOPS)
+    torch.testing.assert_close(grams["down"], sum(one.T @ one for one in inputs))
+    assert len(inputs) == LOOPS
+
+
+def test_gguf_files_are_refused_by_name():
+    """llama.cpp's key would be overlooked, and the layers run once."""
+    keys = Metadata("nanbeige.gguf", {"general.architecture": "nanbeige", "nanbeige.num_loops": 2})
+    with pytest.raises(UnsupportedModelError, match="nanbeige.num_loops = 2.*HuggingFace"):
+        read_config(keys, {})
+
+
+def test_code_that_comes_with_a_model(tmp_path, monkeypatch):
+    """Code would run that nobody asked for, that changed since it was read, or whose name the refusal does not give."""
+    source = saved("own", tmp_path / "model")
+    with pytest.raises(UnsupportedModelError, match=r"configuration_spiral\.py, modeling_spiral\.py in .*model, .*--trust-remote"):
+        load_model(str(source), "fp32", tokenizer="none")
+    loaded = load_model(str(source), "fp32", trust_remote_code=True, tokenizer="none")
+    assert sorted(loaded.code) == ["configuration_spiral.py", "modeling_spiral.py"]
+    calibration = write_calibration(tmp_path / "calib", [], fingerprint(loaded), LOOPS * LAYERS, 32)
+    _write_code(calibration, dict(loaded.code) | {"modeling_spiral.py": "0" * 64})
+    with pytest.raises(CalibrationError, match=r"modeling_spiral\.py changed"):
+        config = ExportConfig(calibration=str(calibration), tokenizer="none", targets=("cpu",), max_seq_len=64)
+        export(str(source), tmp_path / "bundle", config, trust_remote_code=True)
+    config = json.loads((source / "config.json").read_text())
+    monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", lambda *_, **__: (config, {}))
+    with pytest.raises(ParamsError, match="--revision"):
+        check_remote_code("org/spiral", "main", trusted=True)
+    check_remote_code("org/spiral", "0" * 40, trusted=True)
+    config["auto_map"]["AutoModelForCausalLM"] = "other/code--modeling_spiral.SpiralForCausalLM"
+    with pytest.raises(UnsupportedModelError, match="another repository, other/code"):
+        check_remote_code(str(source), None, trusted=True)
+    config["model_type"] = "ouro"  # loaded by a class of the exporter, whatever comes with it
+    check_remote_code("org/ouro", None, trusted=True)

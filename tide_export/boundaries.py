@@ -1,0 +1,83 @@
+"""The boundaries between a model's decoder layers, counted in calls: what a pass has been through when it stands at one.
+
+A looped model calls its L layers several times over; boundary n is the residual stream after n calls. The end of a loop lies
+behind its last layer, in front of the final norm, as the end of the model does, so that the head reads both alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from tide_runtime.errors import UnsupportedModelError
+from torch import nn
+from transformers import PreTrainedModel
+
+Visit = Callable[[int, torch.Tensor], torch.Tensor | None]
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's decoder blocks: the one ModuleList as long as ``num_hidden_layers``."""
+    count = model.config.get_text_config().num_hidden_layers
+    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    found = [m for m in found if not any(m is not o and m in o.modules() for o in found)]
+    if len(found) != 1:
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: expected one list of {count} decoder layers, found {len(found)}; "
+            "TIDE compiles decoders that are one stack of layers"
+        )
+    return found[0]
+
+
+def decoder_stack(model: PreTrainedModel) -> nn.Module:
+    """The module that contains the decoder layers, from embeddings to final norm."""
+    layers = decoder_layers(model)
+    return next(module for module in model.modules() if any(child is layers for child in module.children()))
+
+
+class _Calls(threading.local):
+    """Layers called so far in the pass that a thread runs."""
+
+    count = 0
+
+
+@contextmanager
+def at_boundaries(model: PreTrainedModel, visit: Visit) -> Iterator[None]:
+    """Context in which each pass calls ``visit(n, hidden [B, S, H])`` at every boundary, 0 … L · loops; a tensor that it returns
+    goes on in place of the hidden state.
+
+    A pass raises UnsupportedModelError where the layers do not run as whole loops, in their order.
+    """
+    layers, calls = decoder_layers(model), _Calls()
+
+    def begin(*_: object) -> None:
+        calls.count = 0
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = calls.count
+        if layers[number % len(layers)] is not module:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is not supported, because its layers do not run one after the other, the whole stack at "
+                "a time; TIDE compiles decoders that run their layers in order, once or in loops"
+            )
+        calls.count += 1
+        if number and not number % len(layers):  # visited when the loop before it ended
+            return None
+        visited = visit(number, args[0] if args else kwargs["hidden_states"])
+        if visited is None:
+            return None
+        return ((visited, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": visited})
+
+    def after(_module: nn.Module, _args: object, output: Any) -> Any:
+        visited = visit(calls.count, output[0] if isinstance(output, tuple) else output)
+        return (visited, *output[1:]) if visited is not None and isinstance(output, tuple) else visited
+
+    with ExitStack() as hooks:
+        hooks.callback(decoder_stack(model).register_forward_pre_hook(begin).remove)
+        for layer in layers:
+            hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
+        hooks.callback(layers[-1].register_forward_hook(after).remove)
+        yield
