@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class EagerPass:
     """What a model computes for texts whose T tokens are packed one text after the other.
 
     Args:
-        states: layers run before a cut → residual stream [T, H] there, in fp32.
+        states: layers run before a cut → residual stream [T, H] there, in fp32; before the final norm where that is all layers.
         logits: [T, V] in fp32.
     """
 
@@ -57,9 +58,9 @@ def eager_pass(
     states: dict[int, NDArray[np.float32]] = {}
 
     def keep(cut: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            states[cut] = _values(hidden, valid)
+        def hook(_module: nn.Module, args: tuple, kwargs: dict, *output: Any) -> None:
+            hidden = output[0] if output else args[0] if args else kwargs["hidden_states"]
+            states[cut] = _values(hidden[0] if isinstance(hidden, tuple) else hidden, valid)
 
         return hook
 
@@ -69,7 +70,8 @@ def eager_pass(
         options["position_ids"] = first + torch.arange(longest)[None]
     with ExitStack() as stack, torch.no_grad():
         for cut in cuts:
-            stack.callback(layers[cut].register_forward_pre_hook(keep(cut), with_kwargs=True).remove)
+            register = layers[cut].register_forward_pre_hook if cut < len(layers) else layers[-1].register_forward_hook
+            stack.callback(register(keep(cut), with_kwargs=True).remove)
         logits = model(input_ids=ids, use_cache=cache is not None, **options).logits
     return EagerPass(states, _values(logits, valid))
 
