@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
 
-from tide_export.traced_attention import TracedLayer
+from tide_export.traced_attention import TracedLayer, tide_layer
 
 KINDS = ("eagle3", "mtp", "own")
 
@@ -82,22 +82,20 @@ class Drafter(nn.Module):
         """
         raise NotImplementedError
 
-    def _mask(self, embedded: Tensor, position_ids: Tensor, cache: Cache | None, given: Tensor | None) -> Tensor | None:
-        """What transformers' layers take as mask for ``config._attn_implementation``; None where that function needs none."""
-        return create_causal_mask(self.config, embedded, given, cache, position_ids=position_ids)
+    def causal_mask(
+        self, embedded: Tensor, position_ids: Tensor, past_key_values: Cache | None, given: Tensor | None = None
+    ) -> Tensor | None:
+        """What transformers' layers take as mask for ``config._attn_implementation``, ``given`` if there is one; None where that
+        function needs none."""
+        return create_causal_mask(self.config, embedded, given, past_key_values, position_ids=position_ids)
 
 
 def observed_kv(drafter: Drafter) -> KVInfo | None:
     """Shape of the keys and values that ``drafter`` caches: it runs over two tokens with TIDE's attention."""
     layer = TracedLayer({}, torch.zeros(1, dtype=torch.long))
-    before, config = drafter.config._attn_implementation, drafter.config
-    config._attn_implementation = "tide"
-    try:
-        with torch.no_grad():
-            embedded = drafter.embedded(torch.zeros((1, 2), dtype=torch.long))
-            drafter(embedded, embedded.new_zeros(1, 2, drafter.width), torch.arange(2)[None], Cache(layers=[layer]))
-    finally:
-        config._attn_implementation = before
+    with torch.no_grad(), tide_layer(drafter.config):
+        embedded = drafter.embedded(torch.zeros((1, 2), dtype=torch.long))
+        drafter(embedded, embedded.new_zeros(1, 2, drafter.width), torch.arange(2)[None], Cache(layers=[layer]))
     return layer.kv
 
 
@@ -161,3 +159,8 @@ class MeasuredDrafter:
     tried: dict[str, float]
     source: str
     sha256: str
+
+
+def positions_of(before: Tensor, first: int = 0) -> Tensor:
+    """[B, S] position ids of states [B, S, D] that follow one another from ``first`` on."""
+    return torch.arange(first, first + before.shape[1], device=before.device).expand(before.shape[:2])

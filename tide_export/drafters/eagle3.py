@@ -119,7 +119,7 @@ class Eagle3Drafter(Drafter):
         past_key_values: Cache | None = None,
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        mask = self._mask(embedded, position_ids, past_key_values, attention_mask)
+        mask = self.causal_mask(embedded, position_ids, past_key_values, attention_mask)
         rotary = self.rotary_emb(embedded, position_ids)
         state = self.midlayer(embedded, before, self.norm_before_residual, rotary, mask, past_key_values)
         normed = self.norm(state)
@@ -165,11 +165,8 @@ def load_eagle3(source: str, loaded: LoadedModel) -> LoadedDrafter:
 
     Raises ModelFilesError if it is no EAGLE-3 head, belongs to another model, or has a part that TIDE does not know.
     """
-    folder = DrafterFolder.read(source, _tensor_name)
-    text = loaded.model.config.get_text_config()
-    settings = _settings(folder, text.hidden_size)
-    _check_target(folder, settings, loaded)
-    vocabulary = _vocabulary(folder, settings, text.vocab_size)
+    folder, settings = check_eagle3(source, loaded)
+    vocabulary = _vocabulary(folder, settings, loaded.model.config.get_text_config().vocab_size)
     forms = _forms(settings, folder, loaded.num_layers)
     own_embedding = "embed_tokens.weight" in folder.names or settings.layer.hidden_size != settings.target_hidden_size
     drafter = Eagle3Drafter(
@@ -188,6 +185,14 @@ def load_eagle3(source: str, loaded: LoadedModel) -> LoadedDrafter:
     drafter.eval().requires_grad_(False)
     drafter.kv = observed_kv(drafter)
     return LoadedDrafter(drafter, forms, source, folder.sha256())
+
+
+def check_eagle3(source: str, loaded: LoadedModel) -> tuple[DrafterFolder, Eagle3Settings]:
+    """What ``source`` holds. Raises ModelFilesError unless that is an EAGLE-3 head for a model like ``loaded``."""
+    folder = DrafterFolder.read(source, _tensor_name)
+    settings = _settings(folder, loaded.model.config.get_text_config().hidden_size)
+    _check_target(folder, settings, loaded)
+    return folder, settings
 
 
 def _tensor_name(name: str) -> str:

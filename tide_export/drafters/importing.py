@@ -6,11 +6,22 @@ from collections.abc import Callable
 
 from tide_export.config import EAGLE3_PREFIX
 from tide_export.drafters.base import LoadedDrafter, MeasuredDrafter
-from tide_export.drafters.eagle3 import load_eagle3
+from tide_export.drafters.eagle3 import check_eagle3, load_eagle3
 from tide_export.drafters.guesses import in_best_form, tokens_per_pass
-from tide_export.drafters.mtp import load_mtp
+from tide_export.drafters.mtp import load_mtp, mtp_tensors
 from tide_export.drafters.replies import REPLIES, write_replies
 from tide_export.load import LoadedModel
+
+
+def check_draft_head(draft_head: str, loaded: LoadedModel) -> None:
+    """Raise ModelFilesError where ``draft_head`` is missing or belongs to another model, before minutes of work.
+
+    ``loaded``: streamed or not.
+    """
+    if draft_head.startswith(EAGLE3_PREFIX):
+        check_eagle3(draft_head.removeprefix(EAGLE3_PREFIX), loaded)
+    else:
+        mtp_tensors(loaded)
 
 
 def load_drafter(draft_head: str, loaded: LoadedModel) -> LoadedDrafter:

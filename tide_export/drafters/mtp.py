@@ -107,7 +107,7 @@ def load_mtp(loaded: LoadedModel) -> LoadedDrafter:
     Raises ModelFilesError if there is none, or if it has a part that TIDE does not know.
     """
     model = loaded.model
-    tensors = _tensors(loaded)
+    tensors = mtp_tensors(loaded)
     numbers = {int(found[1]) for name in tensors if (found := _NUMBER.search(name))}
     if len(numbers) != 1:
         raise ModelFilesError(
@@ -128,7 +128,7 @@ def load_mtp(loaded: LoadedModel) -> LoadedDrafter:
     return LoadedDrafter(drafter, _FORMS, loaded.source, digest(tensors))
 
 
-def _tensors(loaded: LoadedModel) -> dict[str, Tensor]:
+def mtp_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
     """The layer's tensors by their names in the files. Raises ModelFilesError if there are none."""
     model = loaded.model
     files = [file for file in loaded.weight_files if file.suffix == ".safetensors"]

@@ -88,6 +88,39 @@ def as_type_of(graph: ir.Graph, like: ir.Value, weight: ir.Value) -> ir.Value:
     return add_initializer(graph, f"{weight.name}.{dtype.name.lower()}", lazy)
 
 
+def splice(
+    model: ir.Model, piece: ir.Model, prefix: str, given: Mapping[str, ir.Value], before: ir.Node | None = None
+) -> list[ir.Value]:
+    """Insert a copy of ``piece`` ``before`` a node of ``model``, or at its end; returns the values of its outputs.
+
+    Args:
+        prefix: is put before all its names.
+        given: what takes the place of each input that it reads.
+    """
+    graph, copy = model.graph, piece.clone()
+    for value in copy.graph.inputs:
+        if value.uses():
+            ir.convenience.replace_all_uses_with(value, given[value.name or ""], replace_graph_outputs=True)
+    outputs = list(copy.graph.outputs)
+    copy.graph.outputs.clear()
+    for value in list(copy.graph.initializers.values()):
+        copy.graph.initializers.pop(value.name)
+        value.name = f"{prefix}.{value.name}"
+        graph.register_initializer(value)
+    nodes = list(copy.graph)
+    copy.graph.remove(nodes)
+    for node in nodes:
+        for value in node.outputs:
+            value.name = f"{prefix}.{value.name}" if value.name else value.name
+    if before is None:
+        graph.extend(nodes)
+    else:
+        graph.insert_before(before, nodes)
+    for domain, version in copy.opset_imports.items():
+        model.opset_imports.setdefault(domain, version)
+    return outputs
+
+
 def insert_before(graph: ir.Graph, anchor: ir.Node, *nodes: ir.Node) -> None:
     graph.insert_before(anchor, nodes)
 

@@ -199,4 +199,5 @@ def measure_guesses(head: DraftHead, replies: Replies, windows: NDArray[np.int64
         share = (float(own.sum()) + _CLASS_WEIGHT * overall) / (len(own) + _CLASS_WEIGHT)
         classes.append([low, round(share, 4)])
     acceptance = [round(float(h / t), 4) for h, t in zip(hits, tries, strict=True) if t >= _CLASS_WEIGHT]
-    return DraftHeadInfo(head.layer, len(head.vocabulary), acceptance or [round(overall, 4)], classes)
+    layers, width = [head.layer, replies.capture.num_layers], 2 * head.model.hidden_size
+    return DraftHeadInfo(layers, width, len(head.vocabulary), acceptance or [round(overall, 4)], classes)
