@@ -101,9 +101,9 @@ def export(
         str | None,
         typer.Option(
             metavar="eagle3:DIR|mtp",
-            help="A trained drafter for policy exact: eagle3:DIR, an EAGLE-3 head for this model (config.json and *.safetensors as "
-            "SpecForge, EAGLE or speculators write them), or mtp, the multi-token-prediction layer in the checkpoint itself. Needs "
-            "no calibration; how it is read best is tried on replies of the model, a minute at most, with the model in memory.",
+            help="A trained drafter for policy exact: eagle3:DIR, an EAGLE-3 head for this model (config.json and *.safetensors "
+            "as SpecForge, EAGLE or speculators write them), or mtp, the multi-token-prediction layer in the checkpoint itself. "
+            "No calibration is needed; how it is read best is tried on replies of the model, which is in memory for that.",
         ),
     ] = None,
     target: Annotated[

@@ -95,8 +95,8 @@ class ExportConfig:
         tokenizer: the directory, tokenizer.json, GGUF file or hub id of the tokenizer; ``none`` writes a bundle without one. None
             takes the model's own.
         hardware_compatible, version_compatible, strip_weights: options of TensorRT engines; see TrtOptions.
-        draft_head: ``eagle3:DIR``, the EAGLE-3 head in a folder, or ``mtp``, the layer that the checkpoint has for further tokens;
-            see `tide_export.drafters`.
+        draft_head: ``eagle3:DIR``, the EAGLE-3 head in a folder, or ``mtp``, the layer for further tokens that the checkpoint
+            has; see `tide_export.drafters`.
     """
 
     dtype: str = "fp32"

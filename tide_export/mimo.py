@@ -1,7 +1,6 @@
 """MiMo (Xiaomi 2025, arXiv:2505.07608) for transformers, which has no class for it: a Qwen2 model with MTP layers beside it.
 
-With the class registered, ``tide-export XiaomiMiMo/MiMo-7B-RL`` runs none of the repository's code, and ``--draft-head mtp`` reads
-the MTP layer.
+With the class registered, an export of XiaomiMiMo/MiMo-7B-RL runs none of its code, and ``--draft-head mtp`` reads its MTP layer.
 """
 
 from __future__ import annotations

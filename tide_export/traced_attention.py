@@ -241,7 +241,6 @@ def tide_layer(config: PreTrainedConfig) -> Iterator[None]:
     """Context in which one layer outside a model, whose attention and experts follow ``config``, runs over a `TracedLayer`."""
     before, experts = config._attn_implementation, getattr(config, "_experts_implementation", None)
     _PENDING.clear()
-    _LAYERS.clear()
     config._attn_implementation = _ATTENTION_NAME
     if experts is not None:
         config._experts_implementation = _EXPERTS_NAME

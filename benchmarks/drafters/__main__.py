@@ -3,8 +3,8 @@
     python -m benchmarks.drafters                        # 12 minutes on one core, most of them training
     python -m benchmarks.drafters --steps 60 --replies 96 --prompts 4     # two minutes: poor drafters, the same path
 
-Both learn from the model's own replies to the first 48 tokens of held-out files, and are measured on other files. The MTP layer is
-MiMo's: the demo's weights are saved as a MiMo checkpoint, whose model is the same with biases of zero.
+Both learn from the model's own replies to pieces of held-out files, 48 tokens each, and are measured on other files. The MTP
+layer is MiMo's: the demo's weights are saved as a MiMo checkpoint, whose model is the same with biases of zero.
 
 accepted   tokens per verification: decoded tokens over runs to the last layer, where the head alone drafts.
 speedup    decoding by `full` over `exact`, the same bundle in turn: with the head alone, and as a user gets it (text drafts too).

@@ -36,9 +36,7 @@ def new_eagle3(loaded: LoadedModel, taps: tuple[int, ...], vocabulary: Tensor, s
     config = LlamaConfig(**_layer_config(loaded), num_hidden_layers=1)
     config._attn_implementation = "sdpa"
     settings = Eagle3Settings(config, config.hidden_size, len(vocabulary), taps, True, False, False, False, False)
-    drafter = Eagle3Drafter(
-        settings, taps, vocabulary, (), loaded.model.get_input_embeddings(), None, loaded.model.dtype
-    )
+    drafter = Eagle3Drafter(settings, taps, vocabulary, (), loaded.model.get_input_embeddings(), None, loaded.model.dtype)
     drafter.norm.weight.data.copy_(loaded.model.get_decoder().norm.weight)
     drafter.lm_head.weight.data.copy_(loaded.model.get_output_embeddings().weight[vocabulary])
     return drafter.eval()
@@ -72,7 +70,11 @@ def write_mimo(loaded: LoadedModel, source: Path, folder: Path) -> None:
     assert config.tie_word_embeddings
     last = f"model.layers.{config.num_hidden_layers - 1}."
     for layer in range(config.num_hidden_layers):
-        for part, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads), ("v", config.num_key_value_heads)):
+        for part, heads in (
+            ("q", config.num_attention_heads),
+            ("k", config.num_key_value_heads),
+            ("v", config.num_key_value_heads),
+        ):
             state[f"model.layers.{layer}.self_attn.{part}_proj.bias"] = torch.zeros(heads * config.head_dim)
     block = {_MTP + name.removeprefix(last): tensor.clone() for name, tensor in state.items() if name.startswith(last)}
     eye = torch.eye(config.hidden_size)

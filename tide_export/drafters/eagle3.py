@@ -153,9 +153,7 @@ class _Eagle3Layer(nn.Module):
     ) -> Tensor:
         normed = self.hidden_norm(before)
         joined = torch.cat([self.input_layernorm(embedded), normed], -1)
-        attended, _ = self.self_attn(
-            hidden_states=joined, position_embeddings=rotary, attention_mask=mask, past_key_values=cache
-        )
+        attended, _ = self.self_attn(hidden_states=joined, position_embeddings=rotary, attention_mask=mask, past_key_values=cache)
         state = (normed if norm_before_residual else before) + attended
         return state + self.mlp(self.post_attention_layernorm(state))
 
@@ -277,7 +275,7 @@ def _vocabulary(folder: DrafterFolder, settings: Eagle3Settings, vocab_size: int
         )
     vocabulary = torch.arange(count) + folder.value("d2t").long()
     known = folder.value("t2d").bool() if "t2d" in folder.names else None
-    distinct = bool((vocabulary.diff() > 0).all()) and 0 <= int(vocabulary[0]) and int(vocabulary[-1]) < vocab_size
+    distinct = bool((vocabulary.diff() > 0).all()) and int(vocabulary[0]) >= 0 and int(vocabulary[-1]) < vocab_size
     if not distinct or (known is not None and known.any() and not torch.equal(known.nonzero().flatten(), vocabulary)):
         raise ModelFilesError(
             f"{folder.source} maps its tokens to {int(vocabulary.min())} … {int(vocabulary.max())} by d2t, which is not a rising "

@@ -54,9 +54,7 @@ class DrafterFolder:
         return cls._of(source, config, files, named)
 
     @classmethod
-    def _of(
-        cls, source: str, config: Mapping[str, Any], files: Iterable[Path], named: Callable[[str], str]
-    ) -> DrafterFolder:
+    def _of(cls, source: str, config: Mapping[str, Any], files: Iterable[Path], named: Callable[[str], str]) -> DrafterFolder:
         headers: dict[str, TensorHeader] = {}
         holders: dict[str, tuple[Path, str]] = {}
         for file in files:

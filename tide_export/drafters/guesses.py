@@ -106,7 +106,7 @@ def measure(drafter: Drafter, replies: Replies) -> GuessRecord:
 
 
 def in_best_form(found: LoadedDrafter, replies: Replies) -> MeasuredDrafter:
-    """The drafter in the form that gives most tokens per verification on ``replies``, which hold all taps; of equal ones the first."""
+    """The drafter in the form that gives most tokens per verification, of equal ones the first. ``replies`` hold all taps."""
     drafter, records, tried = found.drafter, {}, {}
     for form in found.forms:
         form.apply(drafter)

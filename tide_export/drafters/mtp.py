@@ -4,11 +4,11 @@
     y      = one decoder layer of the model's kind, with its own attention, over x
     logits = the model's LM head · post_norm(y)
 
-transformers' `MtpModel` builds the layer from the model's own classes, and its renamings read DeepSeek's, GLM's, Mellum's and, once
-its config counts the layers, Qwen's tensors (``mtp.fc``, ``mtp.layers.0.*``); MiMo's (``model.mtp_layers.*``) are renamed here.
+transformers' `MtpModel` builds the layer from the model's own classes, and its renamings read DeepSeek's, GLM's, Mellum's and,
+once its config counts the layers, Qwen's tensors (``mtp.fc``, ``mtp.layers.0.*``). MiMo's are renamed here.
 
-Sources contradict each other on the state that is given, behind the model's final norm (transformers, vLLM) or before it, and on the
-one that is chained, behind ``post_norm`` or before it: see `_FORMS`.
+Sources contradict each other on the state that is given, behind the model's final norm (transformers, vLLM) or before it, and on
+the one that is chained, behind ``post_norm`` or before it: see `_FORMS`.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ def load_mtp(loaded: LoadedModel) -> LoadedDrafter:
         for context in MtpModel.get_init_context(model.dtype, False, False, None):
             contexts.enter_context(context)
         try:
-            mtp = MtpModel(model, 1)
+            mtp, final_norm = MtpModel(model, 1), model.get_decoder().norm
         except (ValueError, AttributeError, StopIteration) as error:
             raise ModelFilesError(f"the MTP layer of {loaded.name} cannot be built: {error}") from error
     _fill(mtp, {_renamed(name): tensor for name, tensor in tensors.items()}, loaded)
-    drafter = MtpDrafter(mtp, model.get_decoder().norm, loaded.num_layers)
+    drafter = MtpDrafter(mtp, final_norm, loaded.num_layers)
     drafter.eval().requires_grad_(False)
     drafter.kv = observed_kv(drafter)
     return LoadedDrafter(drafter, _FORMS, loaded.source, digest(tensors))
@@ -195,6 +195,6 @@ def _fill(mtp: MtpModel, tensors: dict[str, Tensor], loaded: LoadedModel) -> Non
     problems += [f"{name} cannot be converted" for name in report.conversion_errors]
     if problems:
         raise ModelFilesError(
-            f"the MTP layer of {loaded.name} cannot be read in full: {'; '.join(problems)}; download the model again, or leave out "
-            "--draft-head mtp"
+            f"the MTP layer of {loaded.name} cannot be read in full: {'; '.join(problems)}; download the model again, or "
+            "leave out --draft-head mtp"
         )

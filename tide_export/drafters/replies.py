@@ -1,7 +1,7 @@
 """The model's own replies, on which a drafter is measured: guesses meet what the model writes, not what people wrote.
 
 The prompts are pieces of the Python language reference, which every Python carries (`tide_export.head_bits` reads it too), in the
-model's chat template if it has one, so that an import needs no text of the user's. A model without a tokenizer gets random tokens.
+model's chat template if it has one, so that an import needs no text of the user's. A model without a tokenizer gets random ids.
 """
 
 from __future__ import annotations
@@ -89,34 +89,29 @@ def reply_to(
     return Replies(ids, prompts.shape[1], _ends(ids, prompts.shape[1], loaded), torch.cat(likeliest), states)
 
 
-def _prompts(loaded: LoadedModel, count: int, tokens: int, reply_tokens: int, seed: int) -> Tensor:
-    """[count, …] token ids, of ``tokens`` each without the template."""
-    text = loaded.model.config.get_text_config()
-    random = np.random.default_rng(seed)
-    before, after, words = _template(loaded)
-    room = (getattr(text, "max_position_embeddings", None) or 1 << 20) - reply_tokens - len(before) - len(after)
-    tokens = max(1, min(tokens, room))
-    if loaded.tokenizer is None:
-        return torch.from_numpy(random.integers(0, text.vocab_size, (count, tokens)))
-    starts = random.integers(0, max(1, len(words) - tokens), count)
-    pieces = [[*before, *words[start : start + tokens], *after] for start in starts]
-    return torch.tensor(pieces)
-
-
-def _template(loaded: LoadedModel) -> tuple[list[int], list[int], list[int]]:
-    """Token ids before and after what a user says, none where there is no chat template; and those of the text."""
+def template_tokens(loaded: LoadedModel) -> tuple[list[int], list[int]]:
+    """Token ids before and after what a user says, in the model's chat template; none where it has none."""
     tokenizer = loaded.tokenizer
-    if tokenizer is None:
-        return [], [], []
-    words = list(tokenizer("\n\n".join(topics[topic] for topic in sorted(topics)), add_special_tokens=False)["input_ids"])
-    if not tokenizer.chat_template:
-        first = tokenizer.bos_token_id
-        return [] if first is None else [first], [], words
+    if tokenizer is None or not tokenizer.chat_template:
+        return [], []
     messages = [{"role": "user", "content": _PLACEHOLDER}]
     whole = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    parts = whole.partition(_PLACEHOLDER)[::2]
-    before, after = (list(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in parts)
-    return before, after, words
+    before, _, after = whole.partition(_PLACEHOLDER)
+    first, last = (list(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, after))
+    return first, last
+
+
+def _prompts(loaded: LoadedModel, count: int, tokens: int, reply_tokens: int, seed: int) -> Tensor:
+    """[count, …] token ids, of ``tokens`` each without the template."""
+    text, tokenizer, random = loaded.model.config.get_text_config(), loaded.tokenizer, np.random.default_rng(seed)
+    before, after = template_tokens(loaded)
+    room = (getattr(text, "max_position_embeddings", None) or 1 << 20) - reply_tokens - len(before) - len(after)
+    tokens = max(1, min(tokens, room))
+    if tokenizer is None:
+        return torch.from_numpy(random.integers(0, text.vocab_size, (count, tokens)))
+    words = tokenizer("\n\n".join(topics[topic] for topic in sorted(topics)), add_special_tokens=False)["input_ids"]
+    starts = random.integers(0, max(1, len(words) - tokens), count)
+    return torch.tensor([[*before, *words[start : start + tokens], *after] for start in starts])
 
 
 def _continued(

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 HIDDEN, INNER, HEADS, KV_HEADS, WIDTH = 64, 96, 4, 2, 16
-EPSILON, THETA = 1e-5, 10000.0
+EPSILON, THETA = 1e-5, 20000.0
 SIZES: dict[str, Any] = dict(
     hidden_size=HIDDEN,
     intermediate_size=INNER,
@@ -138,7 +138,9 @@ class Eagle3:
         folder.mkdir(parents=True, exist_ok=True)
         renamed = {name.replace("midlayer.", layer): tensor for name, tensor in self.tensors.items()}
         kept = ("lm_head.", "d2t", "t2d")
-        save_file({name if name.startswith(kept) else prefix + name: t for name, t in renamed.items()}, folder / "model.safetensors")
+        save_file(
+            {name if name.startswith(kept) else prefix + name: t for name, t in renamed.items()}, folder / "model.safetensors"
+        )
         settings = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": self.vocab, **SIZES}
         settings |= {"draft_vocab_size": self.draft_vocab, "norm_before_residual": self.norm_before_residual}
         (folder / "config.json").write_text(json.dumps(settings | config))

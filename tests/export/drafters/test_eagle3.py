@@ -119,9 +119,15 @@ def _without(name: str) -> Callable[[dict, dict], None]:
 
 BROKEN: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "missing tensor": (_without("midlayer.mlp.up_proj.weight"), r"lacks midlayer\.mlp\.up_proj\.weight"),
-    "unknown tensor": (lambda tensors, _: tensors.update({"midlayer.gate.weight": torch.ones(3)}), r"unknown midlayer\.gate\.weight"),
+    "unknown tensor": (
+        lambda tensors, _: tensors.update({"midlayer.gate.weight": torch.ones(3)}),
+        r"unknown midlayer\.gate\.weight",
+    ),
     "no layer": (_without("midlayer.hidden_norm.weight"), "holds no EAGLE-3 head"),
-    "shape": (lambda tensors, _: tensors.update({"norm.weight": torch.ones(3)}), r"norm\.weight has shape \[3\], expected \[64\]"),
+    "shape": (
+        lambda tensors, _: tensors.update({"norm.weight": torch.ones(3)}),
+        r"norm\.weight has shape \[3\], expected \[64\]",
+    ),
     "integers": (lambda tensors, _: tensors.update({"norm.weight": torch.ones(64, dtype=torch.int8)}), "norm.weight holds I8"),
     "hidden size": (lambda tensors, _: tensors.update({"fc.weight": torch.ones(64, 96)}), "96 channels.*hidden size of 64"),
     "vocabulary": (lambda _, config: config.update(vocab_size=256), "vocabulary has 256 tokens, and that of tiny 128"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from export.architectures import LAYERS, VOCAB, random_model
-from export.drafters.reference import EPSILON, HEADS, HIDDEN, INNER, KV_HEADS, WIDTH, mtp_guess, mtp_tensors, norm
+from export.drafters.reference import EPSILON, HEADS, HIDDEN, INNER, KV_HEADS, THETA, WIDTH, mtp_guess, mtp_tensors, norm
 from safetensors.torch import load_file, save_file
 from tide_runtime.bundle.manifest import KVInfo
 from tide_runtime.errors import ModelFilesError
@@ -30,6 +30,7 @@ MIMO = dict(
     num_key_value_heads=KV_HEADS,
     head_dim=WIDTH,
     rms_norm_eps=EPSILON,
+    rope_theta=THETA,
     max_position_embeddings=128,
     num_nextn_predict_layers=1,
 )
@@ -166,7 +167,10 @@ def test_the_model_keeps_its_weights(mimo: tuple[Path, dict[str, Tensor]]) -> No
 BROKEN = {
     "no layer": (lambda tensors: tensors.clear(), "brings no MTP layer"),
     "missing": (lambda tensors: tensors.pop("model.mtp_layers.0.input_proj.weight"), r"lacks layers\.0\.eh_proj\.weight"),
-    "unknown": (lambda tensors: tensors.update({"model.mtp_layers.0.gate.weight": torch.ones(3)}), r"unknown layers\.0\.mtp_block\.gate"),
+    "unknown": (
+        lambda tensors: tensors.update({"model.mtp_layers.0.gate.weight": torch.ones(3)}),
+        r"unknown layers\.0\.mtp_block\.gate",
+    ),
     "two layers": (lambda tensors: tensors.update({"model.mtp_layers.1.input_proj.weight": torch.ones(3)}), "2 MTP layers"),
     "shape": (lambda tensors: tensors.update({"model.mtp_layers.0.input_proj.weight": torch.ones(64, 64)}), r"\[64, 64\]"),
     "another embedding": (
