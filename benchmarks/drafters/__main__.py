@@ -37,7 +37,7 @@ from tide_export import ExportConfig, export
 from tide_export.drafters.base import MeasuredDrafter
 from tide_export.drafters.guesses import in_best_form, tokens_per_pass
 from tide_export.drafters.importing import load_drafter
-from tide_export.drafters.mtp import load_mtp
+from tide_export.drafters.mtp import MtpDrafter, load_mtp
 from tide_export.drafters.replies import reply_to
 from tide_export.export import write_bundle
 from tide_export.load import load_model
@@ -63,6 +63,7 @@ def train_both(folder: Path, replies: int, steps: int, seed: int, report: Report
     losses = {"eagle3": train(head, text, steps, seed)}
     write_eagle3(head, loaded, folder / "eagle3")
     mimo = load_mtp(load_model(str(folder / "mimo"), "fp32")).drafter
+    assert isinstance(mimo, MtpDrafter)
     trainable(mimo)
     losses["mtp"] = train(mimo, text, steps, seed)
     write_mtp(mimo, folder / "mimo")

@@ -19,8 +19,10 @@ from tide_export.drafters.eagle3 import Eagle3Drafter, Eagle3Settings
 from tide_export.drafters.mtp import MtpDrafter
 from tide_export.load import LoadedModel
 
-_LAYER = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps")
-_LAYER += ("rope_parameters", "max_position_embeddings", "vocab_size", "hidden_act", "attention_bias")
+_LAYER = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
+    *("rope_parameters", "max_position_embeddings", "vocab_size", "hidden_act", "attention_bias"),
+)
 _MTP = "model.mtp_layers.0."
 _MIMO_NAMES = {
     "eh_proj": "input_proj",

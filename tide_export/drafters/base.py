@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from tide_runtime.bundle.manifest import KVInfo
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
@@ -87,7 +88,9 @@ class Drafter(nn.Module):
     ) -> Tensor | None:
         """What transformers' layers take as mask for ``config._attn_implementation``, ``given`` if there is one; None where that
         function needs none."""
-        return create_causal_mask(self.config, embedded, given, past_key_values, position_ids=position_ids)
+        mask = create_causal_mask(self.config, embedded, given, past_key_values, position_ids=position_ids)
+        assert not isinstance(mask, BlockMask)  # of flex attention
+        return mask
 
 
 def observed_kv(drafter: Drafter) -> KVInfo | None:

@@ -296,7 +296,7 @@ def _forms(settings: Eagle3Settings, folder: DrafterFolder, num_layers: int) -> 
         reads = {"given the state behind the final norm": True, "given the state before the final norm": False}
         return tuple(Form(name, {"reads_normed_state": value}, (num_layers,)) for name, value in reads.items())
     default = (2, num_layers // 2, num_layers - 3)
-    taps = {"taps as in EAGLE-3": default}
+    taps: dict[str, tuple[int, ...]] = {"taps as in EAGLE-3": default}
     if settings.taps is not None:
         taps = {"taps count layers run before": settings.taps, "taps name layers": tuple(n + 1 for n in settings.taps)}
     taps = {name: numbers for name, numbers in taps.items() if _rising(numbers, num_layers)}
