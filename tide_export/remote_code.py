@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tide_runtime.errors import ParamsError, UnsupportedModelError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CLASSES = ("AutoConfig", "AutoModelForCausalLM")
@@ -30,13 +32,15 @@ def check_remote_code(source: str, revision: str | None, trusted: bool) -> None:
         ParamsError: it is that of a hub id without the hash of a commit, so that other code may run the next time.
     """
     config, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
-    named = {str(config["auto_map"][name]) for name in _CLASSES if name in (config.get("auto_map") or {})}
     known = CONFIG_MAPPING[config["model_type"]].__module__ if config.get("model_type") in CONFIG_MAPPING else None
     is_own = known is not None and not known.startswith("transformers.")  # of `looped_models`, which transformers prefers
-    if not named or is_own or (known is not None and not trusted):
+    named = _named(config, _CLASSES) if known is None or (trusted and not is_own) else set()
+    if trusted:  # without, transformers refuses a tokenizer's
+        named |= _named(get_tokenizer_config(source, revision=revision), ("AutoTokenizer",))
+    if not named:
         return
     files = ", ".join(sorted({f"{name.rpartition('--')[2].partition('.')[0]}.py" for name in named}))
-    elsewhere = sorted({name.partition("--")[0] for name in named if "--" in name})
+    elsewhere = sorted({name.partition("--")[0] for name in named if "--" in name} - {source})
     if elsewhere:
         raise UnsupportedModelError(
             f"{source} is loaded by the code of another repository, {', '.join(elsewhere)} ({files}), whose revision cannot be "
@@ -51,9 +55,17 @@ def check_remote_code(source: str, revision: str | None, trusted: bool) -> None:
         )
     if not is_local and not _COMMIT.fullmatch(revision or ""):
         raise ParamsError(
-            f"--trust-remote-code runs the code of {source}, which may change between two runs; add --revision with the hash of the "
-            "commit that you have read, 40 hexadecimal digits"
+            f"--trust-remote-code runs the code of {source}, which may change between two runs; add --revision with the hash of "
+            "the commit that you have read, 40 hexadecimal digits"
         )
+
+
+def _named(config: Mapping[str, Any], classes: Iterable[str]) -> set[str]:
+    """What ``auto_map`` names for ``classes``, as module.Class; of a tokenizer it may name two classes, or one and None."""
+    found = config.get("auto_map") or {}
+    found = found if isinstance(found, Mapping) else {"AutoTokenizer": found}  # of older releases
+    several = [found[name] if isinstance(found[name], list | tuple) else [found[name]] for name in classes if name in found]
+    return {str(name) for names in several for name in names if name is not None}
 
 
 def code_digests(model: PreTrainedModel) -> dict[str, str]:
