@@ -1,9 +1,9 @@
 """What a drafter is: one small decoder layer that guesses tokens from states of the model (EAGLE-3 heads, MTP layers).
 
-It reads, for token t, the state that the model computed for it, at one boundary or several, and the embedding of token t + 1; from
-both it guesses token t + 2. A further guess reads the drafter's own state in place of the model's. Its layer attends to all pairs
-(state of token p, token p + 1) before, so it has keys and values of its own: slot p of its cache holds that pair, and p is the
-position that it is given.
+It reads, for token t, the state that the model computed for it, at one boundary or several, and the embedding of token t + 1;
+from both it guesses token t + 2. A further guess reads the drafter's own state in place of the model's. Its layer attends to all
+pairs (state of token p, token p + 1) before, so it has keys and values of its own: slot p of its cache holds that pair, and p is
+the position that it is given.
 
 A wrong drafter costs time and never a token, because guesses are verified.
 """
