@@ -10,8 +10,8 @@
 The embedding is part of the first segment and the LM head part of the last, because a full-depth step runs both anyway and a
 launch costs as much as half a small layer. ``logits_index`` [N] indexes the tokens of the step, counted over all sequences, whose
 logits are needed; other prompt tokens skip the LM head. Cache indices are the model's layer numbers. Boundaries without a cut are
-removed; without checkpoints the only segment is the whole model. The graph of all layers may also output ``states``, which a draft
-head reads (`TappedStates`).
+removed; without checkpoints the only segment is the whole model. The graph of all layers may also output ``states``, which a
+draft head reads (`TappedStates`).
 """
 
 from __future__ import annotations

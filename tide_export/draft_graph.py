@@ -101,7 +101,8 @@ def trace_drafter(rounded: RoundedDrafter, model: PreTrainedModel, num_layers: i
     step = export_module(_DraftStep(drafter), args, (tokens, tokens, tokens, {0: b}, [{0: b, 2: t} for _ in caches]), drafter)
     names = [numbered(name, num_layers) for name in KEY_VALUES if caches]
     source = _EMBEDDED if drafter.shares_embedding else "input_ids"
-    _name(step.graph, ["position_ids", source, "before", "write_index", *names], ["token", "score", STATES, *map(written_name, names)])
+    written = map(written_name, names)
+    _name(step.graph, ["position_ids", source, "before", "write_index", *names], ["token", "score", STATES, *written])
     return TracedDrafter(drafter.taps, kv, fuse, step, rounded.weights)
 
 

@@ -179,7 +179,7 @@ class OuroDecoderLayer(LlamaDecoderLayer):
         self.input_layernorm_2 = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm_2 = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **kwargs: Any) -> torch.Tensor:
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
         hidden_states = hidden_states + self.input_layernorm_2(attended)
         computed = self.mlp(self.post_attention_layernorm(hidden_states))

@@ -314,7 +314,8 @@ def _check_draft(
 ) -> Iterator[GraphCheck]:
     """What the graph of all layers gives the draft head, and the head's states and scores of the pairs of each text, its
     activations not rounded, from the eager model's states."""
-    ends, files, depth = np.cumsum([len(text.ids) for text in texts])[:-1], manifest.targets["cpu"].graphs, manifest.model.num_layers
+    files, depth = manifest.targets["cpu"].graphs, manifest.model.num_layers
+    ends = np.cumsum([len(text.ids) for text in texts])[:-1]
     by_text = {tap: np.split(eager.states[tap], ends) for tap in (0, *drafter.drafter.taps)}
     fused, pairs = list[Array](), list[tuple[_Text, Array, Array]]()
     for number, text in enumerate(texts):

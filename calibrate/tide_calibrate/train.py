@@ -27,7 +27,7 @@ from tide_calibrate.exit_training import TrainedExit, train_exits, with_gates
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.progress_bars import token_bar
-from tide_calibrate.routers import MaxProbability
+from tide_calibrate.routers import MaxProbability, Router
 from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.text.documents import SplitName, SplitText, Windows
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
@@ -265,7 +265,7 @@ def trace_exits(
     def job(group: Mapping[Exit, TrainedExit], part: NDArray[np.int64], check: Check) -> SplitTrace:
         check()
         heads = {key: trained.head for key, trained in group.items()}
-        routers = {key: (MaxProbability(), *trained.routers.values()) for key, trained in group.items()}
+        routers = {key: list[Router]([MaxProbability(), *trained.routers.values()]) for key, trained in group.items()}
         return trace_split(capture, part, lm_head, heads, routers, None, reference, vocabulary)
 
     traces = list(in_parallel([partial(job, group, part) for group in groups for part in parts]))

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from export.architectures import LAYERS, tiny_model
+from export.recurrent_models import tiny_recurrent_model
 from export.stub_calibration import write_calibration
 from export.tiny_drafters import TinyDrafter, guesses_after, measured
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
@@ -31,7 +32,8 @@ from tide_export.load import LoadedModel, fingerprint
 from tide_export.progress import ExportProgress
 
 QUIET = ExportProgress(quiet=True)
-SLOTS, GUESSES = 96, 3
+SLOTS, GUESSES = 64, 3  # the longest texts reach the end of the cache
+CONFIG = ExportConfig(max_seq_len=SLOTS)
 PROMPTS = [[5, 9, 2, 7], [11, 3], [8, 8, 1, 30, 4, 6, 2], [*range(20, 60)], [1], [7, 7, 7], [90, 12, 33], [*range(64, 99)]]
 ASKED = GenerationParams(max_new_tokens=24, ignore_eos=True)
 SURE = 1.0  # logits by which a guess exceeds the second, which rounding does not change
@@ -51,7 +53,7 @@ def drafter(model: PreTrainedModel) -> TinyDrafter:
 @pytest.fixture(scope="module")
 def bundle(model: PreTrainedModel, drafter: TinyDrafter, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("draft_cache")
-    write_bundle(LoadedModel(model, None, "tiny"), folder, ExportConfig(max_seq_len=SLOTS), QUIET, drafter=measured(drafter))
+    write_bundle(LoadedModel(model, None, "tiny"), folder, CONFIG, QUIET, drafter=measured(drafter))
     return folder
 
 
@@ -114,7 +116,7 @@ def test_texts_are_the_models_own(bundle: Path, params: dict) -> None:
     assert [g.token_ids for g in drafted] == own
     assert [g.token_ids for g in alone] == own[:4]
     for g in (*drafted, *alone):
-        assert 0 < g.stats.drafted["head"] and g.stats.accepted.get("head", 0) < g.stats.drafted["head"]
+        assert g.stats.accepted.get("head", 0) < g.stats.drafted["head"]
 
 
 def test_guesses_are_the_modules_over_the_whole_text(bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses) -> None:
@@ -178,6 +180,19 @@ def test_with_exits_and_low_bit_weights(model: PreTrainedModel, drafter: TinyDra
     assert texts["router"] == texts["none"] == texts["all"]
 
 
+def test_a_recurrent_model_keeps_its_states(tmp_path: Path) -> None:
+    """Breaks: a launch of the head, which reads no states, begins a text anew in them or moves them to the other buffer."""
+    recurrent = tiny_recurrent_model("lfm2")
+    drafter = TinyDrafter(recurrent, (1,))
+    write_bundle(LoadedModel(recurrent, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
+    with load(tmp_path, "full", max_batch=4) as engine:
+        own = engine.generate(PROMPTS, ASKED)
+    with load(tmp_path, max_batch=4, prefill_chunk=16) as engine:
+        drafted, again = engine.generate(PROMPTS, ASKED), engine.generate(PROMPTS, ASKED)
+    assert all(g.stats.drafted["head"] for g in drafted)
+    assert [g.token_ids for g in drafted] == [g.token_ids for g in again] == [g.token_ids for g in own]
+
+
 def test_the_manifest_describes_the_head(bundle: Path, drafter: TinyDrafter) -> None:
     manifest = read_manifest(bundle)
     info = manifest.draft_head
@@ -199,7 +214,7 @@ def test_a_graph_that_differs_from_the_module_is_refused(
 
     monkeypatch.setattr(sys.modules["tide_export.export"], "trace_drafter", wrong)
     with pytest.raises(VerificationError, match=f"{DRAFT}, {STATES}"):
-        write_bundle(LoadedModel(model, None, "tiny"), tmp_path, ExportConfig(max_seq_len=SLOTS), QUIET, drafter=measured(drafter))
+        write_bundle(LoadedModel(model, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
 
 
 @pytest.mark.parametrize(("config", "says"), [({"targets": ("cuda",)}, "--target cpu"), ({"kv": "int8"}, "--kv int8")])

@@ -21,7 +21,7 @@ class TinyDrafter(Drafter):
         text = model.config.get_text_config()
         hidden, heads = text.hidden_size, 4
         config = LlamaConfig(
-            hidden_size=hidden, intermediate_size=2 * hidden, num_attention_heads=heads, num_key_value_heads=2, num_hidden_layers=1
+            hidden_size=hidden, intermediate_size=hidden, num_attention_heads=heads, num_key_value_heads=2, num_hidden_layers=1
         )
         config._attn_implementation = "sdpa"
         vocabulary = torch.arange(0, text.vocab_size, 2)

@@ -288,7 +288,7 @@ class Manifest:
     def _check_draft_head(self) -> None:
         if self.draft_head is not None:
             layers, count = self.draft_head.layers, self.model.num_layers
-            fits = bool(layers) and layers == sorted(set(layers)) and 0 < layers[0] and layers[-1] <= count
+            fits = bool(layers) and layers == sorted(set(layers)) and layers[0] > 0 and layers[-1] <= count
             _require(fits, f"the draft head reads the states after layers {layers}, expected rising numbers from 1 to {count}")
 
     def _check_graphs(self) -> None:

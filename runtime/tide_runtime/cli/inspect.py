@@ -222,7 +222,7 @@ def _draft_head_rows(info: dict[str, Any] | None) -> dict[str, str]:
         return {"draft head": "none"}
     return {
         "kind": info["kind"] + (f", from {info['source']}" if info["source"] else ""),
-        "reads the states after": f"layers {_listed(info['layers'])}" + (", of all tokens" if info["kv"] else ", of the last token"),
+        "reads the states after": f"layers {_listed(info['layers'])}, of {'all tokens' if info['kv'] else 'the last token'}",
         "vocabulary": f"{info['vocabulary']:,} tokens",
         "1st, 2nd, … guesses right": ", ".join(f"{share:.0%}" for share in info["acceptance"]),
     }

@@ -122,7 +122,9 @@ def run_full(
     return logits[: len(decodes)], logits[len(decodes) :]
 
 
-def read_logits(step: Step, wanted: Mapping[int, int], copied: bool, states: Mapping[int, int] | None = None) -> dict[int, Logits]:
+def read_logits(
+    step: Step, wanted: Mapping[int, int], copied: bool, states: Mapping[int, int] | None = None
+) -> dict[int, Logits]:
     """The logits of a step: part → those of its last ``wanted`` tokens; ``copied`` where another step runs before their use.
 
     Args:

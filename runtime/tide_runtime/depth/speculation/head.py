@@ -1,10 +1,10 @@
 """Drafts of the draft head: guesses from states of tokens that all layers have run for, then from its own.
 
-A head with attention (EAGLE, Li et al. 2024, arXiv:2401.15077; multi-token prediction, Gloeckle et al. 2024, arXiv:2404.19737) has
-a cache of pairs: slot p holds the state of token p and the token after it. The pairs of a text are computed after each chunk of
-its prompt, and then when the head guesses next, or when they fill a block of the prefix cache. Guesses overwrite the slots behind
-the text, and the pairs of accepted tokens overwrite those. A head without (Hydra, Ankner et al. 2024, arXiv:2402.05109) reads the
-last pair.
+A head with attention (EAGLE, Li et al. 2024, arXiv:2401.15077; multi-token prediction, Gloeckle et al. 2024, arXiv:2404.19737)
+has a cache of pairs: slot p holds the state of token p and the token after it. The pairs of a text are computed after each chunk
+of its prompt, and then when the head guesses next, or when they fill a block of the prefix cache. Guesses overwrite the slots
+behind the text, and the pairs of accepted tokens overwrite those. A head without (Hydra, Ankner et al. 2024, arXiv:2402.05109)
+reads the last pair.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class HeadDrafter:
         return min(cached, _kept(state).first) if self._can_rerun else cached
 
     def begin(self, state: SpeculativeSequence, chunk: PromptChunk) -> PromptChunk:
-        """``chunk``, or one that begins a token earlier, where the row's tokens came from the prefix cache: the pair of the last of
-        them has the token after it, which another text may have left there, and needs its state."""
+        """``chunk``, or one that begins a token earlier, where the row's tokens came from the prefix cache: the pair of the last
+        has the token after it, which may be another text's there, and is made of its state."""
         sequence = state.sequence
         if not self._can_rerun or sequence.num_cached_tokens in (0, _kept(state).first):
             return chunk
