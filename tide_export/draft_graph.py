@@ -110,17 +110,6 @@ def _name(graph: ir.Graph, inputs: list[str], outputs: list[str]) -> None:
     for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
         for value, name in zip(list(values), names, strict=True):
             value.name = name
-    _set_apart(graph, STATES)
-
-
-def _set_apart(graph: ir.Graph, name: str) -> None:
-    """Let an Identity make the output ``name``: a pass may replace the nodes before it, a norm for example."""
-    place = next(number for number, value in enumerate(graph.outputs) if value.name == name)
-    made = graph.outputs[place]
-    made.name = f"{name}.made"
-    output = ir.Value(name=name, type=made.type, shape=made.shape)
-    graph.append(ir.node("Identity", [made], outputs=[output]))
-    graph.outputs[place] = output
 
 
 def join_embedding(step: ir.Model, traced: TracedModel) -> None:
