@@ -53,7 +53,8 @@ class FuseStep(nn.Module):
         self.model = drafter
 
     def forward(self, tapped: Tensor) -> Tensor:
-        return self.model.fuse(tapped).to(tapped.dtype)
+        fused = self.model.fuse(tapped).to(tapped.dtype)
+        return fused.clone() if fused is tapped else fused  # a graph's output is not its input
 
 
 class _Guess(nn.Module):

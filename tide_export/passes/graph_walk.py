@@ -125,6 +125,13 @@ def insert_before(graph: ir.Graph, anchor: ir.Node, *nodes: ir.Node) -> None:
     graph.insert_before(anchor, nodes)
 
 
+def take_place(new: ir.Value, old: ir.Value) -> None:
+    """Let ``new`` be read in the place of ``old``; where that is an output of the graph, ``new`` is one, under its name."""
+    if old.is_graph_output():
+        old.name, new.name = new.name, old.name
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
 def depends_only_on(value: ir.Value, allowed: ir.Value) -> bool:
     """True when ``value`` is computed from ``allowed`` and constants alone."""
     seen: set[int] = set()
