@@ -124,6 +124,7 @@ def join_embedding(step: ir.Model, traced: TracedModel) -> None:
     source = traced.model.clone().graph
     inputs = {value.name: value for value in source.inputs}
     embedded = boundary_nodes(source)[0].inputs[0]
+    assert embedded is not None
     try:
         piece = ir.convenience.extract(source, [inputs["input_ids"], inputs["position_ids"]], [embedded])
     except ValueError as error:
