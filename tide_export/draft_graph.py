@@ -124,6 +124,7 @@ def join_embedding(step: ir.Model, traced: TracedModel) -> None:
     source = traced.model.clone().graph
     inputs = {value.name: value for value in source.inputs}
     embedded = boundary_nodes(source)[0].inputs[0]
+    assert embedded is not None
     try:
         piece = ir.convenience.extract(source, [inputs["input_ids"], inputs["position_ids"]], [embedded])
     except ValueError as error:
@@ -137,7 +138,7 @@ def join_embedding(step: ir.Model, traced: TracedModel) -> None:
     following = tape.op("Add", [positions, one])  # a pair has the position of its earlier token, and embeds the later one
     first = graph[0]
     graph.insert_before(first, tape.nodes)
-    [joined] = splice(step, model, "embedding", {"input_ids": ids, "position_ids": following}, before=first)
+    [joined] = splice(step, model, "embedding", [ids, following], before=first)
     ir.convenience.replace_all_uses_with(given, joined)
     graph.inputs[list(graph.inputs).index(given)] = ids
     common.RemoveUnusedNodesPass()(step)
