@@ -185,7 +185,7 @@ def _tap(model: ir.Model, last: ir.Node, tapped: TappedStates) -> ir.Value:
     joined = tape.op("Concat", states, {"axis": -1})
     joined.type, joined.shape = final.type, ir.Shape([*list(final.shape)[:2], len(states) * int(final.shape[-1])])
     graph.extend(tape.nodes)
-    [fused] = splice(model, tapped.fuse, "fuse", {"tapped": joined})
+    [fused] = splice(model, tapped.fuse, "fuse", [joined])
     if not tapped.all_tokens:
         rename_dims((v for state in states for v in dependents(state)), {final.shape[0]: 1, final.shape[1]: "wanted"})
     return fused

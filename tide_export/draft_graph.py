@@ -138,7 +138,7 @@ def join_embedding(step: ir.Model, traced: TracedModel) -> None:
     following = tape.op("Add", [positions, one])  # a pair has the position of its earlier token, and embeds the later one
     first = graph[0]
     graph.insert_before(first, tape.nodes)
-    [joined] = splice(step, model, "embedding", {"input_ids": ids, "position_ids": following}, before=first)
+    [joined] = splice(step, model, "embedding", [ids, following], before=first)
     ir.convenience.replace_all_uses_with(given, joined)
     graph.inputs[list(graph.inputs).index(given)] = ids
     common.RemoveUnusedNodesPass()(step)

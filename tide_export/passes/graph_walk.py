@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,18 +89,17 @@ def as_type_of(graph: ir.Graph, like: ir.Value, weight: ir.Value) -> ir.Value:
 
 
 def splice(
-    model: ir.Model, piece: ir.Model, prefix: str, given: Mapping[str, ir.Value], before: ir.Node | None = None
+    model: ir.Model, piece: ir.Model, prefix: str, given: Sequence[ir.Value], before: ir.Node | None = None
 ) -> list[ir.Value]:
     """Insert a copy of ``piece`` ``before`` a node of ``model``, or at its end; returns the values of its outputs.
 
     Args:
         prefix: is put before all its names.
-        given: what takes the place of each input that it reads.
+        given: what takes the place of each of its inputs.
     """
     graph, copy = model.graph, piece.clone()
-    for value in copy.graph.inputs:
-        if value.uses():
-            ir.convenience.replace_all_uses_with(value, given[value.name or ""], replace_graph_outputs=True)
+    for value, source in zip(list(copy.graph.inputs), given, strict=True):
+        ir.convenience.replace_all_uses_with(value, source)
     outputs = list(copy.graph.outputs)
     copy.graph.outputs.clear()
     for value in list(copy.graph.initializers.values()):
@@ -110,6 +109,7 @@ def splice(
     nodes = list(copy.graph)
     copy.graph.remove(nodes)
     for node in nodes:
+        node.name = f"{prefix}.{node.name}" if node.name else None
         for value in node.outputs:
             value.name = f"{prefix}.{value.name}" if value.name else value.name
     if before is None:

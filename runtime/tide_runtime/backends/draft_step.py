@@ -46,8 +46,9 @@ def run_draft_head(context: ExecutionContext, pairs: Sequence[Pairs], guess: boo
         counts[row - first], slots[row - first], wanted[row - first] = len(tokens), slot, int(guess)
     if len(pairs) > 1 and not context.fits_together(first, counts, slots):
         parts = [run_draft_head(context, [one], guess) for one in pairs]
-        tokens_of, scores_of = ([one for part in parts for one in part[field]] for field in (0, 1))
-        return DraftGuesses(tokens_of, scores_of, np.concatenate([part.states for part in parts]))
+        guessed = [(token, score) for part in parts for token, score in zip(part.tokens, part.scores, strict=True)]
+        states = np.concatenate([part.states for part in parts])
+        return DraftGuesses([token for token, _ in guessed], [score for _, score in guessed], states)
     step, begin = context.step(first, counts, wanted), 0
     for _, _, tokens, states in pairs:
         end = begin + len(tokens)
