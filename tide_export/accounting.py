@@ -207,11 +207,8 @@ def _is_leftover(name: str, header: TensorHeader) -> bool:
 
 def _without_use(name: str, model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
     """Why a text model that runs layer by layer has no use for a tensor that its config or its class declares."""
-    text = config.get_text_config()
-    drafts = max(getattr(text, key, None) or 0 for key in _DRAFT_LAYERS)
-    layer = _LAYER.match(name)
-    ignored = any(re.search(pattern, name) for pattern in model._keys_to_ignore_on_load_unexpected or ())
-    if (drafts or ignored) and (_DRAFT_MODULE.search(name) or (layer and 0 <= int(layer[1]) - text.num_hidden_layers < drafts)):
+    text, layer = config.get_text_config(), _LAYER.match(name)
+    if drafts(name, model, config):
         return "they draft further tokens, and the model's own output does not depend on them"
     shared = getattr(text, "num_kv_shared_layers", 0) or 0
     if layer and _OWN_KEYS.search(name) and 0 < text.num_hidden_layers - int(layer[1]) <= shared:
@@ -219,6 +216,15 @@ def _without_use(name: str, model: PreTrainedModel, config: PreTrainedConfig) ->
     if text is not config and _ENCODER.search(name):
         return "they read images or sound, and the bundle reads text"
     return None
+
+
+def drafts(name: str, model: PreTrainedModel, config: PreTrainedConfig) -> bool:
+    """Whether a tensor belongs to the layers that draft further tokens, which the model itself runs without."""
+    text, layer = config.get_text_config(), _LAYER.match(name)
+    declared = max(getattr(text, key, None) or 0 for key in _DRAFT_LAYERS)
+    ignored = any(re.search(pattern, name) for pattern in model._keys_to_ignore_on_load_unexpected or ())
+    beyond = layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < declared
+    return bool(declared or ignored) and (bool(_DRAFT_MODULE.search(name)) or beyond)
 
 
 def _complaint(source: str, model: PreTrainedModel, missing: Collection[str], unexpected: Collection[str]) -> str:

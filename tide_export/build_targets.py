@@ -14,7 +14,7 @@ from tide_runtime.errors import TargetError, TideError
 
 from tide_export.bundle_writer import ONNX_FOLDER, describe
 from tide_export.cut import CutGraph, LoweredModel, name_values
-from tide_export.draft_graph import DraftWeights
+from tide_export.draft_graph import TracedDrafter
 from tide_export.lower import lower
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
 from tide_export.passes.quantize_weights import QUANTIZE_WEIGHTS, QuantizeWeights
@@ -35,7 +35,7 @@ class Cuts:
     checkpoints: Sequence[int]
     exits: Sequence[CutGraph] = ()
     skips: Sequence[ExitInfo] = ()
-    draft: DraftWeights | None = None
+    draft: TracedDrafter | None = None
 
 
 @dataclass

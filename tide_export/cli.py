@@ -97,6 +97,15 @@ def export(
             "run `tide-calibrate` yourself to keep its files, choose its options, or export one calibration twice.",
         ),
     ] = None,
+    draft_head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="eagle3:DIR|mtp",
+            help="A trained drafter for policy exact: eagle3:DIR, an EAGLE-3 head for this model (config.json and *.safetensors "
+            "as SpecForge, EAGLE or speculators write them), or mtp, the multi-token-prediction layer in the checkpoint itself. "
+            "No calibration is needed; how it is read best is tried on replies of the model, which is in memory for that.",
+        ),
+    ] = None,
     target: Annotated[
         list[str],
         typer.Option(
@@ -159,6 +168,8 @@ def export(
 
     With early exits: `tide-export ./my-model --data ./texts --out engine/`.
 
+    With a trained drafter: `tide-export ./my-model --draft-head eagle3:./head --out engine/`.
+
     The model runs unmodified while it is traced; by default the finished bundle is compared with it and refused on a
     mismatch. An interrupted or failed export leaves nothing behind but the calibration that it made.
     """
@@ -184,6 +195,7 @@ def export(
         quantizer_data=quantizer_data,
         kv=kv,
         tokenizer=tokenizer,
+        draft_head=draft_head,
     )
     with progress.interruptible():
         from tide_export.export import export as run  # torch takes seconds to import; --help should not

@@ -15,6 +15,7 @@ WEIGHTS = ("source", *DTYPES, "int8", "int4")
 QUANTIZERS = ("rtn", "k_quant", "hqq", "gptq", "gptq_mixed")
 HEAD_BITS = ("auto", "4", "8")
 KV = ("model", "int8")
+EAGLE3_PREFIX = "eagle3:"
 _AMPERE = 80
 
 
@@ -94,6 +95,8 @@ class ExportConfig:
         tokenizer: the directory, tokenizer.json, GGUF file or hub id of the tokenizer; ``none`` writes a bundle without one. None
             takes the model's own.
         hardware_compatible, version_compatible, strip_weights: options of TensorRT engines; see TrtOptions.
+        draft_head: ``eagle3:DIR``, the EAGLE-3 head in a folder, or ``mtp``, the layer for further tokens that the checkpoint
+            has; see `tide_export.drafters`.
     """
 
     dtype: str = "fp32"
@@ -115,6 +118,7 @@ class ExportConfig:
     quantizer_data: str | None = None
     kv: str = KV[0]
     tokenizer: str | None = None
+    draft_head: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -143,6 +147,11 @@ class ExportConfig:
                 "calibrated on, or leave out --data to calibrate no exits"
             )
         self._check_quantizer_data()
+        if self.draft_head is not None and not re.fullmatch(rf"mtp|{EAGLE3_PREFIX}.+", self.draft_head):
+            raise ParamsError(
+                f"draft head is {self.draft_head!r}; set it to {EAGLE3_PREFIX}DIR, the folder of an EAGLE-3 head, or to mtp, the "
+                "layer for further tokens that the checkpoint brings along"
+            )
         if not re.fullmatch(r"auto|none|every:[1-9]\d*|\d+(,\d+)*", self.checkpoints):
             raise ParamsError(
                 f"checkpoints is {self.checkpoints!r}; set it to layers such as 6,12,18, to every:6, to none, or to auto"

@@ -10,7 +10,8 @@
 The embedding is part of the first segment and the LM head part of the last, because a full-depth step runs both anyway and a
 launch costs as much as half a small layer. ``logits_index`` [N] indexes the tokens of the step, counted over all sequences, whose
 logits are needed; other prompt tokens skip the LM head. Cache indices are the model's layer numbers. Boundaries without a cut are
-removed; without checkpoints the only segment is the whole model.
+removed; without checkpoints the only segment is the whole model. The graph of all layers may also output ``states``, which a
+draft head reads (`TappedStates`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tide_runtime.bundle.manifest import STATES, kv_fill_graph
 from tide_runtime.errors import UnsupportedModelError
 
 from tide_export.passes.base import PassReport
-from tide_export.passes.graph_walk import array_initializer, new_value, rename_dims
+from tide_export.passes.graph_walk import array_initializer, new_value, rename_dims, splice
 from tide_export.trace import TracedModel, kept_names
 
 
@@ -104,47 +105,52 @@ def loop_starts(graph: ir.Graph) -> list[ir.Node]:
     return [node for node in graph if node.op_type == "LoopStart"]
 
 
-def keep_boundaries(traced: TracedModel, checkpoints: Iterable[int], starts: bool = False) -> ir.Model:
-    """A copy of the traced model that keeps only the given boundaries and the one after the last layer; ``starts``: and
-    `loop_starts`."""
-    model = traced.model.clone()
-    kept = {traced.num_layers, *checkpoints}
-    _drop(model.graph, (node for index, node in boundary_nodes(model.graph).items() if index not in kept))
-    if not starts:
-        _drop(model.graph, loop_starts(model.graph))
-    return model
+@dataclass(frozen=True)
+class TappedStates:
+    """What the graph of all layers outputs of its tokens for a draft head: ``states`` [1, T, D], or [1, N, D].
+
+    Args:
+        taps: marked boundaries, and the one after the last layer, whose states [1, T, H] are joined.
+        fuse: a graph from these, ``tapped`` [1, T, len(taps) · H], to ``states``.
+        all_tokens: of all tokens T of the step; otherwise of the N with logits.
+    """
+
+    taps: Sequence[int]
+    fuse: ir.Model
+    all_tokens: bool
 
 
-def _drop(graph: ir.Graph, marks: Iterable[ir.Node]) -> None:
-    for node in marks:
+def keep_boundaries(traced: TracedModel, cuts: Iterable[int], marks: Iterable[int] = (), starts: bool = False) -> ir.Model:
+    """A copy of the traced model that keeps the boundaries at ``cuts`` and the one after the last layer; of the others, Identity
+    nodes take the place of those at ``marks``. ``starts``: it keeps `loop_starts`, too."""
+    model, kept, marked = traced.model.clone(), {traced.num_layers, *cuts}, {*marks}
+    for node in () if starts else loop_starts(model.graph):
         ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
-        graph.remove(node, safe=True)
-
-
-def mark_boundaries(traced: TracedModel, checkpoints: Iterable[int]) -> ir.Model:
-    """A copy of the traced model that keeps only the boundary after the last layer; Identity nodes mark those given."""
-    model = keep_boundaries(traced, checkpoints)
+        model.graph.remove(node, safe=True)
     for index, node in boundary_nodes(model.graph).items():
-        if index != traced.num_layers:
-            marked = new_value(marked_boundary(index), node.outputs[0], node.outputs[0].shape)
-            mark = ir.node("Identity", [node.inputs[0]], outputs=[marked])
+        if index in kept:
+            continue
+        state = node.inputs[0]
+        if index in marked:
+            output = new_value(marked_boundary(index), node.outputs[0], node.outputs[0].shape)
+            mark = ir.node("Identity", [state], outputs=[output])
             model.graph.insert_before(node, mark)
-            ir.convenience.replace_all_uses_with(node.outputs[0], mark.outputs[0])
-            model.graph.remove(node, safe=True)
+            state = output
+        ir.convenience.replace_all_uses_with(node.outputs[0], state)
+        model.graph.remove(node, safe=True)
     return model
 
 
-def cut(model: ir.Model, num_layers: int, states_after: int | None = None) -> list[CutGraph]:
+def cut(model: ir.Model, num_layers: int, tapped: TappedStates | None = None) -> list[CutGraph]:
     """Cut ``model`` at its remaining boundaries: segment_0 …, head.
 
-    ``states_after``: a boundary that `mark_boundaries` marked. The last segment also outputs ``states`` [1, N, 2H]: of the tokens
-    with logits the state there and the final one.
+    ``tapped``: what the last segment also outputs; for a model that is not cut.
     """
     graph = model.graph
     boundaries = boundary_nodes(graph)
     head = CutGraph("head", _piece(model, "head", boundaries[num_layers].outputs[0], graph.outputs[0], ()))
-    final = select_logits_tokens(graph, boundaries[num_layers])
-    states = _select_states(graph, states_after, final) if states_after is not None else None
+    select_logits_tokens(graph, boundaries[num_layers])
+    states = _tap(model, boundaries[num_layers], tapped) if tapped is not None else None
     graphs = []
     for number, (first, end) in enumerate(itertools.pairwise([0, *sorted(boundaries)])):
         hidden = boundaries[first].outputs[0] if first else None
@@ -154,20 +160,19 @@ def cut(model: ir.Model, num_layers: int, states_after: int | None = None) -> li
     return [*graphs, head]
 
 
-def select_logits_tokens(graph: ir.Graph, last: ir.Node) -> ir.Value:
-    """Feed only the tokens at ``logits_index`` into the head: [B, S, H] → [1, N, H]. Returns what the head is fed."""
+def select_logits_tokens(graph: ir.Graph, last: ir.Node) -> None:
+    """Feed only the tokens at ``logits_index`` into the head: [B, S, H] → [1, N, H]."""
     states = last.inputs[0]
     assert states is not None and states.shape is not None
     graph.inputs.append(ir.val("logits_index", dtype=ir.DataType.INT64, shape=["wanted"]))
     tape = Tape()
-    chosen = _at_logits_index(graph, tape, states)
+    chosen = at_logits_index(graph, tape, states)
     graph.insert_before(last, tape.nodes)
     ir.convenience.replace_all_uses_with(last.outputs[0], chosen)
-    rename_dims(_dependents(chosen), {states.shape[0]: 1, states.shape[1]: "wanted"})
-    return chosen
+    rename_dims(dependents(chosen), {states.shape[0]: 1, states.shape[1]: "wanted"})
 
 
-def _at_logits_index(graph: ir.Graph, tape: Tape, states: ir.Value) -> ir.Value:
+def at_logits_index(graph: ir.Graph, tape: Tape, states: ir.Value) -> ir.Value:
     index = next(value for value in graph.inputs if value.name == "logits_index")
     assert states.shape is not None
     rows = array_initializer(graph, "logits_index.rows", np.array([-1, states.shape[-1]], np.int64))
@@ -177,23 +182,29 @@ def _at_logits_index(graph: ir.Graph, tape: Tape, states: ir.Value) -> ir.Value:
     return chosen
 
 
-def _select_states(graph: ir.Graph, boundary: int, final: ir.Value) -> ir.Value:
-    """[1, N, 2H]: the tokens at ``logits_index`` of the state at ``boundary``, joined with the ``final`` ones [1, N, H]."""
-    marked = next(value for node in graph for value in node.outputs if value.name == marked_boundary(boundary))
-    tape = Tape()
-    states = tape.op("Concat", [_at_logits_index(graph, tape, marked), final], {"axis": -1})
-    states.type = final.type
-    states.shape = ir.Shape([1, "wanted", 2 * int(final.shape[-1])])
+def _tap(model: ir.Model, last: ir.Node, tapped: TappedStates) -> ir.Value:
+    """What ``tapped`` describes; ``last``: the boundary after the last layer."""
+    graph, tape = model.graph, Tape()
+    marks = {value.name: value for node in graph for value in node.outputs}
+    final, last_layer = last.inputs[0], int(last.attributes["index"].value)
+    states = [final if tap == last_layer else marks[marked_boundary(tap)] for tap in tapped.taps]
+    if not tapped.all_tokens:
+        states = [at_logits_index(graph, tape, state) for state in states]
+    joined = tape.op("Concat", states, {"axis": -1})
+    joined.type, joined.shape = final.type, ir.Shape([*list(final.shape)[:2], len(states) * int(final.shape[-1])])
     graph.extend(tape.nodes)
-    return states
+    [fused] = splice(model, tapped.fuse, "fuse", [joined])
+    if not tapped.all_tokens:
+        rename_dims((v for state in states for v in dependents(state)), {final.shape[0]: 1, final.shape[1]: "wanted"})
+    return fused
 
 
 def marked_boundary(index: int) -> str:
-    """Name of a value that `mark_boundaries` marks."""
+    """Name of a value that `keep_boundaries` marks."""
     return f"boundary_{index}"
 
 
-def _dependents(value: ir.Value) -> Iterator[ir.Value]:
+def dependents(value: ir.Value) -> Iterator[ir.Value]:
     """``value`` and all values computed from it."""
     pending, seen = [value], set()
     while pending:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
+from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.bundle.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -28,7 +29,11 @@ from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_
 from tide_export.checks import check_loaded, check_tables, stored_values
 from tide_export.config import ExportConfig, checkpoint_layers, reads_text
 from tide_export.cut import LoweredModel
-from tide_export.draft_graph import DraftWeights
+from tide_export.draft_graph import trace_drafter
+from tide_export.drafters.base import MeasuredDrafter
+from tide_export.drafters.importing import check_draft_head, import_drafter
+from tide_export.drafters.own import OwnHead
+from tide_export.drafters.rounded import RoundedDrafter
 from tide_export.exit_gate import OwnExits, own_exits, own_threshold
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.head_bits import with_head
@@ -42,7 +47,7 @@ from tide_export.probe import check_cuts, uncut_reason
 from tide_export.progress import ExportProgress
 from tide_export.quantization.gptq import calibration_tokens
 from tide_export.source_tokenizer import check_embedded
-from tide_export.targets.base import BuildJob
+from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.choice import buildable, check_options, choose_targets, without_long_rotary
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
 from tide_export.targets.engines import step_profiles
@@ -84,8 +89,14 @@ def export(
         if config.verify:
             with progress.phase("check tokens and positions"):
                 check_loaded(loaded, own_tokenizer=config.tokenizer is None)
+        if config.draft_head is not None:
+            check_draft_head(config.draft_head, loaded)
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.text, config.head_bits)
-        manifest, _ = write_bundle(loaded, directory, config, progress, calibration)
+        drafter = None
+        if config.draft_head is not None:
+            loaded = held_in_memory(loaded, "the draft head is measured on replies that it writes", progress.note)
+            drafter = _imported(config.draft_head, loaded, progress)
+        manifest, _ = write_bundle(loaded, directory, config, progress, calibration, drafter=drafter)
     if progress.failures:
         raise IncompleteBundleError(_incomplete(out, manifest, progress.failures, config))
     return manifest
@@ -132,6 +143,17 @@ def quantize_loaded(
     return loaded
 
 
+def _imported(draft_head: str, loaded: LoadedModel, progress: ExportProgress) -> MeasuredDrafter:
+    with progress.steps("measure the draft head on replies") as steps:
+
+        def advance(done: int, all_tokens: int) -> None:
+            if done == 1:
+                steps.begin(all_tokens)
+            steps.reach(done)
+
+        return import_drafter(draft_head, loaded, progress.note, advance)
+
+
 def _calibrator() -> Callable[..., AbstractContextManager[ExitCalibration]]:
     """The entry point of tide_calibrate (it imports the exporter, not the reverse). Raises CalibrationError if it is missing."""
     for found in entry_points(group="tide_export.calibrate"):
@@ -159,11 +181,12 @@ def write_bundle(
     progress: ExportProgress,
     calibration: ExitCalibration | OwnExits | None = None,
     traced: TracedModel | None = None,
+    drafter: MeasuredDrafter | None = None,
 ) -> tuple[Manifest, list[Check]]:
     """Fill ``directory`` (existing, empty) with the bundle of a model in memory, with the exits of its ``calibration``, or of the
     model's own exit gate.
 
-    ``traced``: a trace of the model to reuse; it is modified in place.
+    ``traced``: a trace of the model to reuse; it is modified in place. ``drafter``: the draft head; None: the calibration's.
     Targets that could not be built are in ``progress.failures``; raises TargetError if none could be built.
     """
     check_room(directory, weight_bytes(loaded))
@@ -178,7 +201,8 @@ def write_bundle(
     context = LoweringContext(slots, loaded.quantized, long_rotary_from=long_from)
     if calibration is None and config.checkpoints == "auto":
         calibration = own_exits(loaded)
-    cuts = _cuts(loaded, config, calibration)
+    cuts, head = _cuts(loaded, config, calibration), _draft_head(calibration, drafter)
+    _check_drafter(head, config, targets)
     if config.kv == "int8":
         with progress.phase("measure the range of keys and values"), layer_by_layer(loaded.model, loaded.parameters):
             scales = kv_scales(loaded.model, loaded.layers, context.max_seq_len)
@@ -187,16 +211,19 @@ def write_bundle(
         with progress.phase("trace"):
             verified = config.verify and any(target.name == "cpu" for target in targets)
             traced = trace(loaded.model, loaded.streamed, repeat=verified)
+    if head is not None:
+        with progress.phase("trace the draft head"):
+            cuts = replace(cuts, draft=trace_drafter(head.rounded, loaded.model, traced.num_layers))
     with tempfile.TemporaryDirectory(prefix=".workspace.", dir=directory) as workspace:
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):
             built = build_targets(traced, targets, cuts, context, job, partial(_explain, config, progress))
-    manifest, checks = _manifest(loaded, traced, built, directory, config, context, calibration), list[Check]()
+    manifest, checks = _manifest(loaded, traced, built, directory, config, context, calibration, head), list[Check]()
     _write_manifest(manifest, directory)
     if "cpu" not in manifest.targets and config.verify:
         progress.note("not verified: none of these targets runs on this machine's processor; add --target cpu to hold one to it")
     if config.verify and "cpu" in manifest.targets:
-        checks = _verify(loaded, directory, config, context, progress, calibration)
+        checks = _verify(loaded, directory, config, context, progress, calibration, head)
     with progress.phase("hash"):
         manifest = replace(manifest, files=hash_files(manifest.files, directory))
     _write_manifest(manifest, directory)
@@ -241,11 +268,41 @@ def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibratio
     exits, hidden = calibration.info.exits, int(loaded.model.config.get_text_config().hidden_size)
     graphs = [exit_graph_model(info, calibration.tensors, hidden, config.dtype) for info in exits if info.graph_outputs()]
     checkpoints = checkpoint_layers(config.checkpoints, loaded.num_layers, calibration.info)
-    head = calibration.info.draft_head
-    draft = DraftWeights(head.layer, calibration.draft) if head is not None else None
     # The keys and values of later loops are not near those of the state in which a token left an earlier one.
     skips = exits if loaded.loops == 1 else []
-    return Cuts(checkpoints, graphs, skips, draft)
+    return Cuts(checkpoints, graphs, skips)
+
+
+@dataclass(frozen=True)
+class _DraftHead:
+    """A draft head and its entry in the manifest."""
+
+    rounded: RoundedDrafter
+    info: DraftHeadInfo
+
+
+def _draft_head(calibration: ExitCalibration | OwnExits | None, measured: MeasuredDrafter | None) -> _DraftHead | None:
+    """The one that was imported and measured, else the calibration's, if there is one."""
+    if measured is not None:
+        drafter, vocabulary = measured.drafter, len(measured.drafter.vocabulary)
+        shares, origin = (measured.acceptance, measured.classes), (measured.source, measured.sha256)
+        info = DraftHeadInfo([*drafter.taps], drafter.width, vocabulary, *shares, drafter.kind, drafter.kv, *origin)
+        return _DraftHead(RoundedDrafter(drafter), info)
+    if calibration is None or calibration.info.draft_head is None:
+        return None
+    middle, final = calibration.info.draft_head.layers
+    return _DraftHead(RoundedDrafter(OwnHead(calibration.draft, (middle, final))), calibration.info.draft_head)
+
+
+def _check_drafter(head: _DraftHead | None, config: ExportConfig, targets: Sequence[Target]) -> None:
+    """Raise ParamsError where the bundle would lack a draft head that was asked for, or one with a cache cannot be compiled."""
+    if head is None or head.info.kind == "own":
+        return
+    if not any(target.drafts for target in targets):
+        names = ", ".join(target.name for target in targets)
+        raise ParamsError(f"a draft head was given, and only the target cpu runs it, not {names}; add --target cpu")
+    if config.kv == "int8" and head.info.kv is not None:
+        raise ParamsError("the draft head has keys and values of its own, which are not rounded to int8; leave out --kv int8")
 
 
 def _verify(
@@ -255,10 +312,12 @@ def _verify(
     context: LoweringContext,
     progress: ExportProgress,
     calibration: ExitCalibration | OwnExits | None,
+    head: _DraftHead | None,
 ) -> list[Check]:
+    drafter = head.rounded if head is not None else None
     with progress.phase("verify against the eager model"):
         check_tables(loaded, directory, read_manifest(directory))
-        checks = verify_bundle(loaded, directory, config.dtype, context.kv_scales, stored_values(loaded))
+        checks = verify_bundle(loaded, directory, config.dtype, context.kv_scales, stored_values(loaded), drafter)
     for check in checks:
         progress.note(str(check))
     if calibration is not None and calibration.info.exits:
@@ -277,6 +336,7 @@ def _manifest(
     config: ExportConfig,
     context: LoweringContext,
     calibration: ExitCalibration | OwnExits | None,
+    head: _DraftHead | None,
 ) -> Manifest:
     """The manifest, its files not hashed yet; writes tokenizer and calibration next to the targets' files."""
     if calibration is not None:
@@ -298,7 +358,8 @@ def _manifest(
         graphs=built.graphs,
         targets=built.targets,
         generation=_generation_info(loaded),
-        calibration=calibration.info if calibration is not None else None,
+        calibration=replace(calibration.info, draft_head=None) if calibration is not None else None,
+        draft_head=head.info if head is not None else None,
         tokenizer=write_tokenizer(loaded.tokenizer, directory) if loaded.tokenizer is not None else None,
         files=list_files(directory),
     )

@@ -34,7 +34,7 @@ class EagerPass:
     """What a model computes for texts whose T tokens are packed one text after the other.
 
     Args:
-        states: layers run before a cut → residual stream [T, H] there, in fp32.
+        states: layers run before a cut → residual stream [T, H] there, in fp32; before the final norm where that is all layers.
         logits: [T, V] in fp32.
     """
 

@@ -26,7 +26,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-import tide_export.looped_models  # noqa: F401  # registers its classes with transformers
+import tide_export.looped_models  # registers its classes with transformers
+import tide_export.mimo  # noqa: F401  # registers its classes with transformers
 from tide_export.accounting import check_names, check_values, read_headers, weight_files
 from tide_export.boundaries import decoder_layers
 from tide_export.checkpoint_parameters import CheckpointParameters

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import onnx_ir as ir
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import UNCUT, batched_graph
 
 from tide_export.advance_graph import advance_graph
-from tide_export.cut import CutGraph, LoweredModel, cut, cut_kv_fill, keep_boundaries, loop_starts, mark_boundaries, name_values
-from tide_export.draft_graph import DraftWeights, draft_graph_model
+from tide_export.cut import CutGraph, LoweredModel, TappedStates, cut, cut_kv_fill, keep_boundaries, loop_starts, name_values
+from tide_export.draft_graph import TracedDrafter, finished, join_embedding, keep_wanted
 from tide_export.loop_graph import cut_loop
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
+from tide_export.passes.quantize_weights import QuantizeWeights
+from tide_export.quantization.deferred_weight import LowBits
 from tide_export.targets.base import Target
 from tide_export.trace import TracedModel
 
@@ -36,15 +40,17 @@ def lower(
     context: LoweringContext,
     exits: Sequence[CutGraph] = (),
     skips: Sequence[ExitInfo] = (),
-    draft: DraftWeights | None = None,
+    draft: TracedDrafter | None = None,
 ) -> LoweredModel:
     """Cut a prepared model at ``checkpoints`` and lower each segment, the head and the graphs of ``exits``.
 
     Args:
         skips: exits that tokens may stop at, whose ``kv_fill`` graphs and scattered forms are wanted if the target has them.
-        draft: the draft head, if there is one; ``checkpoints`` include its layer. Targets that do not run it leave it out.
+        draft: the draft head, if there is one. Targets that do not run it leave it out.
     """
-    graphs = [*cut(keep_boundaries(traced, checkpoints), traced.num_layers), *exits]
+    draft = draft if target.drafts else None
+    taps = draft.taps if draft is not None else ()
+    graphs = [*cut(keep_boundaries(traced, checkpoints, taps), traced.num_layers), *exits]
     reports: list[PassReport] = []
     for graph in graphs:
         reports += run_passes(graph.model, target.pieces, context)
@@ -57,8 +63,9 @@ def lower(
         reports += run_passes(graph.model, target.padded, context)
     if traced.is_recurrent:
         forms.append(advance_graph(graphs))
-    if target.uncut and checkpoints:
-        forms += _lower_uncut(traced, target, checkpoints, context, draft.layer if draft is not None and target.drafts else None)
+    if target.uncut and (checkpoints or draft is not None):
+        tapped = _tapped(draft, target, context) if draft is not None else None
+        forms += _lower_uncut(traced, target, [*checkpoints, *taps], context, tapped)
     if target.uncut and loop_starts(traced.model.graph) and not context.kv_scales:  # which differ from loop to loop
         loop = cut_loop(traced)
         run_passes(loop.model, (*target.pieces, *target.padded), context)
@@ -66,29 +73,51 @@ def lower(
     for info in skips if target.kv_fill else ():
         graphs.append(cut_kv_fill(traced, info))
         reports += run_passes(graphs[-1].model, target.kv_fill, context)
-    drafting = None
-    if draft is not None and target.drafts:
-        drafting = draft_graph_model(traced, draft.tensors)
-        run_passes(drafting.model, target.pieces, context)
-    return LoweredModel(graphs, forms, reports, drafting)
+    return LoweredModel(graphs, forms, reports, _lower_draft(traced, target, draft, context) if draft is not None else None)
 
 
 def _lower_uncut(
-    traced: TracedModel, target: Target, checkpoints: Sequence[int], context: LoweringContext, states_after: int | None
+    traced: TracedModel, target: Target, marks: Sequence[int], context: LoweringContext, tapped: TappedStates | None
 ) -> list[CutGraph]:
     """All segments as one graph, in every form for tokens in the text's order. The reports are dropped: they would repeat those
     of the segments.
 
     The cuts are marked by nodes, so that no pass fuses across one: the kernel of a fused sum and norm rounds otherwise than the
-    two kernels of segments, in which `exact` verifies drafts, and its text would differ from `full`'s.
+    two kernels of segments, in which `exact` verifies drafts, and its text would differ from `full`'s. States that a draft head
+    reads are marked in the segments too, for the same reason.
     """
-    whole = cut(mark_boundaries(traced, checkpoints), traced.num_layers, states_after)[0]
+    whole = cut(keep_boundaries(traced, (), marks), traced.num_layers, tapped)[0]
     whole.model.graph.name = UNCUT
     made = [CutGraph(UNCUT, whole.model, whole.layers)]
     run_passes(whole.model, target.pieces, context)
     _lower_form(made[0], target.batched_form, made, context)
     run_passes(whole.model, target.padded, context)
     return made
+
+
+def _tapped(draft: TracedDrafter, target: Target, context: LoweringContext) -> TappedStates:
+    """Its matrix has 8 bits where the model's have few: a step waits for the memory of both."""
+    fuse = draft.fuse.clone()
+    _prepare_drafter(fuse, target, context, draft.weights if context.quantized else {})
+    return TappedStates(draft.taps, fuse, all_tokens=draft.kv is not None)
+
+
+def _lower_draft(traced: TracedModel, target: Target, draft: TracedDrafter, context: LoweringContext) -> CutGraph:
+    """The graph of the draft head; reports are dropped, because they describe the model."""
+    step = draft.step.clone()
+    own = replace(context, long_rotary_from=None)  # its rotary embedding has one set of factors
+    _prepare_drafter(step, target, own, draft.weights)
+    join_embedding(step, traced)
+    run_passes(step, target.pieces, own)
+    keep_wanted(step)
+    run_passes(step, target.padded, own)
+    return finished(step)
+
+
+def _prepare_drafter(model: ir.Model, target: Target, context: LoweringContext, weights: Mapping[str, LowBits]) -> None:
+    """The target's whole-model passes on a graph of a drafter, whose low-bit ``weights`` have 8 bits."""
+    others = (graph_pass for graph_pass in target.whole if not isinstance(graph_pass, QuantizeWeights))
+    run_passes(model, (QuantizeWeights((8,)), *others), replace(context, quantized=weights))
 
 
 def _lower_form(

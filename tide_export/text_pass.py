@@ -65,10 +65,10 @@ class TextPass:
         self._slots = int(lengths.max()) + LEAST_PADDING.sequence.most_added
 
     def run(
-        self, session: ort.InferenceSession, states: NDArray[np.float32] | None = None, logits: bool = False
+        self, session: ort.InferenceSession, states: NDArray[np.float32] | None = None, output: str | None = None
     ) -> NDArray[np.float32]:
-        """What a graph makes of ``states`` [T, H], or of the token ids: states [T, H], or logits [T, V] where it has no states or
-        ``logits`` are wanted."""
+        """What a graph makes of ``states`` [T, H], or of the token ids: states [T, H], or logits [T, V]; or its ``output`` of the
+        tokens with logits, which are all."""
         ids = np.concatenate(self._texts)
         caches: dict[str, NDArray[Any]] = {}
         for value in session.get_inputs():
@@ -81,8 +81,8 @@ class TextPass:
             feeds = step.feeds(session, ids, states) | caches
             outputs = dict(zip(names, session.run(names, feeds), strict=True))
             caches = {name: outputs[written_name(name)] for name in caches}
-            result = outputs["hidden_out"] if "hidden_out" in outputs and not logits else outputs["logits"]
-            made.append(result[0, : len(step.rows)].astype(np.float32))
+            result = outputs[output or ("hidden_out" if "hidden_out" in outputs else "logits")]
+            made.append(result[0, : len(step.rows)].reshape(len(step.rows), -1).astype(np.float32))
         packed = np.empty((self._tokens, made[0].shape[1]), np.float32)
         for step, rows in zip(self._steps, made, strict=True):
             packed[step.rows] = rows
@@ -110,9 +110,9 @@ class _Step:
         """The graph's inputs, without caches."""
         feeds: dict[str, NDArray[Any]] = {}
         for value in session.get_inputs():
-            if value.name == "hidden":
+            if value.name in ("hidden", "before"):
                 read = states[self.rows] if states is not None else np.zeros((len(self.rows), value.shape[-1]))
-                feeds["hidden"] = self._padded(read.astype(_DTYPES[value.type]))
+                feeds[value.name] = self._padded(read.astype(_DTYPES[value.type]))
             elif value.name == "first_loop":
                 feeds["first_loop"] = np.full((1, self._shape.tokens, 1), states is None)
             elif value.name == "input_ids":

@@ -144,13 +144,22 @@ def _traced(model: PreTrainedModel, kept: Sequence[LayerInfo]) -> ir.Model:
     b, s, t = dim("batch", min=1, max=4096), dim("seq", min=1, max=1 << 20), dim("slots", min=1, max=1 << 20)
     by_layer = [[{0: b, 2: t} if name in KEY_VALUES else {0: b} for name in kept_names(one)] for one in kept]
     dynamic = ({0: b, 1: s}, {0: b, 1: s}, {0: b}, by_layer)
-    with torch.no_grad(), tide_layers(model), both_factors(model), _marked(model), _quiet():
+    with tide_layers(model), both_factors(model), _marked(model):
+        return export_module(_Step(model, kept), args, dynamic, model)
+
+
+def export_module(step: nn.Module, args: tuple, dynamic: tuple, named: nn.Module) -> ir.Model:
+    """``step`` as a graph, with the dynamic dimensions of its ``args``.
+
+    Raises UnsupportedModelError, which names the class of ``named``, if torch cannot export its code.
+    """
+    with torch.no_grad(), _quiet():
         try:
             program = torch.onnx.export(
-                _Step(model, kept), args, dynamo=True, opset_version=OPSET, dynamic_shapes=dynamic, optimize=False, verbose=False
+                step, args, dynamo=True, opset_version=OPSET, dynamic_shapes=dynamic, optimize=False, verbose=False
             )
         except OnnxExporterError as error:
-            raise _reason(model, error) from error
+            raise _reason(named, error) from error
     assert program is not None
     return program.model
 
@@ -173,7 +182,7 @@ def _defer_values(graph: ir.Graph, parameters: ParameterSource) -> None:
             value.const_value = made
 
 
-def _reason(model: PreTrainedModel, error: BaseException) -> TideError:
+def _reason(model: nn.Module, error: BaseException) -> TideError:
     """The root cause of the exporter's error, whose own message is pages of torch.export advice."""
     while error.__cause__ is not None:
         error = error.__cause__

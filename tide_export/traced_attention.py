@@ -19,7 +19,7 @@ import torch
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo, StateInfo
 from tide_runtime.errors import UnsupportedModelError
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionAndFullAttentionLayer
 from transformers.integrations.moe import ExpertsInterface, batched_mm_experts_forward
 
@@ -236,6 +236,22 @@ def tide_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
         if experts is not None:
             model.set_experts_implementation(experts)
+
+
+@contextlib.contextmanager
+def tide_layer(config: PreTrainedConfig) -> Iterator[None]:
+    """Context in which one layer outside a model, whose attention and experts follow ``config``, runs over a `TracedLayer`."""
+    before, experts = config._attn_implementation, getattr(config, "_experts_implementation", None)
+    _PENDING.clear()
+    config._attn_implementation = _ATTENTION_NAME
+    if experts is not None:
+        config._experts_implementation = _EXPERTS_NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+        if experts is not None:
+            config._experts_implementation = experts
 
 
 def _calls_interface(model: PreTrainedModel) -> bool:

@@ -20,12 +20,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tide_runtime.bundle.manifest import LOOP, UNCUT, Manifest, read_manifest
+from tide_runtime.bundle.manifest import DRAFT, LOOP, STATES, UNCUT, Manifest, read_manifest
 from tide_runtime.errors import ModelFilesError, VerificationError
 from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_export.checks import compare_rest
 from tide_export.checks.stored_values import StoredValues
+from tide_export.drafters.rounded import RoundedDrafter
 from tide_export.kv_scales import KVScales, rounded_cache
 from tide_export.layerwise import EagerPass, eager_pass, layer_by_layer
 from tide_export.load import LoadedModel
@@ -165,9 +166,10 @@ def verify_bundle(
     dtype: str,
     kv_scales: Mapping[int, KVScales] | None = None,
     values: StoredValues | None = None,
+    drafter: RoundedDrafter | None = None,
 ) -> list[Check]:
     """`check_bundle`; raises VerificationError that names the segments and prompts whose difference exceeds rounding."""
-    checks = check_bundle(loaded, directory, dtype, kv_scales, values)
+    checks = check_bundle(loaded, directory, dtype, kv_scales, values, drafter)
     failed = [str(check) for check in checks if not check.passed]
     if failed:
         raise VerificationError(
@@ -183,24 +185,29 @@ def check_bundle(
     dtype: str,
     kv_scales: Mapping[int, KVScales] | None = None,
     values: StoredValues | None = None,
+    drafter: RoundedDrafter | None = None,
 ) -> list[Check]:
     """Checks of every graph, of the segments token by token, of every prompt as the bundle runs, and of the loss on a text.
 
     Args:
         kv_scales: of the bundle's int8 caches.
         values: compares each parameter with the model's file.
+        drafter: the bundle's draft head.
     """
     manifest = read_manifest(directory)
     texts = _texts(manifest, prompts(manifest, _tokenizer(manifest, directory)))
     source = loaded.parameters
     with layer_by_layer(loaded.model, source, values.compare if values is not None else None):
-        eager = _eager(loaded, texts, sorted({*manifest.checkpoints, *_loop_ends(manifest)}), kv_scales)
+        tapped = {0, *drafter.drafter.taps} if drafter is not None else set()
+        eager = _eager(loaded, texts, sorted({*manifest.checkpoints, *_loop_ends(manifest), *tapped}), kv_scales)
         unrounded = _eager(loaded, texts, []) if kv_scales else eager
     if values is not None:
         compare_rest(values, source)
     tolerance = max(TOLERANCE[dtype], INT8_TOLERANCE) if kv_scales else TOLERANCE[dtype]
     rounds = bool(loaded.quantized or kv_scales)
     checks: list[Check] = list(_check_graphs(manifest, directory, texts, eager, tolerance))
+    if drafter is not None:
+        checks += _check_draft(manifest, directory, texts, eager, drafter, loaded.model.dtype, tolerance)
     logits, steps = _as_it_runs(manifest, directory, texts, INT8_TOLERANCE if rounds else tolerance)
     checks += [*steps, *_check_prompts(texts, unrounded.logits, logits, None if rounds else tolerance)]
     if manifest.tokenizer is not None and texts and len(last := texts[-1].ids) >= LEAST_TEXT:
@@ -285,12 +292,60 @@ def _check_graphs(
     parts += [(LOOP, loop) for loop in itertools.pairwise([0, *_loop_ends(manifest), last])] if LOOP in graphs else []
     for graph, (first, end) in parts:
         file = directory / graphs[graph]
-        output = run.run(open_session(file, exact=True), eager.states.get(first), end == last)  # no name keeps the session
-        expected = eager.states.get(end, eager.logits)
-        output -= expected  # in place: the logits of a large vocabulary are hundreds of MB
-        difference, token = _largest(output, expected)
+        name = "logits" if end == last and graph == LOOP else None  # which outputs states as well
+        output = run.run(open_session(file, exact=True), eager.states[first] if first else None, name)  # no name keeps the session
+        expected = eager.states[end] if end < last else eager.logits
         allowed = tolerance * (4 if graph == UNCUT else 1)  # errors of all segments add up
-        yield GraphCheck(graph, (first, end), owners[token], difference, allowed, float(max(output.max(), -output.min())))
+        yield _graph_check(graph, (first, end), owners, output, expected, allowed)
+
+
+def _graph_check(
+    graph: str, layers: tuple[int, int], owners: Sequence[str], output: Array, expected: Array, allowed: float
+) -> GraphCheck:
+    """``output`` [T, …] becomes its difference from ``expected``: logits of a large vocabulary are hundreds of MB. ``owners``:
+    the prompt of each token."""
+    output -= expected
+    difference, token = _largest(output, expected)
+    return GraphCheck(graph, layers, owners[token], difference, allowed, float(max(output.max(), -output.min())))
+
+
+def _check_draft(
+    manifest: Manifest,
+    directory: Path,
+    texts: Sequence[_Text],
+    eager: EagerPass,
+    drafter: RoundedDrafter,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> Iterator[GraphCheck]:
+    """What the graph of all layers gives the draft head, and the head's states and scores of the pairs of each text, its
+    activations not rounded, from the eager model's states."""
+    files, depth = manifest.targets["cpu"].graphs, manifest.model.num_layers
+    ends = np.cumsum([len(text.ids) for text in texts])[:-1]
+    by_text = {tap: np.split(eager.states[tap], ends) for tap in (0, *drafter.drafter.taps)}
+    fused, pairs = list[Array](), list[tuple[_Text, Array, Array]]()
+    for number, text in enumerate(texts):
+        tapped, embedded = (
+            torch.cat([torch.from_numpy(by_text[tap][number]) for tap in taps], -1)[None].to(dtype)
+            for taps in (drafter.drafter.taps, (0,))
+        )
+        before = drafter.fuse(tapped, rounded=bool(manifest.weights))
+        fused.append(before[0].float().numpy())
+        if len(text.ids) > 1:
+            if not drafter.drafter.shares_embedding:
+                embedded = drafter.drafter.embedded(torch.tensor([text.ids]))
+            logits, states = drafter.guess(embedded[:, 1:], before[:, :-1])
+            pairs.append((text, states[0].float().numpy(), logits[0].float().softmax(-1).amax(-1, keepdim=True).numpy()))
+    owners = [text.name for text in texts for _ in text.ids]
+    given = _pass(manifest, texts).run(open_session(directory / files[UNCUT], exact=True), output=STATES)
+    yield _graph_check(f"{UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(fused), 4 * tolerance)
+    run = TextPass(manifest, [text.ids[1:] for text, *_ in pairs])
+    owners = [text.name for text, *_ in pairs for _ in text.ids[1:]]
+    earlier = np.concatenate([one[:-1] for one in fused])
+    for place, name in ((1, STATES), (2, "score")):
+        found = run.run(open_session(directory / files[DRAFT], exact=True), earlier, name)
+        expected = np.concatenate([pair[place] for pair in pairs])
+        yield _graph_check(f"{DRAFT}, {name}", (depth, depth + 1), owners, found, expected, tolerance)
 
 
 def _loop_ends(manifest: Manifest) -> list[int]:

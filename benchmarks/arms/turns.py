@@ -27,6 +27,7 @@ class Turn:
         layers_per_token: decoder layers launched per token of a sequence.
         depth: mean layers run for a token.
         drafted, accepted: drafts by drafter.
+        passes: runs to the last layer, of all sequences.
         base_seconds: of the baseline's turn beside this one; 0 outside `take_turns`.
     """
 
@@ -36,6 +37,7 @@ class Turn:
     depth: float = 0.0
     drafted: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
+    passes: int = 0
     base_seconds: float = 0.0
 
     @property
@@ -68,6 +70,7 @@ class EngineArm:
             depth=mean_depth(done, self.engine.depth),
             drafted=sum((Counter(one.drafted) for one in stats), Counter()),
             accepted=sum((Counter(one.accepted) for one in stats), Counter()),
+            passes=sum(one.deep_passes for one in stats),
         )
 
 

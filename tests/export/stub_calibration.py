@@ -46,9 +46,9 @@ def write_calibration(
 ) -> Path:
     """Write the files of tide-calibrate for a model of ``layers`` layers of ``hidden`` channels; ``draft``: of a draft head."""
     directory.mkdir(parents=True)
-    head = (
-        DraftHeadInfo(layers // 2, len(draft["vocabulary"]), [0.5, 0.4], [[0.0, 0.2], [0.5, 0.8]]) if draft is not None else None
-    )
+    head = None
+    if draft is not None:
+        head = DraftHeadInfo([layers // 2, layers], 2 * hidden, len(draft["vocabulary"]), [0.5, 0.4], [[0.0, 0.2], [0.5, 0.8]])
     info = CalibrationInfo(exits, 6, "exact", {"exact": 1.31, "exit": 1.52}, CERTIFICATE, draft_head=head)
     data = DataInfo("texts/", 0, {"train": 3}, {"train": 900}, {"train": "ef" * 32})
     file = CalibrationFile(

@@ -16,7 +16,7 @@ from export.stub_calibration import draft_tensors, write_calibration
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
-from tide_runtime.backends.draft_step import run_draft_head
+from tide_runtime.backends.draft_step import Pairs, run_draft_head
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, read_manifest
 from tide_runtime.depth.speculation import head as head_drafter
@@ -69,7 +69,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head guesses whenever it has room, as if it cost nothing, and all guesses are verified."""
 
-    def pays(self: Speculator, states: list[SpeculativeSequence], ready: int, launches: int, prompt_tokens: int) -> bool:
+    def pays(self: Speculator, states: list[SpeculativeSequence], pairs: tuple, launches: int, prompt_tokens: int) -> bool:
         return launches < min(4, *(state.head_room for state in states if state.head_room))
 
     monkeypatch.setattr(Speculator, "head_pays", pays)
@@ -107,7 +107,8 @@ def test_the_graph_follows_the_formulas(bundle: Path, engines: dict[str, Engine]
     states = np.random.default_rng(3).normal(size=(2, 2 * HIDDEN)).astype(np.float32)
     context = engines["exact"].backend.context(2)
     assert context.has_draft_head
-    tokens, scores, found = run_draft_head(context, [0, 1], [5, 9], states, [3, 6])
+    pairs = [Pairs(0, 2, [5], states[:1]), Pairs(1, 5, [9], states[1:])]
+    tokens, scores, found = run_draft_head(context, pairs)
     embedded = model.get_input_embeddings().weight[[5, 9]]
     if model.config.model_type == "gpt2":
         embedded = embedded + model.transformer.wpe.weight[[3, 6]]
@@ -149,9 +150,9 @@ def test_guesses_read_the_state_behind_which_they_stand(drafting: Engine, monkey
     """The first guess of a cycle is the head's on the final state of the token before the last one."""
     seen: list[tuple[list[int], NDArray]] = []
 
-    def spy(context, rows, tokens, states, places):
-        seen.append((list(tokens), np.array(states)))
-        return run_draft_head(context, rows, tokens, states, places)
+    def spy(context, pairs):
+        seen.extend((list(one.tokens), np.array(one.states)) for one in pairs)
+        return run_draft_head(context, pairs)
 
     monkeypatch.setattr(head_drafter, "run_draft_head", spy)
     (generation,) = drafting.generate([PROMPTS[0]], GenerationParams(max_new_tokens=12, ignore_eos=True))
@@ -195,7 +196,7 @@ def test_broken_tensors_are_refused(bundle: Path, tmp_path: Path, change: str) -
 def test_the_manifest_names_the_head(bundle: Path) -> None:
     info = read_manifest(bundle).draft_head
     assert info is not None and info.vocabulary == 32
-    assert json.loads((bundle / "manifest.json").read_text())["calibration"]["draft_head"]["acceptance"] == [0.5, 0.4]
+    assert json.loads((bundle / "manifest.json").read_text())["draft_head"]["acceptance"] == [0.5, 0.4]
 
 
 @pytest.mark.usefixtures("always", "drafting")

@@ -49,6 +49,9 @@ class ExitCalibration:
         hidden = int(loaded.model.config.get_text_config().hidden_size)
         if self.draft and self.draft["fuse"].shape[0] != hidden:
             raise _broken(self.directory, f"draft.fuse gives {self.draft['fuse'].shape[0]} channels, the model has {hidden}")
+        head = self.info.draft_head
+        if head is not None and (len(head.layers), head.layers[-1], head.width) != (2, self.file.num_layers, 2 * hidden):
+            raise _broken(self.directory, f"the draft head reads {head.width} channels of the states after layers {head.layers}")
         for info in self.info.exits:
             if info.checkpoint >= self.file.num_layers - info.tail_layers:
                 raise _broken(self.directory, f"the head {info.head} after {info.checkpoint} layers skips none")

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.bundle.manifest import DRAFT, Manifest
 from tide_runtime.errors import VerificationError
 from torch import nn
 from transformers import PreTrainedModel
@@ -163,8 +163,9 @@ def _has_long(rotary: nn.Module, rotation: Rotation) -> bool:
 
 
 def check_tables(directory: Path, manifest: Manifest, rotations: Mapping[str, Rotation]) -> None:
-    """Raise VerificationError where a table of the bundle has other angles at any position."""
-    for file in sorted({f for name, f in manifest.targets["cpu"].graphs.items() if not name.startswith(("head", "exit_"))}):
+    """Raise VerificationError where a table of the bundle has other angles at any position; those of a draft head are its own."""
+    others = ("head", "exit_", DRAFT)
+    for file in sorted({f for name, f in manifest.targets["cpu"].graphs.items() if not name.startswith(others)}):
         for tables in _tables(directory / file):
             fitting = [one for one in rotations.values() if tables[0].shape[-1] == len(one.frequencies)]
             if fitting and not any(_tabulates(tables, one) for one in fitting):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,8 +88,48 @@ def as_type_of(graph: ir.Graph, like: ir.Value, weight: ir.Value) -> ir.Value:
     return add_initializer(graph, f"{weight.name}.{dtype.name.lower()}", lazy)
 
 
+def splice(
+    model: ir.Model, piece: ir.Model, prefix: str, given: Sequence[ir.Value], before: ir.Node | None = None
+) -> list[ir.Value]:
+    """Insert a copy of ``piece`` ``before`` a node of ``model``, or at its end; returns the values of its outputs.
+
+    Args:
+        prefix: is put before all its names.
+        given: what takes the place of each of its inputs.
+    """
+    graph, copy = model.graph, piece.clone()
+    for value, source in zip(list(copy.graph.inputs), given, strict=True):
+        ir.convenience.replace_all_uses_with(value, source)
+    outputs = list(copy.graph.outputs)
+    copy.graph.outputs.clear()
+    for value in list(copy.graph.initializers.values()):
+        copy.graph.initializers.pop(value.name)
+        value.name = f"{prefix}.{value.name}"
+        graph.register_initializer(value)
+    nodes = list(copy.graph)
+    copy.graph.remove(nodes)
+    for node in nodes:
+        node.name = f"{prefix}.{node.name}" if node.name else None
+        for value in node.outputs:
+            value.name = f"{prefix}.{value.name}" if value.name else value.name
+    if before is None:
+        graph.extend(nodes)
+    else:
+        graph.insert_before(before, nodes)
+    for domain, version in copy.opset_imports.items():
+        model.opset_imports.setdefault(domain, version)
+    return outputs
+
+
 def insert_before(graph: ir.Graph, anchor: ir.Node, *nodes: ir.Node) -> None:
     graph.insert_before(anchor, nodes)
+
+
+def take_place(new: ir.Value, old: ir.Value) -> None:
+    """Let ``new`` be read in the place of ``old``; where that is an output of the graph, ``new`` is one, under its name."""
+    if old.is_graph_output():
+        old.name, new.name = new.name, old.name
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 
 def depends_only_on(value: ir.Value, allowed: ir.Value) -> bool:

@@ -7,7 +7,7 @@ import onnx_ir.passes.common as common
 
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.graph_walk import dims, insert_before, is_weight, new_value, produced_by
+from tide_export.passes.graph_walk import dims, insert_before, is_weight, new_value, produced_by, take_place
 
 
 def fuse_skip_norm(model: ir.Model, context: LoweringContext) -> PassReport:
@@ -38,7 +38,7 @@ def fuse_skip_norm(model: ir.Model, context: LoweringContext) -> PassReport:
             ],
         )
         insert_before(graph, norm, fused)
-        ir.convenience.replace_all_uses_with(norm.outputs[0], fused.outputs[0])
+        take_place(fused.outputs[0], norm.outputs[0])
         ir.convenience.replace_all_uses_with(residual, fused.outputs[3], replace_graph_outputs=True)
         fused.outputs[3].name = residual.name
         for node in (norm, total):

@@ -21,6 +21,7 @@ from tide_export.passes.graph_walk import (
     new_value,
     produced_by,
     scalar,
+    take_place,
 )
 
 
@@ -78,7 +79,7 @@ def _fuse(graph: ir.Graph, mean: ir.Node, report: PassReport) -> None:
         outputs=[new_value(f"{output.name}.rms", output, output.shape)],
     )
     insert_before(graph, last, fused)
-    ir.convenience.replace_all_uses_with(output, fused.outputs[0])
+    take_place(fused.outputs[0], output)  # a drafter's state may be a norm's output
     report.applied += 1
 
 

@@ -26,6 +26,7 @@ from tide_calibrate.capture.forward_pass import hidden_states
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.text.documents import SplitText, Windows
+from tide_export.drafters.replies import template_tokens
 from tide_export.load import LoadedModel
 
 PROMPT_TOKENS = 64
@@ -33,7 +34,6 @@ REPLY_TOKENS = 128
 _BATCH = 48
 _TOP_K = 16
 _TEMPERATURE = 0.7
-_PLACEHOLDER = "\ue000"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def write_replies(
 
     Raises DataError where no window has a prompt's tokens.
     """
-    before, after = _template(loaded)
+    before, after = template_tokens(loaded)
     own = count // 2 if before else 0
     positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20
     room = positions - len(before) - len(after)
@@ -92,18 +92,6 @@ def write_replies(
         num_layers=loaded.num_layers,
     )
     return Replies(capture, np.concatenate([np.full(len(group), group.shape[1] - 1) for group in groups]))
-
-
-def _template(loaded: LoadedModel) -> tuple[list[int], list[int]]:
-    """Token ids before and after what a user says, in the model's chat template; none where it has none."""
-    tokenizer = loaded.tokenizer
-    if tokenizer is None or not tokenizer.chat_template:
-        return [], []
-    messages = [{"role": "user", "content": _PLACEHOLDER}]
-    whole = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    before, _, after = whole.partition(_PLACEHOLDER)
-    first, last = (list(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, after))
-    return first, last
 
 
 def _prompts(

@@ -19,6 +19,7 @@ from tide_calibrate.capture.store import Capture
 from tide_calibrate.draft_head.head import DraftHead
 from tide_calibrate.draft_head.replies import Replies
 from tide_calibrate.model.frozen import FrozenModel
+from tide_export.drafters.guesses import GUESSES, GuessRecord
 
 VOCABULARY = 4096  # SmolLM2: 38.5% of guesses right among so many tokens, 39.2% among all 49,152
 # SmolLM2, 96 replies, a minute: 33.9% right with 320 steps of 2 windows at this rate, 31.3% with 160 steps of 4, 27.1% at 6e-4.
@@ -28,10 +29,7 @@ STEPS = (40, 60, 100, 160, 250, 400, 600, 1000, 1600, 2500, 4000)  # few numbers
 # The head's own states stand in for the model's from the second guess on, so it is trained to go on from them.
 LOSS_WEIGHTS = (1.0, 0.7, 0.5)
 _HELD_OUT = 0.1  # of the replies
-_MEASURED_GUESSES = 4
 _NO_RATE = 1 << 30  # steps, of which the first ones warm the learning rate up
-_SCORES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
-_CLASS_WEIGHT = 10.0  # guesses that the share of all counts as, in a class
 
 
 @dataclass(frozen=True)
@@ -176,27 +174,16 @@ def chain(head: DraftHead, replies: Replies, windows: NDArray[np.int64], length:
 @torch.no_grad()
 def measure_guesses(head: DraftHead, replies: Replies, windows: NDArray[np.int64]) -> DraftHeadInfo:
     """How often guesses on ``windows`` are the model's likeliest token, while all guesses before are right."""
-    hits, tries = np.zeros(_MEASURED_GUESSES), np.zeros(_MEASURED_GUESSES)
-    scores, rights = [], []
+    record = GuessRecord()
     for part in in_batches(windows, WINDOWS_PER_STEP):
         before: Tensor | None = None
-        for place, link in enumerate(chain(head, replies, part, _MEASURED_GUESSES)):
+        for place, link in enumerate(chain(head, replies, part, GUESSES)):
             best = head.logits(link.states).softmax(-1).max(-1)
             likeliest = link.top_ids[..., 0]
             right = head.vocabulary[best.indices] == likeliest
             counted = link.valid if before is None else link.valid & before[:, : link.valid.shape[1]]
-            hits[place] += int((right & counted).sum())
-            tries[place] += int(counted.sum())
-            scores.append(best.values[counted].numpy())
-            rights.append(right[counted].numpy())
+            record.add(place, best.values, right, counted)
             # The next guess follows a right one, on a text that goes on with it.
             before = counted & right & (link.tokens == likeliest)
-    score, right_all = np.concatenate(scores), np.concatenate(rights)
-    overall = float(right_all.mean())
-    classes = []
-    for low, high in zip(_SCORES, (*_SCORES[1:], 2.0), strict=True):
-        own = right_all[(score >= low) & (score < high)]
-        share = (float(own.sum()) + _CLASS_WEIGHT * overall) / (len(own) + _CLASS_WEIGHT)
-        classes.append([low, round(share, 4)])
-    acceptance = [round(float(h / t), 4) for h, t in zip(hits, tries, strict=True) if t >= _CLASS_WEIGHT]
-    return DraftHeadInfo(head.layer, len(head.vocabulary), acceptance or [round(overall, 4)], classes)
+    layers, width = [head.layer, replies.capture.num_layers], 2 * head.model.hidden_size
+    return DraftHeadInfo(layers, width, len(head.vocabulary), record.acceptance, record.classes)

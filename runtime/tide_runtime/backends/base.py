@@ -18,8 +18,8 @@ from tide_runtime.bundle.calibration import CostTable
 
 
 class Logits(NamedTuple):
-    """The model's own ``logits`` [S, V] for S tokens of a sequence, the argmax of each, and their ``states`` [S, 2H], where there
-    is a draft head."""
+    """The model's own ``logits`` [S, V] for S tokens of a sequence, the argmax of each, and, where there is a draft head, the
+    ``states`` [S, D] that it reads; of all tokens of the sequence in the step where the head has a cache."""
 
     logits: NDArray[np.floating]
     tokens: list[int]
@@ -36,8 +36,8 @@ class Step(Protocol):
     hidden: list[NDArray[np.generic]]  # [T, H] output of each segment but the last; the last array is the input of ``head``
     logits: NDArray[np.float32]  # [N, V] unprocessed logits of the requested tokens, or of all T after ``head``
     token: NDArray[np.int64]  # [N], argmax of the logits, or the guess of ``draft``
-    before: NDArray[np.generic]  # [N, 2H], states that ``draft`` reads
-    states: NDArray[np.generic]  # [N, 2H], of the tokens with logits, where there is a draft head; output of ``draft``
+    before: NDArray[np.generic]  # [T, D], states that ``draft`` reads
+    states: NDArray[np.generic]  # [T or N, D], see `Logits`, where there is a draft head; [N, D] after ``draft``
     score: NDArray[np.float32]  # [T], confidence of an exit's MLP router or of the draft head, 0 … 1
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
@@ -47,6 +47,9 @@ class Step(Protocol):
         undefined values into the slots after all that a row holds. Raises CacheFullError when the last slot is beyond
         the bundle's max_seq_len.
         """
+
+    def place_pairs(self, slots: Sequence[int]) -> None:
+        """`place` for a step of ``draft``, which leaves the states of recurrent layers as they are."""
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
         """Place tokens that are not contiguous in the text, in a step of one sequence.
@@ -142,6 +145,7 @@ class ExecutionContext(RowStates, Protocol):
         packs_steps: a step takes any numbers of tokens of any rows at little more than their own cost. Otherwise prompts are run
             alone, and running sequences must have the first rows.
         has_draft_head: ``draft`` can be run, and passes through all layers give ``states``.
+        has_draft_cache: ``draft`` reads the pairs before, so that ``states`` are those of all tokens of a step.
         position_offsets: [capacity], by how much the positions of a row's tokens exceed their slots in the steps that are placed
             next, see `Manifest.long_rotary_from`.
     """
@@ -152,6 +156,7 @@ class ExecutionContext(RowStates, Protocol):
     every_layer: Sequence[str]  # graphs that together run all layers: every segment, or the uncut graph
     packs_steps: bool
     has_draft_head: bool
+    has_draft_cache: bool
 
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         """A step of ``counts[b]`` tokens for each batch index from ``first_index`` on; 0 skips a sequence between others.

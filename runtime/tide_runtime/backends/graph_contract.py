@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.bundle.manifest import (
     ADVANCE,
     DRAFT,
@@ -61,9 +62,9 @@ def check_interface(
     packed = not _PACKED.isdisjoint(inputs)
     listed_as = next((g for g in manifest.graphs if g.name == name), None)
     graph = listed_as or _formed(manifest, name)
-    wanted_inputs, wanted_outputs = _contract(manifest, graph, packed)
+    wanted_inputs, wanted_outputs = _contract(manifest, graph, packed) if name != DRAFT else _draft(manifest, file)
     if name == UNCUT and any(DRAFT in target.graphs for target in manifest.targets.values()):
-        wanted_outputs[STATES] = (1, None, 2 * manifest.model.hidden_size)
+        wanted_outputs[STATES] = (1, None, _draft_head(manifest, file).width)
     # Lowering chooses which position inputs its kernel reads, and a model whether its embedding does.
     if name == DRAFT or any(n.startswith(("key_cache_", "state_")) for n in wanted_inputs):
         positions = _POSITIONS | {_POSITION_IDS: (1 if packed else None, None)}
@@ -110,10 +111,6 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
     tokens, hidden = (batch, None), (batch, None, model.hidden_size)
     if graph.name == HEAD:
         return {"hidden": hidden}, {"logits": (None, None, model.vocab_size), "token": tokens}
-    if graph.name == DRAFT:
-        one_row = (1, None)
-        states = (*one_row, 2 * model.hidden_size)
-        return {"input_ids": one_row, "before": states}, {STATES: states, "token": one_row, "score": one_row}
     exits = manifest.calibration.exits if manifest.calibration is not None else []
     for info in exits:
         if graph.name == exit_graph(info):
@@ -136,10 +133,27 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
     return inputs | caches, outputs | _written(caches)
 
 
+def _draft(manifest: Manifest, file: str) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """`_contract` of the draft head."""
+    head, layer, tokens = _draft_head(manifest, file), manifest.model.num_layers, (1, None)
+    states = (*tokens, head.width)
+    caches = _caches(manifest, range(layer, layer + 1))
+    chosen: dict[str, Shape] = {"logits_index": (None,)} if caches else {}
+    inputs: dict[str, Shape] = {"input_ids": tokens, "before": states}
+    outputs: dict[str, Shape] = {STATES: states, "token": tokens, "score": tokens}
+    return inputs | chosen | caches, outputs | _written(caches)
+
+
+def _draft_head(manifest: Manifest, file: str) -> DraftHeadInfo:
+    if manifest.draft_head is None:
+        raise BundleError(f"the manifest has no draft head, which {file} belongs to; export the bundle again")
+    return manifest.draft_head
+
+
 def _caches(manifest: Manifest, layers: range) -> dict[str, Shape]:
     caches: dict[str, Shape] = {}
     for layer in layers:
-        kv = manifest.kv.get(manifest.kv_sources.get(layer, layer))
+        kv = manifest.caches.get(manifest.kv_sources.get(layer, layer))
         if kv is not None:
             caches[f"key_cache_{layer}"] = (None, kv.heads, None, kv.key_dim)
             caches[f"value_cache_{layer}"] = (None, kv.heads, None, kv.value_dim)

@@ -7,13 +7,14 @@ et al. 2024, arXiv:2405.04437, with the pages of the operating system in place o
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import gcd, lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.lazy_memory import LazyMemory
+from tide_runtime.bundle.layer_info import KVInfo
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import CacheFullError
 
@@ -45,8 +46,8 @@ class KVCaches:
         itemsize, layers = np.dtype(dtype).itemsize, len(manifest.layers) // loops
         shapes = {
             f"{kind}_cache_{layer}": (kv.heads, head_dim)
-            for layer, kv in manifest.kv.items()
-            if layer < layers
+            for layer, kv in manifest.caches.items()
+            if layer < layers or layer == len(manifest.layers)
             for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim))
         }
         slot_bytes = {name: heads * head_dim * itemsize for name, (heads, head_dim) in shapes.items()}
@@ -92,9 +93,9 @@ class KVCaches:
         self._memory.clear()
 
 
-def kv_bytes_per_token(manifest: Manifest, itemsize: int) -> int:
-    """Bytes of keys and values of one token over all layers."""
-    return sum(kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv.values()) * itemsize
+def kv_bytes_per_token(caches: Mapping[int, KVInfo], itemsize: int) -> int:
+    """Bytes of keys and values of one token over all ``caches``."""
+    return sum(kv.heads * (kv.key_dim + kv.value_dim) for kv in caches.values()) * itemsize
 
 
 def cache_full(needed: int, limit: int) -> CacheFullError:

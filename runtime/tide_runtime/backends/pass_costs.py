@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tide_runtime.backends.base import ExecutionContext, LoopContext
-from tide_runtime.backends.draft_step import run_draft_head
+from tide_runtime.backends.draft_step import Pairs, run_draft_head
 from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.bundle.manifest import LOOP
 from tide_runtime.machine_cache import kept_result
@@ -79,7 +79,7 @@ def measure_pass_costs(
             _run(context, counts, cached)
             if measured:  # the first time, memory is allocated
                 ms.append((clock() - start) * 1e3)
-    drafts = _draft_head_ms(context, clock) if context.has_draft_head else {}
+    drafts = _draft_head_ms(context, cached, clock) if context.has_draft_head else {}
     context.close()
     return pass_table({counts: float(np.quantile(ms, _QUANTILE)) for counts, ms in times.items()}, target, machine, drafts)
 
@@ -157,18 +157,18 @@ def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:
         step.run(graph)
 
 
-def _draft_head_ms(context: ExecutionContext, clock: Callable[[], float]) -> dict[int, tuple[float, float]]:
-    """Number of sequences → ms of the draft head's first guess after a pass, which leaves the caches to other weights, and of a
-    further guess."""
+def _draft_head_ms(context: ExecutionContext, cached: int, clock: Callable[[], float]) -> dict[int, tuple[float, float]]:
+    """Number of pairs, each after ``cached`` of a sequence → ms of the draft head's first guess after a pass, which leaves the
+    caches to other weights, and of a further guess."""
     sizes = [size for size in (1, 8) if size <= context.capacity]
     times: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
-    states = np.zeros((max(sizes), context.step(0, [1]).before.shape[1]), np.float32)
+    states = np.zeros((1, context.step(0, [1]).before.shape[1]), np.float32)
     for _ in range(_ROUNDS + 1):
         for size, ms in times.items():
             _run(context, (1,), 1)
             moments = [clock()]
             for _ in range(2):
-                run_draft_head(context, range(size), [0] * size, states[:size], [1] * size)
+                run_draft_head(context, [Pairs(row, cached, [0], states) for row in range(size)])
                 moments.append(clock())
             ms.append(((moments[1] - moments[0]) * 1e3, (moments[2] - moments[1]) * 1e3))
     low = {size: np.quantile(ms[1:], _QUANTILE, axis=0) for size, ms in times.items()}

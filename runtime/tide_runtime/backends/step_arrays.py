@@ -91,6 +91,7 @@ class StepBuffers:
     def __init__(self, manifest: Manifest, dtype: type[np.generic], logits_dtype: type[np.generic]) -> None:
         self._model, self._boundaries, self._dtype = manifest.model, len(manifest.segments), dtype
         self._logits_dtype = logits_dtype
+        self._width = manifest.draft_head.width if manifest.draft_head is not None else 0
         self._tokens = 0
 
     def views(
@@ -120,7 +121,7 @@ class StepBuffers:
         self._logits = np.zeros((tokens, self._model.vocab_size), self._logits_dtype)
         self._token = np.zeros(tokens, np.int64)
         self._score = np.zeros(tokens, np.float32)
-        self._before, self._states = (np.zeros((tokens, 2 * self._model.hidden_size), self._dtype) for _ in range(2))
+        self._before, self._states = (np.zeros((tokens, self._width), self._dtype) for _ in range(2))
 
 
 class StepPositions:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from tide_runtime.bundle.layer_info import KVInfo
 from tide_runtime.errors import ParamsError
 
 ROUTERS = ("max_probability", "mlp", "mlp+max_probability", "gate")
@@ -118,24 +119,36 @@ class CertificateInfo:
 
 @dataclass(frozen=True)
 class DraftHeadInfo:
-    """The draft head, which guesses tokens from states of the last token that all layers have run for.
+    """The draft head, which guesses tokens from states of tokens that all layers have run for.
 
     Args:
-        layer: layers run before the one of its two states that is not the final one; a checkpoint.
-        vocabulary: number of tokens that it chooses from, the most frequent ones of the calibration's text.
+        layers: layers run before each of the states that it reads, rising; the number of all layers: the final state, before the
+            model's final norm.
+        width: numbers in what it reads of a token, and in its own state.
+        vocabulary: number of tokens that it chooses from.
         acceptance: share of its 1st, 2nd, … guesses after right ones that are right, on the model's own continuations.
         classes: [score, share] with rising scores: the share of guesses with at least this score, and less than the next, that
             are right.
+        kind: ``own``, which the calibration trained; others came with a checkpoint: ``eagle3``, ``mtp``.
+        kv: the cache of its attention to all tokens before; None: it reads the last token alone.
+        source, sha256: where it came from, and the hash over its tensors; empty for the calibration's.
 
-    Raises ParamsError for shares that are none, or no class.
+    Raises ParamsError for a width that is none, shares that are none, or no class.
     """
 
-    layer: int
+    layers: list[int]
+    width: int
     vocabulary: int
     acceptance: list[float]
     classes: list[list[float]]
+    kind: str = "own"
+    kv: KVInfo | None = None
+    source: str = ""
+    sha256: str = ""
 
     def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ParamsError(f"width is {self.width}, expected at least 1")
         shares = [*self.acceptance, *(number for pair in self.classes for number in pair)]
         if any(len(pair) != 2 for pair in self.classes) or not self.classes or not all(0 <= share <= 1 for share in shares):
             raise ParamsError(f"acceptance is {self.acceptance} and classes {self.classes}, expected shares from 0 to 1")
@@ -192,7 +205,7 @@ class CalibrationInfo:
             modelled for policies without a ``predicted_range``.
         predicted_range: policy → [low, high], which holds the speedup over other texts of the same kind in 95% of cases.
         exit_depths: layers → expected share of tokens that policy ``exit`` generates at this depth; empty: not computed.
-        draft_head: None: there is none.
+        draft_head: the one that was trained; None: there is none. The manifest has it in a field of its own.
         certificate: guarantee of the exit thresholds; None when there is none.
         costs: measured step costs; None when they were not measured.
 
@@ -235,5 +248,5 @@ class CalibrationInfo:
         return self.exits[0].tail_layers if self.exits else 0
 
     def cuts(self, num_layers: int) -> list[int]:
-        """Increasing depths at which a model of ``num_layers`` is cut for the exits and the draft head."""
-        return sorted({*cuts(self.exits, num_layers), *([self.draft_head.layer] if self.draft_head is not None else [])})
+        """Increasing depths at which a model of ``num_layers`` is cut for the exits."""
+        return cuts(self.exits, num_layers)

@@ -17,6 +17,7 @@ from typing import Any
 
 from tide_runtime.bundle.calibration import CalibrationInfo, DraftHeadInfo, ExitInfo
 from tide_runtime.bundle.engine_info import EngineInfo, ProfileInfo, TensorInfo
+from tide_runtime.bundle.layer_info import STATE_KINDS, KVInfo, LayerInfo, StateInfo
 from tide_runtime.errors import BundleError, ParamsError
 
 SCHEMA_VERSION = 2
@@ -26,11 +27,10 @@ UNCUT = "uncut"  # all segments as one graph; optional in a target
 LOOP = "loop"  # one loop of a looped model, for rows of any loops; optional in a target
 DRAFT = "draft"  # the draft head; optional in a target
 ADVANCE = "advance"  # moves all states over the accepted tokens of a step with drafts; in targets of recurrent models
-STATES = "states"  # output of `UNCUT`, where there is a draft head: the states that it reads
+STATES = "states"  # output of `UNCUT`, where there is a draft head: what that reads of each token; also of `DRAFT`
 DTYPES = ("fp32", "fp16", "bf16")
 PAD_ATTENTION = "pad_attention"  # lowering pass, see `TargetInfo.pads_attention`
 KV_DTYPES = (*DTYPES, "int8")
-STATE_KINDS = {"convolution": 2, "recurrence": 3}  # dimensions of `StateInfo.shape`
 
 
 @dataclass(frozen=True)
@@ -60,47 +60,6 @@ class ModelInfo:
     loops: int = 1
     exit_threshold: float | None = None
     code: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class KVInfo:
-    """One layer's cache: keys [B, heads, T, key_dim], values [B, heads, T, value_dim], T at most max_seq_len."""
-
-    heads: int
-    key_dim: int
-    value_dim: int
-
-
-@dataclass(frozen=True)
-class StateInfo:
-    """A state of fixed size per sequence, in fp32: [B, *shape].
-
-    Args:
-        kind: ``convolution``, the last raw inputs [width - 1, channels] of a causal convolution; ``recurrence``, the sum of all
-            tokens [heads, key_dim, value_dim] that linear attention and state-space layers keep.
-    """
-
-    kind: str
-    shape: list[int]
-
-
-@dataclass(frozen=True)
-class LayerInfo:
-    """What a decoder layer keeps of a text: keys and values, states, both, or nothing.
-
-    Args:
-        states: in the order in which the layer updates them.
-        kv_source: the earlier layer whose keys and values it reads in place of its own.
-    """
-
-    kv: KVInfo | None = None
-    states: list[StateInfo] = field(default_factory=list)
-    kv_source: int | None = None
-
-    @property
-    def attends(self) -> bool:
-        """Whether it reads keys and values, its own or another layer's."""
-        return self.kv is not None or self.kv_source is not None
 
 
 @dataclass(frozen=True)
@@ -199,6 +158,7 @@ class Manifest:
     Args:
         checkpoints: number of layers before each cut between segments.
         calibration: exits and policies; None: not calibrated.
+        draft_head: None: there is none.
         files: every file of the bundle except the manifest.
         layers: what each decoder layer keeps of a text.
         weights: format of low-bit matrices → number of them; the others are in ``dtype``.
@@ -226,6 +186,7 @@ class Manifest:
     kv_dtype: str | None = None
     head: HeadInfo | None = None
     long_rotary_from: int | None = None
+    draft_head: DraftHeadInfo | None = None
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -244,6 +205,7 @@ class Manifest:
         self._check_layers()
         self._check_segments()
         self._check_exits()
+        self._check_draft_head()
         self._check_graphs()
         self._check_paths()
 
@@ -256,6 +218,12 @@ class Manifest:
     def kv(self) -> dict[int, KVInfo]:
         """Layer number → cache, of the layers that have one of their own."""
         return {number: layer.kv for number, layer in enumerate(self.layers) if layer.kv is not None}
+
+    @property
+    def caches(self) -> dict[int, KVInfo]:
+        """`kv`, and the draft head's cache, if it has one, as that of one more layer behind the last."""
+        own = self.draft_head.kv if self.draft_head is not None else None
+        return self.kv if own is None else {**self.kv, self.model.num_layers: own}
 
     @property
     def kv_sources(self) -> dict[int, int]:
@@ -271,10 +239,6 @@ class Manifest:
     def is_recurrent(self) -> bool:
         """Whether a layer has a state that sums up all tokens before, which cannot be cut as keys and values can."""
         return any(layer.states for layer in self.layers)
-
-    @property
-    def draft_head(self) -> DraftHeadInfo | None:
-        return self.calibration.draft_head if self.calibration is not None else None
 
     @property
     def segments(self) -> list[GraphInfo]:
@@ -316,14 +280,18 @@ class Manifest:
             checkpoints == sorted(set(checkpoints) & set(self.checkpoints)),
             f"exits at {checkpoints} are not among the checkpoints {self.checkpoints}",
         )
-        head = self.draft_head
-        _require(head is None or head.layer in self.checkpoints, "the draft head's layer is not among the checkpoints")
         for info in self.calibration.exits:
             start = self.model.num_layers - info.tail_layers
             _require(
                 not info.tail_layers or info.checkpoint < start == self.checkpoints[-1],
                 f"the head {info.head} of the exit at {info.checkpoint} is not the last segment",
             )
+
+    def _check_draft_head(self) -> None:
+        if self.draft_head is not None:
+            layers, count = self.draft_head.layers, self.model.num_layers
+            fits = bool(layers) and layers == sorted(set(layers)) and layers[0] > 0 and layers[-1] <= count
+            _require(fits, f"the draft head reads the states after layers {layers}, expected rising numbers from 1 to {count}")
 
     def _check_graphs(self) -> None:
         names = {g.name for g in self.graphs}

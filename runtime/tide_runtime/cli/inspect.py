@@ -74,6 +74,7 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
         "bundle_bytes": sum(info.bytes for info in manifest.files.values()),
         "checkpoints": manifest.checkpoints,
         "calibration": None if manifest.calibration is None else asdict(manifest.calibration),
+        "draft_head": None if manifest.draft_head is None else asdict(manifest.draft_head),
         "graphs": [
             {
                 "name": graph.name,
@@ -105,8 +106,8 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def kv_cache_bytes(manifest: Manifest, tokens: int) -> int:
-    """KV cache bytes of one sequence of ``tokens``, all layers."""
-    per_token = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in manifest.kv.values())
+    """KV cache bytes of one sequence of ``tokens``, all layers and the draft head."""
+    per_token = sum(layer.heads * (layer.key_dim + layer.value_dim) for layer in manifest.caches.values())
     return per_token * tokens * _DTYPE_BYTES[manifest.cache_dtype]
 
 
@@ -164,6 +165,7 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
         _segments_table(facts),
         _pairs("Checkpoints", {"depth": depth_bar(model["num_layers"], facts["checkpoints"])}),
         *_calibration_tables(facts["calibration"]),
+        _pairs("Draft head", _draft_head_rows(facts["draft_head"])),
         _targets_table(targets),
         *(
             _pairs(f"Bytes of target {name}", {purpose: human_size(size) for purpose, size in target["bytes_by_purpose"].items()})
@@ -210,18 +212,21 @@ def _calibration_rows(calibration: dict[str, Any]) -> dict[str, str]:
     return {
         "recommended policy": calibration["recommended"],
         "predicted speedup": f"{predicted} (over the uncut model, one row, greedy)" if calibration["predicted"] else "none",
-        "draft head": _draft_head(calibration["draft_head"]),
         "draft limit": f"{calibration['draft_limit']} tokens",
         "certificate of exit": _certificate(calibration["certificate"]),
         "costs measured on": "not measured" if costs is None else f"{costs['machine']}, target {costs['target']}",
     }
 
 
-def _draft_head(info: dict[str, Any] | None) -> str:
+def _draft_head_rows(info: dict[str, Any] | None) -> dict[str, str]:
     if info is None:
-        return "none"
-    right = ", ".join(f"{share:.0%}" for share in info["acceptance"])
-    return f"1st, 2nd, … guesses right: {right}, among {info['vocabulary']:,} tokens"
+        return {"draft head": "none"}
+    return {
+        "kind": info["kind"] + (f", from {info['source']}" if info["source"] else ""),
+        "reads the states after": f"layers {_listed(info['layers'])}, of {'all tokens' if info['kv'] else 'the last token'}",
+        "vocabulary": f"{info['vocabulary']:,} tokens",
+        "1st, 2nd, … guesses right": ", ".join(f"{share:.0%}" for share in info["acceptance"]),
+    }
 
 
 def _certificate(certificate: dict[str, Any] | None) -> str:

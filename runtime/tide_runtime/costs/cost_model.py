@@ -209,13 +209,13 @@ class CostModel:
     def _evaluation(self, batch_size: int, first: int, early_exit: Exit, with_head: bool = True) -> float:
         return self.price(self.evaluate(batch_size, first, early_exit, with_head))
 
-    def draft_head(self, batch_size: int, first: bool) -> float:
-        """ms of a guess of the draft head in each sequence: the ``first`` one after a pass, or a further one.
+    def draft_head(self, pairs: int, first: bool) -> float:
+        """ms of a launch of the draft head on so many ``pairs``: the ``first`` one after a pass, or a further one.
 
         For models of measured passes only.
         """
         assert self._passes is not None
-        return self._passes.price([Launch(EXIT_GRAPH if first else LOGITS, 1, batch_size)])
+        return self._passes.price([Launch(EXIT_GRAPH if first else LOGITS, 1, pairs)])
 
     def packed(self, batch_size: int, decoded: int, prompt_tokens: int) -> float:
         """ms of all layers for ``decoded`` tokens of ``batch_size`` sequences, with the head, and ``prompt_tokens`` without."""

@@ -56,13 +56,16 @@ class ExactDepth:
         return "policy exact decides on the host"
 
     def reusable_tokens(self, sequence: TokenSequence) -> int:
-        return sequence.num_cached_tokens
+        state = sequence.policy_state
+        return self.speculator.head.reusable(state) if state is not None else sequence.num_cached_tokens
 
     def step(
         self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
     ) -> list[list[int]]:
         began = perf_counter()
         states = [self._state(context, sequence) for sequence in decoding]
+        head = self.speculator.head
+        prompts = [head.begin(self._state(context, one.sequence), one) for one in prompts] if head.has_cache else prompts
         exits_cost = self.speculator.propose(context, states, prompts)
         proposed = perf_counter()
         if any(state.drafts or state.evaluates for state in states):
@@ -71,12 +74,15 @@ class ExactDepth:
         if exits_cost is None:
             work = [Work(sequence, tokens, tokens) for sequence, tokens in zip(decoding, wanted, strict=True)]
             verified, chunks = run_full(context, work, prompts)
-            first = self._finish_prompts(context, prompts, chunks)
+            first = finish_chunks(prompts, chunks)
         else:
+            chunks = []
             verified, first = self.executor.advance_all(context, states, wanted, prompts)
         passed = perf_counter() - proposed
         tokens, accepted = [self._accept(*one) for one in zip(states, verified, strict=True)], perf_counter()
         context.cut_rows([s.batch_index for s in decoding], [s.num_cached_tokens for s in decoding])
+        if chunks and head.info is not None:  # after `_accept`, as its launch overwrites the states
+            head.read_chunks(context, [self._state(context, chunk.sequence) for chunk in prompts], chunks)
         ms = None if prompts else 1e3 * (passed + perf_counter() - accepted)
         self.speculator.observe(states, tokens, ms, exits_cost)
         return tokens + first
@@ -85,23 +91,13 @@ class ExactDepth:
         sequence.policy_state = sequence.policy_state or self.speculator.start(context, sequence)
         return sequence.policy_state
 
-    def _finish_prompts(
-        self, context: ExecutionContext, prompts: Sequence[PromptChunk], chunks: Sequence[Logits]
-    ) -> list[list[int]]:
-        """Count the prompts' tokens as cached; the draft head guesses from a prompt's last token on."""
-        first = finish_chunks(prompts, chunks)
-        for chunk, found in zip(prompts, chunks, strict=True):
-            if chunk.sequence.prefilled and found.tokens and found.states is not None:
-                self._state(context, chunk.sequence).head_state = found.states[-1].copy()
-        return first
-
     def _accept(self, state: SpeculativeSequence, verified: Logits) -> list[int]:
         """The sequence's next tokens; what the model did not confirm is rolled back."""
         sequence, drafts = state.sequence, state.drafts
         tokens, accepted = verify(sequence, drafts, verified)
         state.num_drafts, sequence.num_cached_tokens = 0, sequence.num_tokens + accepted
         state.frontier.roll_back(sequence.num_cached_tokens)
-        state.head_state = verified.states[accepted].copy() if verified.states is not None else None
+        self.speculator.head.keep(state, sequence.num_tokens - 1, verified.states, accepted + 1)
         sequence.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)
         return tokens
 

@@ -114,20 +114,33 @@ def run_full(
         for graph in context.every_layer:
             step.run(graph)
         wanted = {i: parts[i].wanted for i in rows.parts}
-        found |= read_logits(step, wanted, rows is not steps[-1], context.has_draft_head)
+        states = wanted if context.has_draft_head else {}
+        if context.has_draft_head and context.has_draft_cache:
+            states = {i: parts[i].tokens for i in rows.parts}
+        found |= read_logits(step, wanted, rows is not steps[-1], states)
     logits = [found[i] for i in range(len(work))]
     return logits[: len(decodes)], logits[len(decodes) :]
 
 
-def read_logits(step: Step, wanted: Mapping[int, int], copied: bool, has_states: bool = False) -> dict[int, Logits]:
-    """The logits of a step: part → those of its last ``wanted`` tokens; ``copied`` where another step runs before their use."""
-    tokens, found, begin = step.token[: sum(wanted.values())].tolist(), dict[int, Logits](), 0
+def read_logits(
+    step: Step, wanted: Mapping[int, int], copied: bool, states: Mapping[int, int] | None = None
+) -> dict[int, Logits]:
+    """The logits of a step: part → those of its last ``wanted`` tokens; ``copied`` where another step runs before their use.
+
+    Args:
+        states: part → of how many tokens the step has states; none: it has none.
+    """
+    tokens, found, begin, first = step.token[: sum(wanted.values())].tolist(), dict[int, Logits](), 0, 0
     for i, count in wanted.items():
-        end = begin + count
-        logits, states = step.logits[begin:end], step.states[begin:end] if has_states else None
+        end, logits, own = begin + count, step.logits[begin : begin + count], None
+        if states:
+            own = step.states[first : first + states[i]]
+            first += states[i]
         if copied and count:
-            logits, states = logits.copy(), states.copy() if states is not None else None
-        found[i], begin = Logits(logits, tokens[begin:end], states), end
+            logits = logits.copy()
+        if copied and own is not None:
+            own = own.copy()
+        found[i], begin = Logits(logits, tokens[begin:end], own), end
     return found
 
 

@@ -141,7 +141,7 @@ def test_a_text_too_short_for_a_prompt_is_refused() -> None:
 
 def test_a_model_with_a_chat_template_also_prompts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks: the head would know replies to the calibration's text only, and no other conversation."""
-    monkeypatch.setattr(replies_module, "_template", lambda loaded: ([5, 6, 9], [7]))
+    monkeypatch.setattr(replies_module, "template_tokens", lambda loaded: ([5, 6, 9], [7]))
     windows = Windows(np.full((4, 80), 11, np.int32), np.full(4, 80, np.int32), np.arange(4, dtype=np.int32))
     written = write_replies(
         LoadedModel(tiny_model("llama"), None, "tiny"), SplitText([], np.zeros(4, np.int8), windows), [LAYERS], 6, 0

@@ -66,7 +66,7 @@ class DeviceContext:
     ``attached``: objects of backends and policies with the lifetime of this context.
     """
 
-    packs_steps, prefix_blocks, snapshots, has_draft_head = False, None, None, False
+    packs_steps, prefix_blocks, snapshots, has_draft_head, has_draft_cache = False, None, None, False, False
 
     def __init__(self, backend: DeviceBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0

@@ -40,10 +40,11 @@ from tide_runtime.backends.step_arrays import (
 )
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
-from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, LOOP, STATES, batched_graph, forms_of
+from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, LOOP, STATES, UNCUT, batched_graph, forms_of
 from tide_runtime.errors import BundleError, ParamsError
 
 Measured = TypeVar("Measured")
+_NO_STATES = StepStates(0, 0)  # of a step that reads no states
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
 
 
@@ -146,7 +147,7 @@ class OnnxRuntimeBackend(Sessions):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.manifest, np.dtype(self.cache_dtype).itemsize)
+        return kv_bytes_per_token(self.manifest.caches, np.dtype(self.cache_dtype).itemsize)
 
     @property
     def state_bytes(self) -> int:
@@ -179,7 +180,8 @@ class OnnxRuntimeContext:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.padding, self.position_offsets = padding, [0] * capacity
         self.every_layer: Sequence[str] = backend.every_layer
-        self.packs_steps, self.has_draft_head = backend.packs_steps, DRAFT in backend.layers
+        self.packs_steps, self.has_draft_head, head = backend.packs_steps, DRAFT in backend.layers, backend.manifest.draft_head
+        self.has_draft_cache = self.has_draft_head and head is not None and head.kv is not None
         self.loops = backend.manifest.model.loops if loops_as_rows else 1
         self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, padding.sequence.most_added, self.loops)
         self.ends = RowEnds(capacity, self.caches.limit, padding.sequence)
@@ -295,7 +297,7 @@ class _BoundStep:
         self._counts: Sequence[int] = []
         self._wanted: Sequence[int] = []
         self._is_scattered = False
-        self._step_states = StepStates(0, 0)
+        self._step_states = _NO_STATES
         self._runs: dict[tuple[str, StepStates], Callable[[], None]] = {}
 
     def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
@@ -304,11 +306,16 @@ class _BoundStep:
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         context, shape = self._context, self.shape
-        starts = context.ends.extend(shape.first_index, self._counts, num_cached_tokens)
-        self._check_room(max(starts) + shape.seq)
+        self.place_pairs(num_cached_tokens)
         if context.recurrent is not None:
             rows = shape.first_index, self._counts, num_cached_tokens, self._wanted
             self._step_states = context.recurrent.begin(*rows, tokens=shape.tokens)
+
+    def place_pairs(self, slots: Sequence[int]) -> None:
+        context, shape = self._context, self.shape
+        starts = context.ends.extend(shape.first_index, self._counts, slots)
+        self._check_room(max(starts) + shape.seq)
+        self._step_states = _NO_STATES
         self.positions.place(starts, context.position_offsets[shape.first_index :][: shape.batch_size])
         self._is_scattered = False
 
@@ -387,15 +394,16 @@ class _BoundStep:
         manifest, shape = self._context.backend.manifest, self.shape
         reads, writes = hidden_states(manifest, graph)
         outputs = shape.tokens if graph == HEAD else shape.outputs
+        of_all = graph == UNCUT and self._context.has_draft_cache
         return {
             "input_ids": self.input_ids[None],
             "hidden": self.hidden[reads][None],
             "hidden_out": self.hidden[writes][None],
             "logits": self.logits[None, :outputs],
             "token": self.token[None, :outputs],
-            "score": self.score[None],
-            "before": self.before[None, :outputs],
-            STATES: self.states[None, :outputs],
+            "score": self.score[None, : outputs if graph == DRAFT else shape.tokens],
+            "before": self.before[None, : shape.tokens],
+            STATES: self.states[None, : shape.tokens if of_all else outputs],
             **self.positions.arrays,
             "position_ids": self.positions.arrays["position_ids"][None],
         }

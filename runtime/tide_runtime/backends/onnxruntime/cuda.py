@@ -68,7 +68,7 @@ class OnnxRuntimeCudaBackend(Sessions):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.manifest, self.element.bytes)
+        return kv_bytes_per_token(self.manifest.kv, self.element.bytes)
 
     def with_bits(self, bits: str) -> OnnxRuntimeCudaBackend:
         return self

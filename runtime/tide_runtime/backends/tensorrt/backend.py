@@ -82,7 +82,7 @@ class TensorRtBackend:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.manifest, self.element.bytes)
+        return kv_bytes_per_token(self.manifest.kv, self.element.bytes)
 
     def with_bits(self, bits: str) -> TensorRtBackend:
         return self

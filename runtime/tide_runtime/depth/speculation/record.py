@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth_tuning import DepthTuning
@@ -195,12 +192,12 @@ class SpeculativeSequence(LazySequence):
 
     Args:
         record: how good drafts were so far.
-        history, successors: what the drafters from the text and from earlier replies keep, in types of their own.
+        history, successors, head: what the drafters from the text and from earlier replies, and the draft head, keep, in types of
+            their own.
         guess: of the text drafter or the grammar, in this step.
         successor_guess: from earlier replies, in this step.
         head_guess: of the draft head, in this step.
         head_room: most tokens that the draft head may guess in this step; 0: it does not.
-        head_state: [2H], which the draft head's next guess starts from; None: no full pass gave one.
         drafts: the tokens after the output that this step verifies.
         evaluates: whether exits draft for the sequence in this step.
     """
@@ -208,11 +205,11 @@ class SpeculativeSequence(LazySequence):
     record: TrackRecord = field(kw_only=True)
     history: Any = None
     successors: Any = None
+    head: Any = None
     guess: Guess = NO_GUESS
     successor_guess: Guess = NO_GUESS
     head_guess: Guess = NO_GUESS
     head_room: int = 0
-    head_state: NDArray[np.generic] | None = None
     drafts: list[Draft] = field(default_factory=list)
     evaluates: bool = False
 

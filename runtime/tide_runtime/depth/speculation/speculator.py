@@ -62,9 +62,10 @@ class Speculator:
         self.text = copies if draft in ("ngram", "all") else []
         if draft in ("grammar", "all"):
             self.text.append(GrammarDrafter(text_limit))
-        self.head = HeadDrafter(head_limit)
-        self.head_info = manifest.draft_head if draft in ("head", "all") and passes is not None else None
-        exits = executor.exits if draft in ("router", "all") and with_exits else []
+        info = manifest.draft_head if draft in ("head", "all") and passes is not None else None
+        self.head = HeadDrafter(info, head_limit, can_rerun=not manifest.is_recurrent)
+        # Tokens that stopped at an exit would leave gaps among the pairs in the head's cache.
+        exits = executor.exits if draft in ("router", "all") and with_exits and not self.head.has_cache else []
         self.exits = ExitDrafter(executor, exits, exit_limit)
         # Prices of exits are not observed, and a corrected price cannot be compared with one that is not.
         self.follows_clock = follows_clock and passes is not None and tuning.clock_rate > 0 and not exits
@@ -77,7 +78,7 @@ class Speculator:
     def start(self, context: ExecutionContext, sequence: TokenSequence) -> SpeculativeSequence:
         """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
         expected = self._expected if sequence.params.greedy else min(self._expected, self.tuning.uncalibrated_speedup)
-        record = TrackRecord(self.tuning, expected, self.head_info)
+        record = TrackRecord(self.tuning, expected, self.head.info)
         return SpeculativeSequence(sequence, self.executor.frontier(context, sequence, room=self.limit + 1), record=record)
 
     def propose(self, context: ExecutionContext, states: States, prompts: Sequence[PromptChunk]) -> float | None:
@@ -100,7 +101,7 @@ class Speculator:
         ready = [state for state in states if not state.drafts and state.record.exits.active and state.room > 0] if exits else []
         if ready and 2 * len(ready) >= len(states):  # a launch costs nearly as much for a few of the batch as for all
             return self._draft_with_exits(context, states, ready)
-        if self.head_info is not None:
+        if self.head.info is not None:
             self._draft_with_head(context, states, prompt_tokens)
         return None
 
@@ -140,37 +141,40 @@ class Speculator:
     def _draft_with_head(self, context: ExecutionContext, states: States, prompt_tokens: int) -> None:
         """Let the draft head guess where it promises more than the best copy, one token more while that pays."""
         for state in states:
-            if state.head_state is not None:
+            if self.head.waiting(state):
                 right, room = state.record.head_mean.rate(0.0), min(self.head.limit, state.room + len(state.drafts))
                 promise = sum(right**n for n in range(1, room + 1))
                 state.head_room = room if promise > sum(state.best_guess()[1]) else 0
         ready, launches = [state for state in states if state.head_room], 0
-        while ready and self.head_pays(states, len(ready), launches, prompt_tokens):
+        pairs = sum(map(self.head.waiting, ready)), len(ready)
+        while ready and self.head_pays(states, pairs, launches, prompt_tokens):
             self.head.draft(context, ready)
             launches += 1
         if launches:
             for state in ready:
                 state.head_guess = allowed(state, state.head_guess)
-            self.place_drafts(states, prompt_tokens, self._head_ms(len(ready), launches))
+            self.place_drafts(states, prompt_tokens, self._head_ms(pairs, launches))
+        self.head.read_waiting(context, states)
 
-    def head_pays(self, states: States, ready: int, launches: int, prompt_tokens: int) -> bool:
-        """Whether another guess in the ``ready`` sequences, or several, gives more expected tokens per ms."""
+    def head_pays(self, states: States, pairs: tuple[int, int], launches: int, prompt_tokens: int) -> bool:
+        """Whether another guess after ``launches``, or several, gives more expected tokens per ms; ``pairs``: that the first
+        launch reads, and a further one."""
         room = min(state.head_room - len(state.head_guess.tokens) for state in states if state.head_room)
         rate = 0.0
         for more in range(room + 1):
             chances = [state.chances_after(more) for state in states]
-            pass_ms = self.clock.pass_time(prompt_tokens, self._head_ms(ready, launches + more))
+            pass_ms = self.clock.pass_time(prompt_tokens, self._head_ms(pairs, launches + more))
             found = choose_lengths(chances, pass_ms, self.tuning.padding_penalty).rate
             if more and found > rate:
                 return True
             rate = max(rate, found)
         return False
 
-    def _head_ms(self, count: int, launches: int) -> float:
-        """What ``launches`` guesses of the draft head in ``count`` sequences take."""
+    def _head_ms(self, pairs: tuple[int, int], launches: int) -> float:
+        """What ``launches`` of the draft head take; ``pairs``: see `head_pays`."""
         if not launches:
             return 0.0
-        return self.costs.draft_head(count, first=True) + (launches - 1) * self.costs.draft_head(count, first=False)
+        return self.costs.draft_head(pairs[0], first=True) + (launches - 1) * self.costs.draft_head(pairs[1], first=False)
 
     def _draft_with_exits(self, context: ExecutionContext, states: States, ready: States) -> float:
         """Draft with exits in the sequences that are ``ready``; returns the cost of the cycle."""

@@ -27,8 +27,7 @@ def made_up_speculator(
     follows_clock: bool = True,
 ) -> Speculator:
     manifest = tiny_manifest(MODEL, [1], exits)
-    assert manifest.calibration is not None
-    manifest = replace(manifest, calibration=replace(manifest.calibration, draft_head=head))
+    manifest = replace(manifest, draft_head=head)
     options = DepthOptions(tuning=tuning or DepthTuning())
     return Speculator(manifest, options, Executor(manifest), passes, with_exits=True, follows_clock=follows_clock)
 
@@ -36,5 +35,5 @@ def made_up_speculator(
 def made_up_state(speculator: Speculator, head_room: int = 0) -> SpeculativeSequence:
     """A sequence of three tokens with room for 60 more; its draft head may guess ``head_room``."""
     row = make_row(Request((1, 2, 3), GenerationParams(max_new_tokens=60), 0), tiny_manifest(MODEL, [1]))
-    record = TrackRecord(speculator.tuning, 1.0, speculator.head_info)
+    record = TrackRecord(speculator.tuning, 1.0, speculator.head.info)
     return SpeculativeSequence(row, Frontier(2, 1, 1, row.tokens, 3), record=record, head_room=head_room)

@@ -16,7 +16,7 @@ def speculator(extra_ms: float, guess_ms: float, right: float = 0.5) -> Speculat
         for rows in (1, 8)
         for seq in (1, 2, 8)
     ]
-    info = DraftHeadInfo(1, 100, [right, right], [[0.0, 0.1], [0.5, 0.9]])
+    info = DraftHeadInfo([1], 8, 100, [right, right], [[0.0, 0.1], [0.5, 0.9]])
     return made_up_speculator(CostTable("cpu", "here", 10.0, steps), head=info)
 
 
@@ -25,7 +25,7 @@ def guess(state: SpeculativeSequence, *scores: float) -> None:
 
 
 def pays(made: Speculator, state: SpeculativeSequence) -> bool:
-    return made.head_pays([state], 1, len(state.head_guess.tokens), 0)
+    return made.head_pays([state], (1, 1), len(state.head_guess.tokens), 0)
 
 
 @pytest.mark.parametrize(("extra_ms", "guess_ms", "right", "expected"), [

@@ -1,0 +1,1 @@
+"""Drafters in public formats: trained here, saved, imported, and run by `exact`."""

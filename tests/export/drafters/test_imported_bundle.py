@@ -1,0 +1,81 @@
+"""`tide-export --draft-head`: the imported drafter is in the bundle, its origin in the manifest; texts are the model's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from export.architectures import random_model, tiny_model
+from export.drafters.reference import Eagle3, mtp_tensors
+from safetensors.torch import load_file, save_file
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime.depth.speculation.speculator import Speculator
+from tide_runtime.errors import ModelFilesError, ParamsError
+from tiny_tokenizer import write_byte_tokenizer
+
+from tide_export import ExportConfig, export
+from tide_export.mimo import MiMoConfig
+
+PROMPTS = [[5, 9, 2, 7], [8, 8, 1, 30, 4, 6, 2]]
+MIMO = dict(
+    vocab_size=128,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=256,
+    num_nextn_predict_layers=1,
+)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafters") / "llama"
+    tiny_model("llama").save_pretrained(folder)
+    write_byte_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafters") / "mimo"
+    random_model(MiMoConfig(**MIMO)).save_pretrained(folder)
+    save_file(load_file(folder / "model.safetensors") | mtp_tensors(), folder / "model.safetensors", {"format": "pt"})
+    write_byte_tokenizer(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_texts_are_the_models_own(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An imported drafter would run in a bundle that says nothing of it, or change a text."""
+    monkeypatch.setattr(Speculator, "head_pays", lambda self, states, pairs, launches, prompt_tokens: launches < 3)
+    source, head = request.getfixturevalue("llama" if kind == "eagle3" else "mimo"), kind
+    if kind == "eagle3":
+        head = f"eagle3:{Eagle3(draft_vocab=64).write(tmp_path / 'head', eagle_aux_hidden_state_layer_ids=[1, 2, 3])}"
+    manifest = export(str(source), tmp_path / "engine", ExportConfig(max_seq_len=96, draft_head=head))
+    info = manifest.draft_head
+    assert info is not None and info.kv is not None
+    assert (info.kind, info.source) == (kind, head.removeprefix("eagle3:") if kind == "eagle3" else str(source))
+    assert len(info.sha256) == 64 and info.vocabulary == (64 if kind == "eagle3" else 128)
+    params = GenerationParams(max_new_tokens=24, ignore_eos=True)
+    texts = {}
+    for policy in ("full", "exact"):
+        with Engine.load(tmp_path / "engine", EngineOptions(policy=policy, depth=DepthOptions(draft="head"))) as engine:
+            done = engine.generate([list(prompt) for prompt in PROMPTS], params)
+            texts[policy] = [one.token_ids for one in done]
+    assert texts["exact"] == texts["full"]
+    assert sum(one.stats.drafted.get("head", 0) for one in done) > 0, "the head never guessed"
+
+
+def test_a_wrong_head_leaves_nothing_behind(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelFilesError, match="brings no MTP layer"):
+        export(str(llama), tmp_path / "engine", ExportConfig(draft_head="mtp"))
+    with pytest.raises(ModelFilesError, match=r"no config\.json"):
+        export(str(llama), tmp_path / "engine", ExportConfig(draft_head=f"eagle3:{tmp_path}"))
+    assert not any(tmp_path.iterdir())
+    with pytest.raises(ParamsError, match="eagle3:DIR"):
+        ExportConfig(draft_head="eagle3:")

@@ -1,0 +1,225 @@
+"""Bundles whose draft head attends to the text: its cache holds what the modules compute over the whole text, whatever became of
+the sequence, and texts are the model's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+from export.architectures import LAYERS, tiny_model
+from export.recurrent_models import tiny_recurrent_model
+from export.stub_calibration import write_calibration
+from export.tiny_drafters import TinyDrafter, guesses_after, measured
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime.bundle.calibration import ExitInfo
+from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, read_manifest
+from tide_runtime.depth.speculation import speculator
+from tide_runtime.depth.speculation.head import HeadDrafter
+from tide_runtime.depth.speculation.lengths import Lengths
+from tide_runtime.depth.speculation.record import SpeculativeSequence
+from tide_runtime.depth.speculation.speculator import Speculator
+from tide_runtime.errors import ParamsError, VerificationError
+from transformers import PreTrainedModel
+
+from tide_export import ExportConfig
+from tide_export.calibration.exit_calibration import read_exit_calibration
+from tide_export.draft_graph import trace_drafter
+from tide_export.export import quantize_loaded, write_bundle
+from tide_export.load import LoadedModel, fingerprint
+from tide_export.progress import ExportProgress
+
+QUIET = ExportProgress(quiet=True)
+SLOTS, GUESSES = 64, 3  # the longest texts reach the end of the cache
+CONFIG = ExportConfig(max_seq_len=SLOTS)
+PROMPTS = [[5, 9, 2, 7], [11, 3], [8, 8, 1, 30, 4, 6, 2], [*range(20, 60)], [1], [7, 7, 7], [90, 12, 33], [*range(64, 99)]]
+ASKED = GenerationParams(max_new_tokens=24, ignore_eos=True)
+SURE = 1.0  # logits by which a guess exceeds the second, which rounding does not change
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    torch.set_num_threads(1)
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def drafter(model: PreTrainedModel) -> TinyDrafter:
+    return TinyDrafter(model, (1, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def bundle(model: PreTrainedModel, drafter: TinyDrafter, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("draft_cache")
+    write_bundle(LoadedModel(model, None, "tiny"), folder, CONFIG, QUIET, drafter=measured(drafter))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head guesses whenever it has room, as if it cost nothing, and all guesses are verified."""
+
+    def pays(self: Speculator, states: list[SpeculativeSequence], pairs: tuple, launches: int, prompt_tokens: int) -> bool:
+        return launches < min(GUESSES, *(state.head_room for state in states if state.head_room))
+
+    monkeypatch.setattr(Speculator, "head_pays", pays)
+    monkeypatch.setattr(speculator, "choose_lengths", lambda drafts, *_: Lengths([len(own) for own in drafts], 1.0))
+
+
+@pytest.fixture
+def guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+    """Of each proposal the text before and the guesses."""
+    seen: list[tuple[list[int], list[int]]] = []
+    draft = HeadDrafter.draft
+
+    def spy(self: HeadDrafter, context: object, states: list[SpeculativeSequence]) -> list:
+        made = draft(self, context, states)
+        for state in states:
+            if len(state.head_guess.tokens) == GUESSES:
+                seen.append((state.tokens[: state.sequence.num_tokens].tolist(), [*state.head_guess.tokens]))
+        return made
+
+    monkeypatch.setattr(HeadDrafter, "draft", spy)
+    return seen
+
+
+def load(bundle: Path, policy: str = "exact", **options) -> Engine:
+    return Engine.load(bundle, EngineOptions(policy=policy, depth=DepthOptions(draft="head"), verify=False, **options))
+
+
+def compare(seen: list[tuple[list[int], list[int]]], drafter: TinyDrafter, model: PreTrainedModel, least: int) -> None:
+    """The guesses are the modules' over the whole text, where those are sure."""
+    compared = 0
+    for text, found in seen:
+        expected, margins = guesses_after(drafter, model, text, len(found))
+        for guess, wanted, margin in zip(found, expected, margins, strict=True):
+            if margin < SURE:
+                break
+            assert guess == wanted, (len(text), found, expected)
+            compared += 1
+    assert compared >= least
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 4}], ids=["greedy", "sampled"])
+def test_texts_are_the_models_own(bundle: Path, params: dict) -> None:
+    """In a batch of 8, with prompts in chunks beside decodes and short of memory, and alone."""
+    asked = GenerationParams(max_new_tokens=24, ignore_eos=True, **params)
+    with load(bundle, "full", max_batch=8) as engine:
+        own = [g.token_ids for g in engine.generate(PROMPTS, asked)]
+        block = engine.backend.kv_bytes_per_token * 16
+    with load(bundle, max_batch=8, prefill_chunk=16, kv_memory=12 * block) as engine:
+        drafted = engine.generate(PROMPTS, asked)
+        assert engine.stats().preemptions > 0
+        alone = [engine.generate([prompt], asked)[0] for prompt in PROMPTS[:4]]
+    assert [g.token_ids for g in drafted] == own
+    assert [g.token_ids for g in alone] == own[:4]
+    for g in (*drafted, *alone):
+        assert g.stats.accepted.get("head", 0) < g.stats.drafted["head"]
+
+
+def test_guesses_are_the_modules_over_the_whole_text(bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses) -> None:
+    """After rejections, in a batch, after prompt chunks and preemption."""
+    with load(bundle, max_batch=8, prefill_chunk=16) as engine:
+        block = engine.backend.kv_bytes_per_token * 16
+        engine.generate(PROMPTS, ASKED)
+    compare(guesses, drafter, model, least=100)
+    guesses.clear()
+    with load(bundle, max_batch=8, prefill_chunk=16, kv_memory=12 * block, prefix_cache=False) as engine:
+        engine.generate(PROMPTS, ASKED)
+        assert engine.stats().preemptions > 0
+    compare(guesses, drafter, model, least=100)
+
+
+def test_guesses_after_a_hit_in_the_prefix_cache(bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses) -> None:
+    """Breaks: the pair at the end of a shared prefix holds the next token of the text that left it there."""
+    first, second = [*range(20, 52), 90, 91, 92], [*range(20, 52), 3, 4, 5]
+    with load(bundle, max_batch=2) as engine:
+        (own,) = engine.generate([first], ASKED)
+        guesses.clear()
+        other, again = (engine.generate([prompt], ASKED)[0] for prompt in (second, [*first, *own.token_ids]))
+        assert other.stats.prefix_tokens >= 16 and again.stats.prefix_tokens >= 32
+    compare(guesses, drafter, model, least=20)
+
+
+def test_a_text_that_the_head_does_not_draft_for_is_read_all_the_same(
+    bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks: pairs would be missing from the cache where the head begins late, or blocks of the prefix cache would lack them."""
+    pays, began = Speculator.head_pays, 40
+
+    def late(self: Speculator, states: list[SpeculativeSequence], *rest) -> bool:
+        return states[0].sequence.num_tokens >= began and pays(self, states, *rest)
+
+    monkeypatch.setattr(Speculator, "head_pays", late)
+    with load(bundle, max_batch=1) as engine:
+        engine.generate([PROMPTS[0]], GenerationParams(max_new_tokens=60, ignore_eos=True))
+    assert min(len(text) for text, _ in guesses) >= began
+    compare(guesses, drafter, model, least=20)
+
+
+@pytest.mark.parametrize("weights", ["source", "int4"])
+def test_with_exits_and_low_bit_weights(model: PreTrainedModel, drafter: TinyDrafter, tmp_path: Path, weights: str) -> None:
+    """Segments of exits, and the graph of all layers, keep their bits; exits do not draft beside a head with a cache."""
+    loaded = LoadedModel(tiny_model("llama"), None, "tiny")
+    if weights == "int4":
+        loaded = quantize_loaded(loaded, weights, "rtn", QUIET)
+    exits = [ExitInfo(1, "linear", "max_probability", 0.05, 0.97)]
+    write_calibration(tmp_path / "calibration", exits, fingerprint(loaded), LAYERS, model.config.hidden_size)
+    config = ExportConfig(max_seq_len=SLOTS, weights=weights, quantizer="rtn")
+    calibration = read_exit_calibration(tmp_path / "calibration")
+    (tmp_path / "bundle").mkdir()
+    write_bundle(loaded, tmp_path / "bundle", config, QUIET, calibration, drafter=measured(TinyDrafter(loaded.model, (1, 2, 3))))
+    texts = {}
+    for draft in ("none", "router", "all"):
+        depth = DepthOptions(draft=draft)
+        with Engine.load(tmp_path / "bundle", EngineOptions(policy="exact", depth=depth, max_batch=2)) as engine:
+            found = engine.generate(PROMPTS[:3], ASKED)
+            texts[draft] = [g.token_ids for g in found]
+    assert texts["router"] == texts["none"] == texts["all"]
+
+
+def test_a_recurrent_model_keeps_its_states(tmp_path: Path) -> None:
+    """Breaks: a launch of the head, which reads no states, begins a text anew in them or moves them to the other buffer."""
+    recurrent = tiny_recurrent_model("lfm2")
+    drafter = TinyDrafter(recurrent, (1,))
+    write_bundle(LoadedModel(recurrent, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
+    with load(tmp_path, "full", max_batch=4) as engine:
+        own = engine.generate(PROMPTS, ASKED)
+    with load(tmp_path, max_batch=4, prefill_chunk=16) as engine:
+        drafted, again = engine.generate(PROMPTS, ASKED), engine.generate(PROMPTS, ASKED)
+    assert all(g.stats.drafted["head"] for g in drafted)
+    assert [g.token_ids for g in drafted] == [g.token_ids for g in again] == [g.token_ids for g in own]
+
+
+def test_the_manifest_describes_the_head(bundle: Path, drafter: TinyDrafter) -> None:
+    manifest = read_manifest(bundle)
+    info = manifest.draft_head
+    assert info is not None and (info.kind, info.layers, info.kv) == ("eagle3", [1, 2, 3], drafter.kv)
+    assert manifest.caches[LAYERS] == drafter.kv and LAYERS not in manifest.kv
+    assert {UNCUT, DRAFT} <= set(manifest.targets["cpu"].graphs)
+
+
+def test_a_graph_that_differs_from_the_module_is_refused(
+    model: PreTrainedModel, drafter: TinyDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks: a head traced wrongly would guess badly, and nobody would see why."""
+
+    def wrong(*arguments):
+        traced = trace_drafter(*arguments)
+        node = next(node for node in traced.step.graph if node.op_type == "Attention")
+        node.attributes.add(ir.AttrFloat32("scale", 2 * node.attributes["scale"].value))
+        return traced
+
+    monkeypatch.setattr(sys.modules["tide_export.export"], "trace_drafter", wrong)
+    with pytest.raises(VerificationError, match=f"{DRAFT}, {STATES}"):
+        write_bundle(LoadedModel(model, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
+
+
+@pytest.mark.parametrize(("config", "says"), [({"targets": ("cuda",)}, "--target cpu"), ({"kv": "int8"}, "--kv int8")])
+def test_what_cannot_be_built_is_refused(
+    model: PreTrainedModel, drafter: TinyDrafter, tmp_path: Path, config: dict, says: str
+) -> None:
+    with pytest.raises(ParamsError, match=says):
+        write_bundle(LoadedModel(model, None, "tiny"), tmp_path, ExportConfig(**config), QUIET, drafter=measured(drafter))

@@ -1,0 +1,1 @@
+"""Drafters that a checkpoint brings along: EAGLE-3 heads and multi-token-prediction layers."""
