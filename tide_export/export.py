@@ -182,7 +182,7 @@ def write_bundle(
     if traced is None:
         with progress.phase("trace"):
             verified = config.verify and any(target.name == "cpu" for target in targets)
-            traced = trace(loaded.model, loaded.streamed, repeat=verified)
+            traced = trace(loaded.model, loaded.streamed, verified, loaded.layers)
     with tempfile.TemporaryDirectory(prefix=".workspace.", dir=directory) as workspace:
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):

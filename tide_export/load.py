@@ -59,6 +59,7 @@ class LoadedModel:
         notes: what could not be kept in low-bit form, in sentences.
         streamed: the values of the fake parameters; None for a model in memory.
         head: the bits of the head, where they were measured or asked for.
+        probed: its `layers`, where they are known.
     """
 
     model: PreTrainedModel
@@ -72,11 +73,12 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     head: HeadInfo | None = None
     streamed: ParameterSource | None = None
+    probed: tuple[LayerInfo, ...] = ()
 
     @cached_property
     def layers(self) -> tuple[LayerInfo, ...]:
         """What each layer keeps of a text. Raises UnsupportedModelError where TIDE cannot compile one."""
-        return probe_layers(self.model)
+        return self.probed or probe_layers(self.model)
 
     @property
     def is_recurrent(self) -> bool:
@@ -129,12 +131,12 @@ def load_model(
     if is_gguf(source):
         model, parameters = load_gguf(Path(source), TORCH_DTYPES[dtype])
         check_supported(model.config)
-        probe_layers(model)
+        layers = probe_layers(model)
         own, files = load_tokenizer(source, tokenizer), (Path(source),)
         if weights in TORCH_DTYPES:
             parameters.low_bits = {}
-        low_bits = parameters.low_bits
-        loaded = LoadedModel(model, own, source, None, files, low_bits, notes=tuple(parameters.notes), streamed=parameters)
+        low_bits, notes = parameters.low_bits, tuple(parameters.notes)
+        loaded = LoadedModel(model, own, source, None, files, low_bits, notes=notes, streamed=parameters, probed=layers)
         loaded = loaded if stream else in_memory(loaded)
     else:
         loaded = _load_huggingface(source, dtype, revision, trust_remote_code, tokenizer, stream, note)
@@ -238,10 +240,10 @@ def _load_huggingface(
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} cannot load {source}: {first_line(error)}"
         ) from error
-    probe_layers(model.eval())
+    layers = probe_layers(model.eval())
     own = load_tokenizer(source, tokenizer, config, options)
     files = files or weight_files(source, revision)
-    return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes), streamed=streamed)
+    return LoadedModel(model, own, source, revision, files, quantized, notes=tuple(notes), streamed=streamed, probed=layers)
 
 
 def _leave_out_encoders(config: PreTrainedConfig) -> None:
