@@ -4,8 +4,9 @@
 
 Newer instruction sets are hidden (`benchmarks.cpu_mask`); where that cannot be had, qemu emulates (Debian's package qemu-user).
 
-A tiny random Llama is exported in fp32, int8 and int4. On each processor its texts, greedy and sampled, are made in several ways
-(`benchmarks.same_text.ways`); tokens and log-probabilities have to be those of a single caller under `full`.
+A tiny random Llama is exported in fp32, int8 and int4, and a model of each kind of recurrent layer in fp32. On each processor
+their texts, greedy and sampled, are made in several ways (`benchmarks.same_text.ways`); tokens and log-probabilities have to be
+those of a single caller under `full`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from benchmarks.same_text.ways import REFERENCE, Ask, Way, outcomes
 EMULATOR = "qemu-x86_64"
 CPUS = dict(zip(cpu_mask.SETS, ("Haswell", "SandyBridge", "Denverton"), strict=True))  # → qemu's model
 FORMS = {"fp32": "source", "int8": "int8", "int4": "int4"}  # → --weights of tide-export
+RECURRENT = ("lfm2", "qwen3_5", "mamba")  # convolutions, the gated delta rule, a gated scan without attention
 SLOTS = 80
 
 
@@ -40,7 +42,7 @@ WAYS = (REFERENCE, Way("full", 3, cached=True), Way("full", 3, cached=True), Way
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of one form of the weights on one processor.
+    """The texts of one form of the weights, or of one recurrent model, on one processor.
 
     Args:
         padding: `RowPadding` of the launches; None: no padding gives the same bits.
@@ -85,16 +87,20 @@ def texts_of(form: str, bundle: Path) -> Texts:
 
 
 def export_forms(folder: Path) -> dict[str, Path]:
-    """The tiny model in every form: form → bundle."""
+    """The tiny Llama in every form, and the recurrent models: form or name → bundle."""
+    from benchmarks.hybrids.families import family_model
     from benchmarks.models.model_folders import write_tiny_llama
     from tide_export import export
     from tide_export.config import ExportConfig
 
     write_tiny_llama(folder / "model", 1, SLOTS)
-    for form, weights in FORMS.items():
+    for name in RECURRENT:
+        family_model(name).save_pretrained(folder / f"{name}.model")
+    sources = {form: ("model", weights) for form, weights in FORMS.items()}
+    for name, (source, weights) in (sources | {name: (f"{name}.model", "source") for name in RECURRENT}).items():
         options = ExportConfig(max_seq_len=SLOTS, checkpoints="none", verify=False, weights=weights, tokenizer="none")
-        export(str(folder / "model"), folder / form, options)
-    return {form: folder / form for form in FORMS}
+        export(str(folder / source), folder / name, options)
+    return {name: folder / name for name in (*FORMS, *RECURRENT)}
 
 
 def on_processor(kind: str, bundles: Mapping[str, Path], folder: Path) -> Iterator[Texts]:

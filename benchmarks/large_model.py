@@ -11,7 +11,6 @@ into the machine's cache, which lies below --folder here; later ones map them. l
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -19,16 +18,13 @@ from typing import Annotated
 import numpy as np
 import typer
 from tide_bench.arms import OTHER_ARMS, ArmSpec
-from tide_bench.build_cache import files_digest, run_in_process
-from tide_bench.bundles import export_bundle
+from tide_bench.build_cache import run_in_process
 from tide_bench.report import Report
 from tide_runtime.bundle.manifest import read_manifest
 
 from benchmarks.arms.plans import Plan, PlannedPlace, PlanRun, add_plan_tables, pair_ratios
 from benchmarks.export_scale import GIB, anonymous_bytes, measured_bytes
-from benchmarks.models import random_gguf
-from benchmarks.models.gguf_files import add_vocabulary
-from benchmarks.models.random_gguf import SHAPES, write_random_gguf
+from benchmarks.models.random_gguf import SHAPES, random_model
 
 _SLOTS, _TOKENS = 1024, 16
 _PROMPT = 64
@@ -69,13 +65,8 @@ def main(
     if shape not in SHAPES:
         raise typer.BadParameter(f"shape {shape}; choose from: {', '.join(SHAPES)}")
     report = Report("large_model", shape=shape, minutes=minutes, rounds=rounds)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        os.environ["TIDE_CACHE_DIR"] = f"{place}/cache"
-        file, vocabulary = Path(place) / f"{shape}.gguf", SHAPES[shape].vocab
-        run_in_process(write_random_gguf, SHAPES[shape], file, add_vocabulary)
-        identity = f"{SHAPES[shape]}, {files_digest([Path(random_gguf.__file__)])}"
-        bundle = export_bundle(file, identity, Path(place) / "exported", max_seq_len=_SLOTS, form="source", tokenizer="none")
+    with random_model(shape, SHAPES[shape], folder, _SLOTS) as model:
+        file, bundle, vocabulary = model.file, model.bundle, SHAPES[shape].vocab
         first, later = (run_in_process(load_and_generate, bundle, vocabulary) for _ in range(2))
         folders = {"tide": bundle, "llamacpp": file}
         run = PlanRun(
@@ -87,7 +78,7 @@ def main(
             rounds,
         )
         run.run()
-        sizes = [measured_bytes(path) for path in (bundle, Path(place) / "cache" / "packed", file)]
+        sizes = [measured_bytes(path) for path in (bundle, model.cache / "packed", file)]
     title = f"Qwen2.5 {shape}, random, {SHAPES[shape].kind}"
     report.rows, report.settings = run.rows, report.settings | run.settings | {"first_load": first, "later_load": later}
     add_plan_tables(report, PLAN, run.rows, {"llamacpp": "llama.cpp"}, title, "Medians of rounds.")

@@ -12,8 +12,6 @@ the recurrent layers to what the accepted ones make of them. Figures without a s
 from __future__ import annotations
 
 import json as json_text
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +22,11 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import typer
-from tide_bench.build_cache import files_digest, run_in_process
-from tide_bench.bundles import export_bundle
+from tide_bench.build_cache import run_in_process
 from tide_bench.report import Report
 
-from benchmarks.models import hybrid_gguf
-from benchmarks.models.gguf_files import add_vocabulary
 from benchmarks.models.hybrid_gguf import CONTEXT, HYBRID_SHAPES
-from benchmarks.models.random_gguf import write_random_gguf
+from benchmarks.models.random_gguf import RandomModel, random_model
 
 _FIRST_ID = 300  # lower ones may be special
 _DRAFTS = (4, 8, 16)  # tokens of a step, half of which are accepted
@@ -144,15 +139,10 @@ def _chats(bundle: Path, file: Path, beside: bool, *sizes: int) -> Iterator[tupl
         yield "llama.cpp", run_in_process(llamacpp_chat, file, *sizes)
 
 
-def measure(report: Report, name: str, place: Path, turns: int, tokens: int, beside: bool) -> tuple[list[list[str]], Path]:
-    """Both engines in one shape; the rows of the table, and the bundle."""
-    shape, file = HYBRID_SHAPES[name], place / f"{name}.gguf"
-    run_in_process(write_random_gguf, shape, file, add_vocabulary)
-    identity = f"{shape}, {files_digest([Path(hybrid_gguf.__file__)])}"
-    slots = min((turns + 1) * tokens, CONTEXT)
-    bundle = export_bundle(file, identity, place / name, "none", max_seq_len=slots, form="source", tokenizer="none")
+def measure(report: Report, name: str, model: RandomModel, turns: int, tokens: int, beside: bool) -> list[list[str]]:
+    """Both engines in one shape; the rows of the table."""
     cells = []
-    for engine, chat in _chats(bundle, file, beside, turns, tokens, shape.vocab):
+    for engine, chat in _chats(model.bundle, model.file, beside, turns, tokens, HYBRID_SHAPES[name].vocab):
         second, last = chat.first_ms[1], chat.first_ms[-1]
         suffix = f"{name}" if engine == "TIDE" else f"{name}_llamacpp"
         report.add(f"chat_recomputed_pct_{suffix}", chat.recomputed_pct)
@@ -161,7 +151,7 @@ def measure(report: Report, name: str, place: Path, turns: int, tokens: int, bes
         report.rows.append({**row, "first_ms": chat.first_ms})
         figures = f"{chat.recomputed_pct:.1f}", f"{second:.0f}", f"{last:.0f}"
         cells.append([name, engine, str(chat.tokens), str(chat.computed), *figures])
-    return cells, bundle
+    return cells
 
 
 def add_undo(report: Report, name: str, bundle: Path) -> list[list[str]]:
@@ -187,14 +177,11 @@ def main(
     names: Sequence[str] = shapes.split(",")
     if unknown := [name for name in names if name not in HYBRID_SHAPES]:
         raise typer.BadParameter(f"shapes {', '.join(unknown)}; choose from: {', '.join(HYBRID_SHAPES)}")
-    folder.mkdir(parents=True, exist_ok=True)
     chats, undone = list[list[str]](), list[list[str]]()
     for name in names:
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            os.environ["TIDE_CACHE_DIR"] = f"{place}/cache"
-            cells, bundle = measure(report, name, Path(place), turns, tokens, llamacpp)
-            chats += cells
-            undone += add_undo(report, name, bundle)
+        with random_model(name, HYBRID_SHAPES[name], folder, min((turns + 1) * tokens, CONTEXT)) as model:
+            chats += measure(report, name, model, turns, tokens, llamacpp)
+            undone += add_undo(report, name, model.bundle)
     report.table(f"A chat of {turns} turns of {tokens} tokens, random weights in 4 bits", COLUMNS, chats)
     for worst in ("chat_recomputed_pct", "chat_first_token_last_over_second", "undo_pct_of_step"):
         own = [value for key, value in report.results.items() if key.startswith(worst) and not key.endswith("_llamacpp")]

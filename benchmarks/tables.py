@@ -36,7 +36,9 @@ PAGES = {
         "tasks", "tasks_second", "predicted_speedup", "adversarial_depth", "lm_eval_policies", "policies_cpu",
         "exact_identity", "exact_identity_low_bits", "same_text_exits",
     ),
-    "docs/measured-runtime.md": ("segment_tax", "export_scale", "large_model", "hybrids", "hybrids_texts", "long_chat"),
+    "docs/measured-runtime.md": (
+        "segment_tax", "export_scale", "large_model", "hybrids", "hybrids_texts", "hybrids_rewriting", "long_chat",
+    ),
     "docs/certificate.md": (
         "certificate", "certificate_joint", "policy_quality", "calibration_quality", "capture_memory", "capture_memory_demo",
     ),

@@ -27,23 +27,31 @@ LONG = (
     "export/quantization/test_gptq.py",
 )
 
+# Files that trace the same models: a trace takes most of an export.
+SHARED_TRACES = ("benchmarks/test_cpu_kinds.py", "export/test_recurrent.py", "runtime/test_recurrent.py")
+
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook (not under pytest 9, which keeps node ids elsewhere)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of one architecture share its traced graph; other tests stay with their file."""
+    """Tests of one architecture share its traced graph, as do the files of SHARED_TRACES; other tests stay with their file."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     architectures = getattr(sys.modules.get("export.architectures"), "ARCHITECTURES", ())
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         name = str(parameters.get("name"))
-        item.add_marker(pytest.mark.xdist_group(name if name in architectures else str(item.path)))
+        group = SHARED_TRACES[0] if _file(item) in SHARED_TRACES else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(name if name in architectures else group))
     items.sort(key=_place)
 
 
 def _place(item: pytest.Item) -> int:
-    file = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+    file = _file(item)
     return LONG.index(file) if file in LONG else len(LONG)
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
 
 
 def pytest_collection_finish() -> None:

@@ -210,7 +210,7 @@ def write_bundle(
     if traced is None:
         with progress.phase("trace"):
             verified = config.verify and any(target.name == "cpu" for target in targets)
-            traced = trace(loaded.model, loaded.streamed, repeat=verified)
+            traced = trace(loaded.model, loaded.streamed, verified, loaded.layers)
     if head is not None:
         with progress.phase("trace the draft head"):
             cuts = replace(cuts, draft=trace_drafter(head.rounded, loaded.model, traced.num_layers))

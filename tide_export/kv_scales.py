@@ -37,8 +37,13 @@ class KVScales:
 def kv_scales(model: PreTrainedModel, layers: Sequence[LayerInfo], max_seq_len: int) -> dict[int, KVScales]:
     """Layer number → scales of the cache of ``max_seq_len`` slots that it reads; of layers that read one.
 
-    Raises UnsupportedModelError if the model caches something else than it attends to, as multi-head latent attention does.
+    Raises UnsupportedModelError if the model keeps no keys and values, or caches something else than it attends to, as multi-head
+    latent attention does.
     """
+    if not any(layer.kv for layer in layers):
+        raise UnsupportedModelError(
+            f"--kv int8 is not supported for {type(model).__name__}, which keeps no keys and values; leave it out"
+        )
     cache = Cache(layers=[LinearAttentionAndFullAttentionLayer() for _ in layers])
     tokens = min(_TOKENS, max_seq_len)
     random = np.random.default_rng(0)

@@ -64,6 +64,7 @@ class LoadedModel:
         streamed: the values of the fake parameters; None for a model in memory.
         code: file → SHA-256 of the code that came with it and ran; see `remote_code`.
         head: the bits of the head, where they were measured or asked for.
+        probed: its `layers`, where they are known.
     """
 
     model: PreTrainedModel
@@ -78,11 +79,12 @@ class LoadedModel:
     head: HeadInfo | None = None
     streamed: ParameterSource | None = None
     code: Mapping[str, str] = field(default_factory=dict)
+    probed: tuple[LayerInfo, ...] = ()
 
     @cached_property
     def layers(self) -> tuple[LayerInfo, ...]:
         """What each layer keeps of a text, in each loop. Raises UnsupportedModelError where TIDE cannot compile one."""
-        return probe_layers(self.model)
+        return self.probed or probe_layers(self.model)
 
     @property
     def num_layers(self) -> int:
@@ -145,12 +147,12 @@ def load_model(
     if is_gguf(source):
         model, parameters = load_gguf(Path(source), TORCH_DTYPES[dtype])
         check_supported(model.config)
-        probe_layers(model)
+        layers = probe_layers(model)
         own, files = load_tokenizer(source, tokenizer), (Path(source),)
         if weights in TORCH_DTYPES:
             parameters.low_bits = {}
-        low_bits = parameters.low_bits
-        loaded = LoadedModel(model, own, source, None, files, low_bits, notes=tuple(parameters.notes), streamed=parameters)
+        low_bits, notes = parameters.low_bits, tuple(parameters.notes)
+        loaded = LoadedModel(model, own, source, None, files, low_bits, notes=notes, streamed=parameters, probed=layers)
         loaded = loaded if stream else in_memory(loaded)
     else:
         loaded = _load_huggingface(source, dtype, revision, trust_remote_code, tokenizer, stream, note)
@@ -255,11 +257,12 @@ def _load_huggingface(
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} cannot load {source}: {first_line(error)}"
         ) from error
-    probe_layers(model.eval())
+    layers = probe_layers(model.eval())
     own = load_tokenizer(source, tokenizer, config, options)
     files = files or weight_files(source, revision)
     notes, code = tuple(notes), code_digests(model)
-    return LoadedModel(model, own, source, revision, files, quantized, notes=notes, streamed=streamed, code=code)
+    made = {"notes": notes, "streamed": streamed, "code": code, "probed": layers}
+    return LoadedModel(model, own, source, revision, files, quantized, **made)
 
 
 def _leave_out_encoders(config: PreTrainedConfig) -> None:

@@ -38,6 +38,10 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
             at_boundaries(model, lambda boundary, _: calls.append(boundary)),
         ):
             run_layers(model, layers, torch.zeros((1, 2), dtype=torch.long), torch.arange(2)[None])
+    except UnsupportedModelError as error:  # of one layer's code, which has no name for the model
+        if name in str(error):
+            raise
+        raise UnsupportedModelError(f"{name}: {error}") from error
     except TideError:
         raise
     except Exception as error:  # the model's own code may raise anything

@@ -102,16 +102,22 @@ def _marked(model: PreTrainedModel) -> AbstractContextManager[None]:
     return at_boundaries(model, partial(_mark, "Boundary"), partial(_mark, "LoopStart"))
 
 
-def trace(model: PreTrainedModel, parameters: ParameterSource | None = None, repeat: bool = False) -> TracedModel:
+def trace(
+    model: PreTrainedModel,
+    parameters: ParameterSource | None = None,
+    repeat: bool = False,
+    kept: Sequence[LayerInfo] | None = None,
+) -> TracedModel:
     """Trace ``model`` (eval mode, final dtype) to opset-24 ONNX with dynamic batch, sequence and cache length.
 
     Args:
         parameters: the values of fake parameters, read when the graph's are.
         repeat: trace the first layers of each kind only, see `repeated_layers`; for graphs that are verified.
+        kept: what each layer keeps, where it was probed before.
 
     Raises UnsupportedModelError if torch cannot export the model's code.
     """
-    kept = probe_layers(model)
+    kept = tuple(kept or probe_layers(model))
     layers = decoder_layers(model)
     depth = _depth_to_trace(model, layers, kept) if repeat else len(layers)
     with first_layers(model, layers, depth):

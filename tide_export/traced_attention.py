@@ -86,6 +86,8 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
             raise UnsupportedModelError(
                 "a recurrence that calls none of transformers' shared functions, where TIDE puts its own, is not supported"
             )
+        if [*recurrent_states.shape[1:]] != self.states[-1].shape:
+            raise UnsupportedModelError("a layer that joins the states of several recurrences is not supported")
         self.written[f"state_{len(self.states) - 1}"] = recurrent_states
         return recurrent_states
 

@@ -1,6 +1,7 @@
 """Recurrent models: whether their texts are HuggingFace's in every way of making them, and their speed beside llama.cpp.
 
     python -m benchmarks.hybrids                              # 15 minutes on 2 cores
+    python -m benchmarks.hybrids --part rewriting
     python -m benchmarks.hybrids --part texts --families lfm2,mamba2
     python -m benchmarks.hybrids --part speed --shapes granite4h_350m
 
@@ -11,12 +12,13 @@ preemption, and policy `exact` with drafts from the text, of which random models
 
 Speed: random weights in Q4_0 in the shapes of Qwen3.5-0.8B, LFM2-1.2B and Granite-4.0-H-350m; llama.cpp reads the same file, in
 turn. The share of recurrences and convolutions is that of the time of all nodes in decoding steps.
+
+Rewriting: the code-rewriting tasks of `benchmarks.tasks` under `full` and `exact` with drafts from the text, on a toy that is
+trained when build/bench-cache does not hold it (`toy_model`).
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -29,12 +31,16 @@ from tide_bench.tables import console
 
 from benchmarks.arms.plans import add_plan_tables
 from benchmarks.hybrids.families import FAMILIES
-from benchmarks.hybrids.speed import PLAN, compare
+from benchmarks.hybrids.rewriting import add_rewriting
+from benchmarks.hybrids.speed import PLAN, SLOTS, compare
 from benchmarks.hybrids.texts import FamilyRun, run_family
+from benchmarks.hybrids.toy_model import toy_bundle, toy_training
 from benchmarks.models.hybrid_gguf import HYBRID_SHAPES
+from benchmarks.models.model_folders import CACHE
+from benchmarks.models.random_gguf import random_model
 
 FORMS = ("fp32", "int8", "int4")
-PARTS = ("all", "texts", "speed")
+PARTS = ("texts", "rewriting", "speed")
 _RESULT = {"qwen35_08b": "qwen35", "lfm2_1b": "lfm2", "granite4h_350m": "granite"}
 COLUMNS = ("family", "weights", "texts", "unlike HuggingFace", "differ", "drafted", "accepted", "prefix tokens", "preemptions")
 
@@ -73,11 +79,9 @@ def _row(run: FamilyRun) -> dict[str, Any]:
 
 
 def add_speed(report: Report, shapes: Sequence[str], minutes: float, rounds: int, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     for name in shapes:
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            os.environ["TIDE_CACHE_DIR"] = f"{place}/cache"
-            found = compare(name, Path(place), minutes, rounds)
+        with random_model(name, HYBRID_SHAPES[name], folder, SLOTS) as model:
+            found = compare(model, minutes, rounds)
         title = f"{name}, random, {HYBRID_SHAPES[name].kind}"
         add_plan_tables(report, PLAN, found.rows, {"llamacpp": "llama.cpp"}, title, "Medians of rounds.")
         report.rows += [row | {"shape": name} for row in found.rows]
@@ -88,7 +92,7 @@ def add_speed(report: Report, shapes: Sequence[str], minutes: float, rounds: int
 
 
 def main(
-    part: Annotated[str, typer.Option(help=f"Of {', '.join(PARTS)}.")] = "all",
+    part: Annotated[str | None, typer.Option(help=f"One of {', '.join(PARTS)}; all when left out.")] = None,
     families: Annotated[str | None, typer.Option(help=f"Some of {', '.join(FAMILIES)}.")] = None,
     forms: Annotated[str, typer.Option(help=f"Some of {', '.join(FORMS)}.")] = ",".join(FORMS),
     shapes: Annotated[str | None, typer.Option(help=f"Some of {', '.join(HYBRID_SHAPES)}.")] = None,
@@ -100,12 +104,14 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
     """Check the texts of recurrent models, and measure their speed."""
-    if part not in PARTS:
-        raise typer.BadParameter(f"part {part}; choose from: {', '.join(PARTS)}")
+    parts = chosen(part, PARTS, "part")
     report = Report("hybrids", part=part, texts=texts, new_tokens=new_tokens, minutes=minutes, rounds=rounds)
-    if part != "speed":
+    if "texts" in parts:
         add_texts(report, chosen(families, tuple(FAMILIES), "families"), chosen(forms, FORMS, "forms"), texts, new_tokens)
-    if part != "texts":
+    if "rewriting" in parts:
+        add_rewriting(report, toy_bundle(CACHE))
+        report.settings["toy"] = toy_training(CACHE)
+    if "speed" in parts:
         add_speed(report, chosen(shapes, tuple(HYBRID_SHAPES), "shapes"), minutes, rounds, folder)
     report.finish(json)
 

@@ -10,17 +10,13 @@ from typing import Any
 
 import numpy as np
 from tide_bench.arms import OTHER_ARMS, ArmSpec
-from tide_bench.build_cache import files_digest, run_in_process
-from tide_bench.bundles import export_bundle
+from tide_bench.build_cache import run_in_process
 from tide_runtime.bundle.manifest import read_manifest
 
 from benchmarks.arms.plans import Plan, PlannedPlace, PlanRun, pair_ratios
-from benchmarks.models import hybrid_gguf
-from benchmarks.models.gguf_files import add_vocabulary
-from benchmarks.models.hybrid_gguf import HYBRID_SHAPES
-from benchmarks.models.random_gguf import write_random_gguf
+from benchmarks.models.random_gguf import RandomModel
 
-_SLOTS, _PROMPT, _LONG, _TOKENS = 1024, 64, 512, 32
+SLOTS, _PROMPT, _LONG, _TOKENS = 1024, 64, 512, 32
 RECURRENT = ("LinearAttention", "Conv", "ReorderInput", "ReorderOutput")  # the last three are convolutions
 PLAN = Plan(
     arms=(ArmSpec("source", "TIDE", "tide", "rounded"), OTHER_ARMS["llamacpp"]),
@@ -41,23 +37,21 @@ class Speeds:
     recurrent: float
 
 
-def compare(name: str, place: Path, minutes: float, rounds: int) -> Speeds:
-    """Both engines in turn on a file of random weights in the shape ``name``, made in ``place`` and deleted with the bundle."""
-    shape, file = HYBRID_SHAPES[name], place / f"{name}.gguf"
-    run_in_process(write_random_gguf, shape, file, add_vocabulary)
-    identity = f"{shape}, {files_digest([Path(hybrid_gguf.__file__)])}"
-    bundle = export_bundle(file, identity, place / name, "none", max_seq_len=_SLOTS, form="source", tokenizer="none")
+def compare(model: RandomModel, minutes: float, rounds: int) -> Speeds:
+    """Both engines in turn."""
+    manifest = read_manifest(model.bundle)
+    vocabulary = manifest.model.vocab_size
     run = PlanRun(
         PLAN,
-        read_manifest(bundle),
-        lambda process: file if process == "llamacpp" else bundle,
-        lambda count, tokens: token_ids(count, tokens, shape.vocab),
+        manifest,
+        lambda process: model.file if process == "llamacpp" else model.bundle,
+        lambda count, tokens: token_ids(count, tokens, vocabulary),
         minutes,
         rounds,
     )
     run.run()
     ratios = {where: ratio for (where, _, _), ratio in pair_ratios(PLAN, run.rows).items()}
-    return Speeds(run.rows, run.settings, ratios, run_in_process(recurrent_share, bundle, shape.vocab))
+    return Speeds(run.rows, run.settings, ratios, run_in_process(recurrent_share, model.bundle, vocabulary))
 
 
 def token_ids(count: int, tokens: int, vocabulary: int) -> list[list[int]]:

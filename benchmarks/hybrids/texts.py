@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from tide_bench.output_checks import first_difference
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 
-from benchmarks.hybrids.families import prompts, write_family
+from benchmarks.hybrids.families import family_model, prompts
 from benchmarks.same_text.ways import REFERENCE, Ask, Text, Way, outcomes
 
 NEAR_TIE = 1e-4  # logits closer than this may change places with the order of a sum
@@ -74,7 +74,7 @@ def run_family(name: str, forms: Sequence[str], count: int, new_tokens: int) -> 
     runs = [FamilyRun(name, form) for form in forms]
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights"
-        write_family(name, weights)
+        family_model(name).save_pretrained(weights)
         for run in runs:
             try:
                 texts = _run_form(run, weights, Path(folder) / run.form, asks)

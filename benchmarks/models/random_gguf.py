@@ -5,14 +5,20 @@ Exports of them take the time and memory of the real file. Without a tokenizer's
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_bench.build_cache import run_in_process
+from tide_bench.bundles import export_bundle
 
+from benchmarks.models.gguf_files import add_vocabulary
 from benchmarks.models.random_blocks import BLOCKS
 
 SLOTS = 4096
@@ -102,6 +108,27 @@ SHAPES = {
     "18b": Qwen2Shape(28, 1536, 8960, 12, 2, 151936, False, "Q4_0"),
     "7b": Qwen2Shape(28, 3584, 18944, 28, 4, 152064, False, "Q4_0"),
 }
+
+
+class RandomModel(NamedTuple):
+    """A GGUF ``file``, its ``bundle``, and the folder where the runtime keeps what it makes of them."""
+
+    file: Path
+    bundle: Path
+    cache: Path
+
+
+@contextmanager
+def random_model(name: str, shape: Shape, folder: Path, slots: int) -> Iterator[RandomModel]:
+    """The model ``name`` of random weights in ``shape``, below ``folder`` and until the context ends. The bundle has the blocks
+    of the file and caches of ``slots`` tokens; llama.cpp runs the file too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        made = RandomModel(Path(place, f"{name}.gguf"), Path(place, "exported"), Path(place, "cache"))
+        os.environ["TIDE_CACHE_DIR"] = str(made.cache)
+        run_in_process(write_random_gguf, shape, made.file, add_vocabulary)
+        bundle = export_bundle(made.file, str(shape), made.bundle, max_seq_len=slots, form="source", tokenizer="none")
+        yield made._replace(bundle=bundle)
 
 
 def write_random_gguf(shape: Shape, file: Path, vocabulary: Callable[[Any, int], None] | None = None) -> None:

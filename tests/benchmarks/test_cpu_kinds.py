@@ -30,6 +30,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_texts_are_the_same_in_company_and_under_drafts(kind: str, bundles: dict[str, Path], tmp_path: Path) -> None:
     """On most desktops a text would change when a second caller joins, and `exact` would change it or switch itself off."""
     for texts in on_processor(kind, bundles, tmp_path):
-        launch, sequence = PADDINGS[kind][texts.form]
-        assert texts.padding == f"RowPadding(launch=Rounding({launch}), sequence=Rounding({sequence}))"
-        assert texts.policy == "exact" and texts.prefix_tokens and not any(texts.differ.values()), texts
+        if texts.form in FORMS:
+            launch, sequence = PADDINGS[kind][texts.form]
+            assert texts.padding == f"RowPadding(launch=Rounding({launch}), sequence=Rounding({sequence}))"
+            assert texts.prefix_tokens  # states are kept at the ends of messages, which these prompts have not
+        assert texts.policy == "exact" and not any(texts.differ.values()), texts

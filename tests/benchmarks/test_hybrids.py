@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from benchmarks.hybrids.families import FAMILIES, VOCAB, prompts
 from benchmarks.hybrids.speed import share_of
+from benchmarks.hybrids.toy_model import CONFIG, lessons
 from benchmarks.models.hybrid_gguf import HYBRID_SHAPES
 from benchmarks.models.random_gguf import write_random_gguf
 from tide_export.quantization.gguf_source import load_gguf
@@ -51,6 +52,12 @@ def test_share_of_the_recurrence() -> None:
     events = [event("LinearAttention", 20), event("MatMulNBits", 70), event("Conv", 10)]
     noise = [event("", 500, "model_loading", "Session"), event("MatMulNBits", 900, "node_fence_before")]
     assert share_of([events, noise]) == pytest.approx(0.3) and share_of([]) == 0
+
+
+def test_lessons_of_the_toy() -> None:
+    """The toy would learn no reply, or one that its caches do not hold."""
+    lengths = [len(request) + len(reply) for request, reply in lessons()]
+    assert len(lengths) == 10 and max(lengths) < CONFIG["max_position_embeddings"]
 
 
 def test_families_and_prompts() -> None:

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from export.recurrent_models import RECURRENT, VOCAB, tiny_recurrent_model, write_recurrent_bundle
+from export.recurrent_models import write_recurrent_bundle
 from export.stub_calibration import write_calibration
 from numpy.typing import NDArray
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
@@ -21,8 +21,10 @@ from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import ADVANCE, Manifest
 from tide_runtime.errors import CalibrationError, TargetError, UnsupportedModelError
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
+from benchmarks.hybrids.families import FAMILIES, VOCAB, family_model
 from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
@@ -30,7 +32,7 @@ from tide_export.load import LoadedModel, fingerprint
 from tide_export.probe import probe_layers
 from tide_export.progress import ExportProgress
 
-FAMILIES = ("qwen3_5", "falcon_h1", "nemotron_h", "mamba")  # each kind of layer; benchmarks.hybrids runs every family
+EACH_KIND = ("qwen3_5", "falcon_h1", "nemotron_h", "mamba")  # of layers; benchmarks.hybrids runs every family
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -50,20 +52,22 @@ def bundles(tmp_path_factory: pytest.TempPathFactory):
 
 def _kept(family: str) -> list[str]:
     """What each layer keeps, in words."""
-    layers = probe_layers(tiny_recurrent_model(family))
+    layers = probe_layers(family_model(family))
     return ["+".join([*(["kv"] if layer.kv else []), *(state.kind[:4] for state in layer.states)]) for layer in layers]
 
 
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_understood(family: str):
     """A model would be refused, or a layer lose its state."""
     kept, mixed = _kept(family), "conv+recu"
-    wanted = {"lfm2": ["conv", "kv"], "lfm2_moe": ["conv", "kv"], "nemotron_h": [mixed, "", "kv"]}
-    wanted |= {name: [mixed, mixed] for name in ("mamba", "mamba2", "falcon_mamba")} | {"falcon_h1": [f"kv+{mixed}"]}
-    assert kept == wanted.get(family, [mixed, "kv"])
+    wanted = {name: ["conv", "kv", "conv"] for name in ("lfm2", "lfm2_moe")}
+    wanted |= {name: [mixed, "", "kv", mixed] for name in ("nemotron_h", "nemotron_h_moe")}
+    wanted |= {name: [mixed, mixed] for name in ("mamba", "mamba2", "falcon_mamba")} | {"falcon_h1": [f"kv+{mixed}"] * 2}
+    wanted |= {"zamba2": [mixed, f"kv+{mixed}", f"kv+{mixed}"]}
+    assert kept == wanted.get(family, [mixed, "kv", mixed])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_KIND)
 def test_graphs_equal_the_eager_model(bundles, family: str):
     """The bundle would compute other logits than the model, over a prompt or token by token: the export itself compares both."""
     directory, manifest = bundles(family)
@@ -73,14 +77,6 @@ def test_graphs_equal_the_eager_model(bundles, family: str):
     operators = Counter(node.op_type for node in graph.node)
     assert operators["Conv"] == kinds["convolution"] and operators["LinearAttention"] == kinds["recurrence"]
     assert len(manifest.segments) == 1, "cuts would only cost launches"
-
-
-def _accepted(counts: list[int], starts: list[int]) -> Arrays:
-    """Index inputs of the advance graph for ``counts[b]`` rows of each sequence from ``starts[b]`` on, among the packed ones."""
-    offsets = np.arange(max(counts))
-    rows = np.array(starts)[:, None] + np.minimum(offsets, np.array(counts)[:, None] - 1)
-    mask = np.less(offsets, np.array(counts)[:, None]).astype(np.float32)
-    return {"padded_rows": np.stack([np.zeros_like(rows), rows], -1), "row_mask": mask}
 
 
 class _Graphs:
@@ -110,24 +106,28 @@ class _Graphs:
         self.kept = {name: outputs[written_name(name)] for name in self.kept}
         return outputs
 
+    @property
+    def states(self) -> Arrays:
+        return {name: value for name, value in self.kept.items() if name.startswith("state_")}
+
 
 def _run(session: ort.InferenceSession, feeds: Arrays) -> Arrays:
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_KIND)
 def test_greedy_text_is_transformers_own(bundles, family: str):
     """A state would be right for a prompt, and wrong from some token on."""
     ids = np.random.default_rng(2).integers(3, VOCAB, 11).tolist()
     with Engine.load(bundles(family)[0], EngineOptions(threads=ThreadOptions(1))) as engine:
         found = engine.generate(ids, GenerationParams(max_new_tokens=24, ignore_eos=True))[0].token_ids
-    model = tiny_recurrent_model(family)
+    model = family_model(family)
     model.generation_config.eos_token_id = None
     wanted = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
     assert list(found) == wanted
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_KIND)
 def test_states_are_the_same_whatever_shares_a_step(bundles, family: str):
     """A reply would change with the other requests of a batch or with the chunks of its prompt, bit by bit."""
     texts = np.random.default_rng(0).integers(3, VOCAB, (2, 9)).tolist()
@@ -138,26 +138,43 @@ def test_states_are_the_same_whatever_shares_a_step(bundles, family: str):
         chunked.run([text[at : at + n] for text, at, n in zip(texts, done, counts, strict=True)], done)
         done = [at + n for at, n in zip(done, counts, strict=True)]
     assert done == [9, 9]
-    for name, state in whole.kept.items():
-        if name.startswith("state_"):
-            np.testing.assert_array_equal(chunked.kept[name], state, err_msg=name)
+    for name, state in whole.states.items():
+        np.testing.assert_array_equal(chunked.kept[name], state, err_msg=name)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_KIND)
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_sequence_of_nan_leaves_the_others_alone(bundles, family: str, count: int):
+    """One request whose numbers overflow would end those that share its steps: the one that waits, or that takes fewer tokens."""
+    texts = np.random.default_rng(3).integers(3, VOCAB, (2, 9)).tolist()
+    spoilt, sound = _Graphs(*bundles(family)), _Graphs(*bundles(family))
+    spoilt.kept = {name: value.copy() for name, value in spoilt.kept.items()}
+    for value in spoilt.kept.values():
+        value[0] = np.nan
+    for counts, cached in (([3, count], [0, 0]), ([2, 1], [3, count])):
+        ids = [text[at : at + n] for text, at, n in zip(texts, cached, counts, strict=True)]
+        outputs = [graphs.run(ids, cached) for graphs in (spoilt, sound)]
+    assert any(np.isnan(state[0]).any() for state in spoilt.states.values())
+    for name, value in sound.kept.items():
+        np.testing.assert_array_equal(spoilt.kept[name][1], value[1], err_msg=name)
+    np.testing.assert_array_equal(outputs[0]["logits"][0, -1], outputs[1]["logits"][0, -1])
+
+
+@pytest.mark.parametrize("family", EACH_KIND)
 def test_rejected_drafts_leave_no_trace_in_states(bundles, family: str):
     """After a rejected draft every later token would come from a state that has read it."""
     texts = np.random.default_rng(1).integers(3, VOCAB, (2, 8)).tolist()
     drafted, plain = _Graphs(*bundles(family)), _Graphs(*bundles(family))
     for graphs in (drafted, plain):
         graphs.run([text[:3] for text in texts], [0, 0])
-    before = {name: value for name, value in drafted.kept.items() if name.startswith("state_")}
+    before = drafted.states
     outputs = drafted.run([texts[0][3:8], texts[1][3:6]], [3, 3])
-    accepted = _accepted([2, 1], starts=[0, 5])  # among the step's eight rows
-    names = {value.name for value in drafted.advance.get_inputs()}
-    advanced = _run(drafted.advance, {name: array for name, array in (accepted | outputs | before).items() if name in names})
     plain.run([texts[0][3:5], texts[1][3:4]], [3, 3])
-    for name in before:
-        np.testing.assert_array_equal(advanced[written_name(name)], plain.kept[name], err_msg=name)
+    for row, accepted in enumerate((slice(0, 2), slice(5, 6))):  # among the step's eight tokens
+        operands = {name: array[:, accepted] for name, array in outputs.items() if name.startswith("undo_")}
+        advanced = _run(drafted.advance, operands | {name: state[row : row + 1] for name, state in before.items()})
+        for name in before:
+            np.testing.assert_array_equal(advanced[written_name(name)][0], plain.kept[name][row], err_msg=name)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
@@ -165,12 +182,12 @@ def test_low_bit_weights(tmp_path: Path, weights: str):
     """Projections of recurrent layers would stay in fp32, or be other ones than the model's."""
     manifest = write_recurrent_bundle("qwen3_5", tmp_path, weights)
     passes = manifest.targets["cpu"].passes
-    assert passes["quantize_weights"] == 17 and passes["pack_products"] == 4
+    assert passes["quantize_weights"] == 25 and passes["pack_products"] == 6
 
 
 def test_exits_are_refused(tmp_path: Path):
     """Tokens would stop between layers whose state then lacks them."""
-    model = tiny_recurrent_model("lfm2")
+    model = family_model("lfm2")
     loaded = LoadedModel(model, None, "lfm2")
     stop = ExitInfo(1, "identity", "max_probability", 0.5)
     write_calibration(tmp_path / "calibration", [stop], fingerprint(loaded), 2, 64)
@@ -181,14 +198,43 @@ def test_exits_are_refused(tmp_path: Path):
 
 def test_targets_without_states_are_refused(tmp_path: Path):
     """An engine would be built whose runtime has no place for states."""
-    loaded = LoadedModel(tiny_recurrent_model("lfm2"), None, "lfm2")
+    loaded = LoadedModel(family_model("lfm2"), None, "lfm2")
     with pytest.raises(TargetError, match=r"target cuda does not run the model's recurrent layers.*compile for: cpu"):
         write_bundle(loaded, tmp_path, ExportConfig(targets=("cuda",)), ExportProgress(quiet=True))
 
 
+def test_keys_of_a_byte_beside_states(tmp_path: Path):
+    """Drafts would change the text where keys are rounded and states are not, or a model without keys end in a traceback."""
+    write_recurrent_bundle("qwen3_5", tmp_path, kv="int8")
+    asked = [np.random.default_rng(n).integers(3, VOCAB, n).tolist() * 2 for n in (3, 9, 14)]
+    params, texts = GenerationParams(max_new_tokens=20, ignore_eos=True), []
+    for policy in ("full", "exact"):
+        with Engine.load(tmp_path, EngineOptions(threads=ThreadOptions(1), policy=policy)) as engine:
+            texts += [[one.token_ids for one in engine.generate(asked, params)]]
+            texts += [[engine.generate(ids, params)[0].token_ids for ids in asked]]
+    assert texts.count(texts[0]) == 4
+    with pytest.raises(UnsupportedModelError, match="Mamba2ForCausalLM, which keeps no keys and values"):
+        write_recurrent_bundle("mamba2", tmp_path, kv="int8")
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "reason"),
+    [
+        ("zaya", {"head_dim": 16, "router_hidden_size": 16}, "ZayaForCausalLM: a recurrence that calls none of transformers'"),
+        ("zamba", {"layers_block_type": ["linear_attention", "hybrid"] * 2}, "ZambaForCausalLM: a layer that joins the states"),
+    ],
+)
+def test_other_recurrences_are_refused_by_name(family: str, more: dict[str, Any], reason: str):
+    """A layer would be traced without a part of its state."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, **more)).eval()
+    with pytest.raises(UnsupportedModelError, match=reason):
+        probe_layers(model)
+
+
 def test_recurrences_of_unknown_functions_are_refused(monkeypatch: pytest.MonkeyPatch):
     """A layer would be traced without its state: right for one step, wrong for the next."""
-    model = tiny_recurrent_model("lfm2")
+    model = family_model("lfm2")
     monkeypatch.setattr(Lfm2ShortConv, "forward", lambda self, hidden_states, **_: hidden_states)
     with pytest.raises(UnsupportedModelError, match=r"some layers \(conv\) never used their cache"):
         probe_layers(model)

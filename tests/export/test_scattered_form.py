@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from export.architectures import LAYERS, tiny_model
 from export.stub_calibration import write_calibration
-from runtime.bundle.test_bad_bundles import edit, rename_tensor, sign
+from runtime.bundle.corruption import edit, rename_tensor, sign
 from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.backends.base import Step
 from tide_runtime.bundle.calibration import ExitInfo

@@ -66,7 +66,7 @@ def check_interface(
     if name == UNCUT and any(DRAFT in target.graphs for target in manifest.targets.values()):
         wanted_outputs[STATES] = (1, None, _draft_head(manifest, file).width)
     # Lowering chooses which position inputs its kernel reads, and a model whether its embedding does.
-    if name == DRAFT or any(n.startswith(("key_cache_", "state_")) for n in wanted_inputs):
+    if name == DRAFT or (name != ADVANCE and any(n.startswith(("key_cache_", "state_")) for n in wanted_inputs)):
         positions = _POSITIONS | {_POSITION_IDS: (1 if packed else None, None)}
         wanted_inputs |= {n: shape for n in inputs for known, shape in positions.items() if re.fullmatch(known, n)}
     operands = _operands(manifest, file, graph, inputs if name == ADVANCE else outputs)
@@ -121,6 +121,7 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
     assert graph.layers is not None
     kept = _states(manifest, range(*graph.layers))
     if graph.name == ADVANCE:
+        kept = {name: (1, *shape[1:]) for name, shape in kept.items()}
         return kept, _written(kept)
     caches = _caches(manifest, range(*graph.layers)) | kept
     inputs: dict[str, Shape] = {"input_ids": tokens} if graph.layers[0] == 0 else {"hidden": hidden}

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from tide_runtime.backends.graph_contract import read_name
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.backends.lazy_memory import LazyMemory
-from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.manifest import Manifest
 
 _BUFFERS = 2  # of each state and row
@@ -158,15 +157,12 @@ class RecurrentStates:
         session.run_with_iobinding(self._advances[key])
 
     def _bind_advance(self, row: int, old: int, drafts: DraftRows, accepted: int, session: ort.InferenceSession) -> ort.IOBinding:
-        positions = StepPositions(StepShape(0, 1, accepted, True, accepted, 1))
-        positions.arrange([accepted], [])
         part = slice(drafts.begin, drafts.begin + accepted)
-        arrays = positions.arrays | {name: array[:, part] for name, array in drafts.operands.items()}
-        given, written = self.bound(old, row, 1), self.bound(self._current[row], row, 1)
+        operands = {name: ort.OrtValue.ortvalue_from_numpy(array[:, part]) for name, array in drafts.operands.items()}
+        given, written = self.bound(old, row, 1) | operands, self.bound(self._current[row], row, 1)
         binding = session.io_binding()
         for value in session.get_inputs():
-            bound = given.get(value.name)
-            binding.bind_ortvalue_input(value.name, bound or ort.OrtValue.ortvalue_from_numpy(arrays[value.name]))
+            binding.bind_ortvalue_input(value.name, given[value.name])
         for value in session.get_outputs():
             binding.bind_ortvalue_output(value.name, written[read_name(value.name)])
         return binding
