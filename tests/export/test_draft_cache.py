@@ -14,8 +14,11 @@ from export.recurrent_models import tiny_recurrent_model
 from export.stub_calibration import write_calibration
 from export.tiny_drafters import TinyDrafter, guesses_after, measured
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.draft_step import DraftGuesses, Pairs, run_draft_head
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, read_manifest
+from tide_runtime.depth.speculation import head as head_drafter
 from tide_runtime.depth.speculation import speculator
 from tide_runtime.depth.speculation.head import HeadDrafter
 from tide_runtime.depth.speculation.lengths import Lengths
@@ -132,14 +135,25 @@ def test_guesses_are_the_modules_over_the_whole_text(bundle: Path, drafter: Tiny
     compare(guesses, drafter, model, least=100)
 
 
-def test_guesses_after_a_hit_in_the_prefix_cache(bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses) -> None:
+def test_guesses_after_a_hit_in_the_prefix_cache(
+    bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Breaks: the pair at the end of a shared prefix holds the next token of the text that left it there."""
+    read: list[Pairs] = []
+
+    def spy(context: ExecutionContext, pairs: list[Pairs], guess: bool = True) -> DraftGuesses:
+        read.extend(pairs)
+        return run_draft_head(context, pairs, guess)
+
+    monkeypatch.setattr(head_drafter, "run_draft_head", spy)
     first, second = [*range(20, 52), 90, 91, 92], [*range(20, 52), 3, 4, 5]
     with load(bundle, max_batch=2) as engine:
         (own,) = engine.generate([first], ASKED)
         guesses.clear()
+        read.clear()
         other, again = (engine.generate([prompt], ASKED)[0] for prompt in (second, [*first, *own.token_ids]))
-        assert other.stats.prefix_tokens >= 16 and again.stats.prefix_tokens >= 32
+        assert other.stats.prefix_tokens == 32 and again.stats.prefix_tokens >= 32
+    assert (read[0].slot, [*read[0].tokens]) == (31, second[32:])
     compare(guesses, drafter, model, least=20)
 
 

@@ -59,7 +59,7 @@ def check_interface(
 
     Names must be those of the manifest and of the contract; dimensions fixed in the graph must be the model's.
     """
-    packed = not _PACKED.isdisjoint(inputs)
+    packed = name == DRAFT or not _PACKED.isdisjoint(inputs)
     listed_as = next((g for g in manifest.graphs if g.name == name), None)
     graph = listed_as or _formed(manifest, name)
     wanted_inputs, wanted_outputs = _contract(manifest, graph, packed) if name != DRAFT else _draft(manifest, file)
