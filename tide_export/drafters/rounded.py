@@ -41,7 +41,7 @@ class RoundedDrafter:
         return functional_call(_Guess(self.drafter), self._values(), (embedded, before))
 
     def _values(self) -> dict[str, Tensor]:
-        dtypes = {name: parameter.dtype for name, parameter in self.drafter.named_parameters()}
+        dtypes = {name: parameter.dtype for name, parameter in self.drafter.named_parameters(remove_duplicate=False)}
         return {f"{_OWNER}.{n}": torch.from_numpy(w.dequantized()).to(dtypes[n]) for n, w in self.weights.items() if n in dtypes}
 
 

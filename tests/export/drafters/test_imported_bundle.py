@@ -9,6 +9,7 @@ from export.architectures import random_model, tiny_model
 from export.drafters.reference import Eagle3, mtp_tensors
 from safetensors.torch import load_file, save_file
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime.depth.speculation.record import SpeculativeSequence
 from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import ModelFilesError, ParamsError
 from tiny_tokenizer import write_byte_tokenizer
@@ -52,7 +53,11 @@ def test_texts_are_the_models_own(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An imported drafter would run in a bundle that says nothing of it, or change a text."""
-    monkeypatch.setattr(Speculator, "head_pays", lambda self, states, pairs, launches, prompt_tokens: launches < 3)
+
+    def pays(self: Speculator, states: list[SpeculativeSequence], pairs: tuple, launches: int, prompt_tokens: int) -> bool:
+        return launches < min(3, *(state.head_room for state in states if state.head_room))
+
+    monkeypatch.setattr(Speculator, "head_pays", pays)
     source, head = request.getfixturevalue("llama" if kind == "eagle3" else "mimo"), kind
     if kind == "eagle3":
         head = f"eagle3:{Eagle3(draft_vocab=64).write(tmp_path / 'head', eagle_aux_hidden_state_layer_ids=[1, 2, 3])}"
