@@ -22,7 +22,6 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-
 GATE = "early_exit_gate"  # Ouro's, in `OuroModel`
 
 
@@ -46,7 +45,9 @@ class LoopedConfig(LlamaConfig):
             )
         super().__post_init__(**kwargs)
         if self.loops < 1:
-            raise UnsupportedModelError(f"{self.model_type} runs its layers {self.loops} times by its config; at least 1 is needed")
+            raise UnsupportedModelError(
+                f"{self.model_type} runs its layers {self.loops} times by its config; at least 1 is needed"
+            )
 
 
 @strict

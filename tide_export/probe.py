@@ -47,8 +47,8 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
         ) from error
     if calls[-1] != len(layers):
         raise UnsupportedModelError(
-            f"{name} is not supported, because it calls decoder layers {calls[-1]} times and has {len(layers)} caches: a layer that "
-            "runs several times needs keys and values for each"
+            f"{name} is not supported, because it calls decoder layers {calls[-1]} times and has {len(layers)} caches: a layer "
+            "that runs several times needs keys and values for each"
         )
     return tuple(layer.info for layer in layers)
 

@@ -51,8 +51,8 @@ def check_remote_code(source: str, revision: str | None, trusted: bool) -> None:
         )
     if not is_local and not _COMMIT.fullmatch(revision or ""):
         raise ParamsError(
-            f"--trust-remote-code runs the code of {source}, which may change between two runs; add --revision with the hash of the "
-            "commit that you have read, 40 hexadecimal digits"
+            f"--trust-remote-code runs the code of {source}, which may change between two runs; add --revision with the hash of "
+            "the commit that you have read, 40 hexadecimal digits"
         )
 
 

@@ -83,7 +83,7 @@ def first_layers(model: PreTrainedModel, layers: nn.ModuleList, depth: int) -> I
 
 
 def repeat_layers(traced: ir.Model, model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo], depth: int) -> bool:
-    """Add the layers from ``depth`` on to each loop of a trace of the first ones, in place; False where the nodes of a kind differ.
+    """Add the layers from ``depth`` on to each loop of a trace of the first, in place; False where the nodes of a kind differ.
 
     Inputs of ``traced``: three, and what each layer keeps; outputs: logits, and the same.
 

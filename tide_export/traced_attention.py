@@ -67,7 +67,9 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.new is not None:
-            raise UnsupportedModelError("a cache that is written twice in one pass is not supported: TIDE keeps one for each loop")
+            raise UnsupportedModelError(
+                "a cache that is written twice in one pass is not supported: TIDE keeps one for each loop"
+            )
         self.new = key_states, value_states
         _PENDING.append(self)
         return key_states, value_states

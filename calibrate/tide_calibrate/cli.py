@@ -43,13 +43,16 @@ def calibrate(
         typer.Option(help="Exit heads to train: auto (identity, linear, tail:1, tail:2), or a list: linear,tail:2."),
     ] = _DEFAULTS.heads,
     candidates: Annotated[
-        str, typer.Option(help="Where tokens may stop, in layers run: 4,8,12 or every:2 or auto (the first two thirds; ends of loops).")
+        str,
+        typer.Option(
+            help="Where tokens may stop, in layers run: 4,8,12 or every:2 or auto (the first two thirds; ends of loops)."
+        ),
     ] = _DEFAULTS.candidates,
     router: Annotated[
         str,
         typer.Option(
-            help="Score that decides whether a token stops: mlp, max_probability, mlp+max_probability, gate (of a looped model that "
-            "has one), or auto."
+            help="Score that decides whether a token stops: mlp, max_probability, mlp+max_probability, gate (of a looped model "
+            "that has one), or auto."
         ),
     ] = _DEFAULTS.router,
     label: Annotated[

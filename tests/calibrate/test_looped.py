@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from calibrate.cost_model import table
-from export.looped_tiny import FORMS, LAYERS, LOOPS, VOCAB, made, ouro, saved
+from export.looped_tiny import FORMS, VOCAB, made, ouro, saved
 from tide_calibrate import training_plan
 from tide_calibrate.calibrate import calibrate
 from tide_calibrate.capture.forward_pass import hidden_states
@@ -20,15 +20,15 @@ from tide_calibrate.model.tail import ModelTail
 from tide_calibrate.report import draw
 from tide_calibrate.text.documents import Windows
 from tide_calibrate.traces.continuations import continue_prompts
-from tide_runtime import Engine
-from tide_runtime.bundle.manifest import read_manifest
 from tiny_tokenizer import write_byte_tokenizer
 from transformers import PreTrainedModel
 
-from tide_export import ExportConfig, export
+from tide_export.calibration.calibration_file import EXITS_NAME
+from tide_export.calibration.exit_calibration import read_exit_calibration
+from tide_export.calibration.exits_file import read_exits
+from tide_export.exit_gate import gate_router
 from tide_export.load import load_model
 
-DEPTH = LOOPS * LAYERS
 TEXT = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8")
 
 
@@ -42,16 +42,17 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_heads_run_from_every_boundary(model: PreTrainedModel) -> None:
     """A head would get the state of the first loop's layer in place of its own, or run on from the wrong loop."""
     states: dict[int, torch.Tensor] = {}
-    with hidden_states(model, range(DEPTH + 1), states.__setitem__):
+    with hidden_states(model, range(100), states.__setitem__):
         logits = model(torch.arange(16).reshape(2, 8), use_cache=False).logits
     frozen, close = FrozenModel(model), dict(rtol=1e-4, atol=1e-4 * float(logits.abs().max()))
-    assert frozen.num_layers == DEPTH and list(states) == list(range(DEPTH + 1))
-    torch.testing.assert_close(frozen.lm_head(states[DEPTH]), logits, **close)
-    for start in range(1, DEPTH):
+    depth = frozen.num_layers
+    assert depth > len(model.model.layers) and list(states) == list(range(depth + 1))
+    torch.testing.assert_close(frozen.lm_head(states[depth]), logits, **close)
+    for start in range(1, depth):
         tail = ModelTail(model, start)
         torch.testing.assert_close(tail(states[start]), logits, **close)
-        torch.testing.assert_close(tail.final_states(states[start]), states[DEPTH], **close)
-    torch.testing.assert_close(make_head("tail:1", frozen, DEPTH - 1).logits(states), logits, **close)
+        torch.testing.assert_close(tail.final_states(states[start]), states[depth], **close)
+    torch.testing.assert_close(make_head("tail:1", frozen, depth - 1).logits(states), logits, **close)
 
 
 def test_continuations_are_the_models_own(model: PreTrainedModel) -> None:
@@ -74,7 +75,7 @@ def test_the_gate_is_calibrated(tmp_path: Path, router: str, monkeypatch: pytest
     """The certificate would be of another router than the bundle's, or a gate that was trained be left out of the choice."""
     monkeypatch.setattr(training_plan, "STEPS", 4)
     monkeypatch.setattr(draw, "png", lambda figure: b"")
-    model = made(ouro(vocab_size=128))
+    model = made(ouro())
     with torch.no_grad():
         for layer in model.model.layers:  # a second loop changes little, so that the first agrees
             layer.input_layernorm_2.weight.mul_(0.02)
@@ -86,14 +87,20 @@ def test_the_gate_is_calibrated(tmp_path: Path, router: str, monkeypatch: pytest
     (tmp_path / "texts").mkdir()
     for number, start in enumerate(range(0, 9600, 800)):
         (tmp_path / "texts" / f"{number}.txt").write_text(TEXT[start : start + 800])
-    save_costs(table(layers=DEPTH), tmp_path / "costs.json")
+    save_costs(table(layers=3), tmp_path / "costs.json")
     config = CalibrationConfig(
-        heads="identity", router=router, window=64, max_windows=40, prompts=8, new_tokens=12, max_disagreement=0.3, draft_head=False
+        heads="identity",
+        router=router,
+        window=64,
+        max_windows=40,
+        prompts=8,
+        new_tokens=12,
+        max_disagreement=0.3,
+        draft_head=False,
     )
     file = calibrate(str(source), str(tmp_path / "texts"), tmp_path / "calib", config, costs=str(tmp_path / "costs.json"))
-    assert {exit.router for exit in file.calibration.exits} == {router} and file.num_layers == DEPTH
-    options = ExportConfig(calibration=str(tmp_path / "calib"), max_seq_len=64, targets=("cpu",))
-    export(str(source), tmp_path / "bundle", options)
-    assert {exit.checkpoint for exit in read_manifest(tmp_path / "bundle").calibration.exits} <= {LAYERS, 2 * LAYERS}
-    with Engine.load(tmp_path / "bundle") as engine:
-        assert engine.policy.name == "exact"
+    assert {exit.router for exit in file.calibration.exits} == {router} and file.num_layers == 3
+    gate, written = gate_router(load_model(str(source), "fp32")), read_exits(tmp_path / "calib" / EXITS_NAME).routers
+    for exit in file.calibration.exits:
+        assert router != "gate" or all(np.array_equal(written[exit.checkpoint][name], gate[name]) for name in gate)
+    read_exit_calibration(tmp_path / "calib").check(load_model(str(source), "fp32"))

@@ -10,7 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tide_export.looped_models import NanbeigeConfig, OuroConfig
 
-VOCAB, LAYERS, LOOPS = 96, 2, 3
+VOCAB = 128
+# Stored layers and loops; of 5 layers an export traces 3 in each loop.
+FORMS = {"ouro": (1, 3), "nanbeige": (5, 2), "own": (2, 2)}
 _SIZES = dict(
     vocab_size=VOCAB,
     hidden_size=32,
@@ -22,14 +24,15 @@ _SIZES = dict(
     eos_token_id=None,
     pad_token_id=0,
 )
-FORMS = ("ouro", "nanbeige", "own")
 
 
-def ouro(layers: int = LAYERS, loops: int = LOOPS, **more: object) -> OuroConfig:
+def ouro(**more: object) -> OuroConfig:
+    layers, loops = FORMS["ouro"]
     return OuroConfig(**{**_SIZES, "num_hidden_layers": layers, "total_ut_steps": loops, **more})
 
 
-def nanbeige(layers: int = LAYERS, loops: int = LOOPS, **more: object) -> NanbeigeConfig:
+def nanbeige(**more: object) -> NanbeigeConfig:
+    layers, loops = FORMS["nanbeige"]
     own = {"num_hidden_layers": layers, "num_loops": loops, "num_key_value_heads": 2, "head_dim": 16}
     return NanbeigeConfig(**{**_SIZES, **own, **more})
 
@@ -53,7 +56,8 @@ def saved(form: str, folder: Path) -> Path:
     (folder / "configuration_spiral.py").write_text(_CONFIGURATION)
     (folder / "modeling_spiral.py").write_text(_MODELING)
     names = {"AutoConfig": "configuration_spiral.SpiralConfig", "AutoModelForCausalLM": "modeling_spiral.SpiralForCausalLM"}
-    first = NanbeigeConfig(**_SIZES, num_hidden_layers=LAYERS, auto_map=names, turns=LOOPS).to_dict()
+    layers, loops = FORMS[form]
+    first = NanbeigeConfig(**_SIZES, num_hidden_layers=layers, auto_map=names, turns=loops).to_dict()
     (folder / "config.json").write_text(json.dumps(first | {"model_type": "spiral"}))
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)

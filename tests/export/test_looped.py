@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from export.looped_tiny import FORMS, LAYERS, LOOPS, VOCAB, made, nanbeige, ouro, saved
+from export.looped_tiny import FORMS, VOCAB, made, nanbeige, ouro, saved
 from export.stub_calibration import write_calibration
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import ExitInfo
@@ -26,6 +26,7 @@ from tide_export import trace as tracing
 from tide_export.boundaries import at_boundaries
 from tide_export.export import quantize_loaded, write_bundle
 from tide_export.load import LoadedModel, fingerprint, load_model
+from tide_export.probe import probe_layers
 from tide_export.progress import ExportProgress
 from tide_export.quantization.gguf_architectures import read_config
 from tide_export.quantization.gguf_metadata import Metadata
@@ -36,18 +37,23 @@ QUIET = ExportProgress(quiet=True)
 NEW = 20
 ASKED = GenerationParams(max_new_tokens=NEW, ignore_eos=True)
 OPTIONS = EngineOptions(policy="full", max_batch=8, prefix_cache=False, threads=ThreadOptions(1))
-ENDS = [LAYERS, 2 * LAYERS]
 
 
 @dataclass(frozen=True)
 class Case:
-    """``texts``: what transformers generates after each prompt; ``gated``: the exits are the model's own gate."""
+    """``texts``: what transformers generates after each prompt; ``traced``: calls of layers that torch traced."""
 
     model: PreTrainedModel
     engine: Engine
     prompts: list[list[int]]
     texts: list[tuple[int, ...]]
-    gated: bool
+    layers: int
+    loops: int
+    traced: int
+
+    @property
+    def depth(self) -> int:
+        return self.layers * self.loops
 
     @property
     def manifest(self) -> Manifest:
@@ -72,17 +78,20 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
 
     @cache
     def make(form: str) -> Case:
-        folder, own = tmp_path_factory.mktemp(form), form == "own"
+        folder, own, (layers, loops) = tmp_path_factory.mktemp(form), form == "own", FORMS[form]
         source = str(saved(form, folder / "model"))
         loaded = load_model(source, "fp32", trust_remote_code=own, tokenizer="none")
         calibration = None
         if form != "ouro":
-            exits = [ExitInfo(end, "identity", "max_probability", 0.0, 0.5) for end in ENDS]
-            calibration = str(write_calibration(folder / "calib", exits, fingerprint(loaded), LOOPS * LAYERS, 32))
+            exits = [ExitInfo(loop * layers, "identity", "max_probability", 0.0, 0.5) for loop in range(1, loops)]
+            calibration = str(write_calibration(folder / "calib", exits, fingerprint(loaded), layers * loops, 32))
             if own:
                 _write_code(folder / "calib", loaded.code)
         config = ExportConfig(max_seq_len=64, targets=("cpu",), tokenizer="none", calibration=calibration)
-        export(source, folder / "bundle", config, trust_remote_code=own)
+        traced, whole = [], tracing._traced
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tracing, "_traced", lambda model, kept: (traced.append(len(kept)), whole(model, kept))[1])
+            export(source, folder / "bundle", config, trust_remote_code=own)
         random = np.random.default_rng(0)
         prompts = [random.integers(3, VOCAB, n).tolist() for n in (1, 2, 9, 17, 5, 24, 3, 12)]
         texts = []
@@ -91,7 +100,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
             texts.append(tuple(text[0, len(ids) :].tolist()))
         assert sum(len(set(text)) > 3 for text in texts) > 4, "a constant output would hide most mistakes"
         engines.append(Engine.load(folder / "bundle", OPTIONS))
-        return Case(loaded.model, engines[-1], prompts, texts, form == "ouro")
+        return Case(loaded.model, engines[-1], prompts, texts, layers, loops, sum(traced))
 
     yield make
     for engine in engines:
@@ -126,13 +135,13 @@ def test_exit_with_all_thresholds_up(case):
     """A token would stop although no router may let it go, or be lost while it waits for others."""
     for batch in (1, 8):
         stats = case.check(policy="exit", max_batch=batch, depth=DepthOptions(threshold=1.0))
-        assert {depth for one in stats for depth in one.token_depths} == {LOOPS * LAYERS}
+        assert {depth for one in stats for depth in one.token_depths} == {case.depth}
 
 
 def test_exit_stops_at_the_ends_of_loops(case):
     """Early exits would be computed as if they were not taken, and nothing would be saved."""
     depths = case.run(case.prompts[3:4], policy="exit", max_batch=1, depth=DepthOptions(threshold=0.0))[0].stats.token_depths
-    assert set(depths) <= {LAYERS, LOOPS * LAYERS} and LAYERS in depths
+    assert set(depths) <= {case.layers, case.depth} and case.layers in depths
 
 
 def test_preemption_and_prefixes(case):
@@ -149,13 +158,17 @@ def test_preemption_and_prefixes(case):
 def test_the_manifest(case):
     """A reader could not tell loops from layers, or a second set of weights would be stored for each loop."""
     model, manifest = case.manifest.model, case.manifest
-    assert (model.loops, model.num_layers) == (LOOPS, LOOPS * LAYERS)
-    assert [graph.layers for graph in manifest.segments] == [[0, 2], [2, 4], [4, 6]]
-    assert len(manifest.kv) == LOOPS * LAYERS
+    assert (model.loops, model.num_layers, len(manifest.kv)) == (case.loops, case.depth, case.depth)
+    assert [graph.layers for graph in manifest.segments] == [[end - case.layers, end] for end in _ends(case, case.loops)]
     assert not any(graph.name.startswith("kv_fill") for graph in manifest.graphs)
     assert bool(model.code) == (model.model_type == "spiral")
     weights = manifest.targets["cpu"].weights
     assert manifest.files[weights].bytes < 1.3 * 4 * model.parameters
+    assert case.traced == min(3, case.layers) * case.loops
+
+
+def _ends(case: Case, loops: int) -> list[int]:
+    return [loop * case.layers for loop in range(1, loops + 1)]
 
 
 def test_propagated_keys_are_refused(case):
@@ -167,12 +180,12 @@ def test_propagated_keys_are_refused(case):
 def test_the_models_own_rule(cases):
     """Tokens would leave at other loops than the gate that they were trained with says."""
     case = cases("ouro")
-    assert [(exit.checkpoint, exit.router) for exit in case.manifest.calibration.exits] == [(end, "gate") for end in ENDS]
+    assert [(exit.checkpoint, exit.router) for exit in case.manifest.calibration.exits] == [(1, "gate"), (2, "gate")]
     for threshold in (0.3, 0.8):
         depth = DepthOptions(exit_rule="model", threshold=threshold)
         found = case.run(case.prompts, policy="exit", depth=depth)
         loops = [_by_own_rule(case.model, ids, one.token_ids, threshold) for ids, one in zip(case.prompts, found, strict=True)]
-        assert [[depth // LAYERS for depth in one.stats.token_depths] for one in found] == loops
+        assert [list(one.stats.token_depths) for one in found] == loops  # of one layer
         assert len({loop for one in loops for loop in one}) > 1, "all tokens leave at one loop"
     case.check(policy="exit", depth=DepthOptions(exit_rule="model"))  # the config's threshold is 1
     with pytest.raises(ParamsError, match="min_depth"):
@@ -194,14 +207,11 @@ def _by_own_rule(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[i
     return [int(leaves[place]) + 1 for place in places]
 
 
-def test_repeated_layers_of_a_loop(tmp_path, monkeypatch):
-    """A layer that is not traced itself would get the weights of another, or the caches of another loop."""
-    traced, whole = [], tracing._traced
-    monkeypatch.setattr(tracing, "_traced", lambda model, kept: (traced.append(len(kept)), whole(model, kept))[1])
-    loaded = quantize_loaded(LoadedModel(made(ouro(layers=5, loops=2)), None, "deep"), "int4", "rtn", QUIET)
+def test_few_bits(tmp_path):
+    """A loop's scales of keys would be those of another, or the gate be rounded, whose matrix no product reads."""
+    loaded = quantize_loaded(LoadedModel(made(ouro()), None, "tiny"), "int4", "rtn", QUIET)
     manifest, _ = write_bundle(loaded, tmp_path, ExportConfig(max_seq_len=64, targets=("cpu",), kv="int8"), QUIET)
-    assert traced == [2 * 3] and manifest.checkpoints == [5]
-    assert sum(manifest.weights.values()) == 5 * 7 + 2, "the gate, or a matrix of a second loop, was rounded"
+    assert sum(manifest.weights.values()) == 7 + 2
 
 
 def test_streamed_parameters(tmp_path):
@@ -219,7 +229,7 @@ def test_the_final_norm_between_loops():
     """A model trained without it would be computed with it."""
     states = [made(nanbeige(skip_loop_final_norm=skip)).model(torch.arange(9)[None]).loop_states for skip in (False, True)]
     assert torch.equal(states[0][0], states[1][0]) and not torch.allclose(states[0][1], states[1][1])
-    assert made(nanbeige(loops=1, loop_loss_weights=[1.0, 1.0])).config.loops == 3
+    assert nanbeige(loop_loss_weights=[1.0, 1.0]).loops == 3
 
 
 @pytest.mark.parametrize("make, switch", [(nanbeige, "loop_share_kv"), (nanbeige, "enable_mhc"), (ouro, "use_sliding_window")])
@@ -233,9 +243,11 @@ def test_a_cache_that_loops_share_is_refused():
     """The second loop would overwrite the keys that the first one's later tokens attend to."""
     model = made(nanbeige())
     forward = model.model.forward
-    model.model.forward = lambda *args, **kwargs: forward(*args, **{**kwargs, "past_key_values": _Shared(kwargs["past_key_values"])})
+    model.model.forward = lambda *args, **kwargs: forward(
+        *args, **{**kwargs, "past_key_values": _Shared(kwargs["past_key_values"])}
+    )
     with pytest.raises(UnsupportedModelError, match="written twice"):
-        LoadedModel(model, None, "shared").layers
+        probe_layers(model)
 
 
 class _Shared:
@@ -248,13 +260,13 @@ class _Shared:
         return getattr(self.cache, name)
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *rest: object) -> object:
-        return self.cache.update(keys, values, layer_idx % LAYERS, *rest)  # type: ignore[attr-defined]
+        return self.cache.update(keys, values, layer_idx % 5, *rest)  # type: ignore[attr-defined]
 
 
 def test_layers_out_of_order_are_refused():
     """Boundaries would be counted as if the loops were whole."""
     model = made(nanbeige())
-    first, second = model.model.layers
+    first, second, *_ = model.model.layers
     forward = first.forward
     first.forward = lambda *args, **kwargs: second(forward(*args, **kwargs), **kwargs)
     with pytest.raises(UnsupportedModelError, match="in order"), at_boundaries(model, lambda *_: None):
@@ -268,26 +280,28 @@ def test_gptq_reads_all_loops():
     tokens = torch.arange(24).reshape(2, 12)
     with module.register_forward_pre_hook(lambda _, given: inputs.append(given[0].flatten(0, 1))), torch.no_grad():
         model(tokens)
-    visit_inputs(model, {"down": module}, tokens, grams.__setitem__, loops=LOOPS)
+    visit_inputs(model, {"down": module}, tokens, grams.__setitem__, loops=2)
     torch.testing.assert_close(grams["down"], sum(one.T @ one for one in inputs))
-    assert len(inputs) == LOOPS
+    assert len(inputs) == 2
 
 
 def test_gguf_files_are_refused_by_name():
     """llama.cpp's key would be overlooked, and the layers run once."""
     keys = Metadata("nanbeige.gguf", {"general.architecture": "nanbeige", "nanbeige.num_loops": 2})
-    with pytest.raises(UnsupportedModelError, match="nanbeige.num_loops = 2.*HuggingFace"):
+    with pytest.raises(UnsupportedModelError, match=r"nanbeige\.num_loops = 2.*HuggingFace"):
         read_config(keys, {})
 
 
 def test_code_that_comes_with_a_model(tmp_path, monkeypatch):
     """Code would run that nobody asked for, that changed since it was read, or whose name the refusal does not give."""
     source = saved("own", tmp_path / "model")
-    with pytest.raises(UnsupportedModelError, match=r"configuration_spiral\.py, modeling_spiral\.py in .*model, .*--trust-remote"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"configuration_spiral\.py, modeling_spiral\.py in .*model, .*--trust-remote"
+    ):
         load_model(str(source), "fp32", tokenizer="none")
     loaded = load_model(str(source), "fp32", trust_remote_code=True, tokenizer="none")
     assert sorted(loaded.code) == ["configuration_spiral.py", "modeling_spiral.py"]
-    calibration = write_calibration(tmp_path / "calib", [], fingerprint(loaded), LOOPS * LAYERS, 32)
+    calibration = write_calibration(tmp_path / "calib", [], fingerprint(loaded), 4, 32)
     _write_code(calibration, dict(loaded.code) | {"modeling_spiral.py": "0" * 64})
     with pytest.raises(CalibrationError, match=r"modeling_spiral\.py changed"):
         config = ExportConfig(calibration=str(calibration), tokenizer="none", targets=("cpu",), max_seq_len=64)

@@ -97,8 +97,8 @@ class CalibrationFile:
         """Raise CalibrationError unless the model called ``name`` was loaded by the ``code`` that it was calibrated with."""
         if changed := sorted(file for file in {*code, *self.code} if code.get(file) != self.code.get(file)):
             raise CalibrationError(
-                f"{name} comes with other code than at its calibration ({', '.join(changed)} changed): read it, and calibrate the "
-                "model again"
+                f"{name} comes with other code than at its calibration ({', '.join(changed)} changed): read it, and calibrate "
+                "the model again"
             )
 
     def check_model(self, fingerprint: str, name: str, weights: str = "source") -> None:

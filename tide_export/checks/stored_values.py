@@ -181,7 +181,7 @@ class StoredValues:
         return cls(tensors, is_rounded, -(-numbers // _WHOLE), set())
 
     def compare(self, name: str, value: Tensor) -> None:
-        """`compare_rows` of a ``share`` of the rows of ``value``, the parameter; once, though a looped model reads it in each loop."""
+        """`compare_rows` of a ``share`` of the rows of ``value``, the parameter, when it is read first: loops read it again."""
         if name in self.compared:
             return
         step = self.share if value.ndim > 1 else 1

@@ -33,9 +33,9 @@ def visit_inputs(
 ) -> None:
     """Run ``model`` on ``tokens`` [B, T] once; call ``visit`` with name and X^T X [K, K] before a module computes with X.
 
-    All windows run together, so what ``visit`` writes into the module's matrix changes the inputs of all later modules. In several
-    ``loops`` a module computes with several X, and the later ones depend on every matrix: all are visited after the pass, with the
-    sum over its loops.
+    All windows run together, so what ``visit`` writes into the module's matrix changes the inputs of all later modules. In
+    several ``loops`` a module computes with several X, the later of which depend on every matrix: all modules are visited after
+    the pass, with the sum over its loops.
 
     Each name is visited at most once. Modules that the tokens do not reach, as an expert of a mixture may be, are not visited.
     """

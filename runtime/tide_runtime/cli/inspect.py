@@ -147,7 +147,11 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
                 "architecture": f"{model['architecture']} ({model['model_type']})",
                 "parameters": f"{model['parameters']:,}",
                 "layers × hidden": f"{model['num_layers']} × {model['hidden_size']}"
-                + (f", {model['num_layers'] // model['loops']} stored layers run {model['loops']} times" if model["loops"] > 1 else ""),
+                + (
+                    f", {model['num_layers'] // model['loops']} stored layers run {model['loops']} times"
+                    if model["loops"] > 1
+                    else ""
+                ),
                 "vocabulary": f"{model['vocab_size']:,} tokens",
                 "dtype": facts["dtype"],
                 "max_seq_len": f"{facts['max_seq_len']:,} tokens (model: {model['max_position_embeddings']:,})",

@@ -341,8 +341,8 @@ class ExitDepth:
     def _least(self, state: ExitState, stop: Stop) -> float:
         """The score from which on the last token stops there.
 
-        By the model's own rule its gate leaves loop r with the probability λ_r · Π(1 - λ_j) over the loops j before, and the token
-        stops where these add up to the threshold: where 1 - (1 - λ_r) · Π(1 - λ_j) reaches it (Ouro, arXiv:2510.25741).
+        By the model's own rule (Ouro, arXiv:2510.25741) its gate leaves loop r with the probability λ_r · Π(1 - λ_j) over the
+        loops j before. The token stops where these add up to the threshold: where 1 - (1 - λ_r) · Π(1 - λ_j) reaches it.
         """
         if not self.adds_up:
             return stop.threshold

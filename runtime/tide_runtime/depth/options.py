@@ -141,6 +141,6 @@ def no_exit(manifest: Manifest) -> str:
         )
     return (
         "policy exit has no certified threshold in this bundle; calibrate with a larger --max-disagreement or more data, "
-        "set a threshold yourself (threshold=…), or follow the rule of a looped model's own gate (exit_rule model): no certificate "
-        "covers either"
+        "set a threshold yourself (threshold=…), or follow the rule of a looped model's own gate (exit_rule model): no "
+        "certificate covers either"
     )
