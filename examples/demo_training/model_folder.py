@@ -24,8 +24,8 @@ VARIANT_TEXT = {
     "stock": "trained plainly: every layer always runs, one loss at the end",
     "layerskip": "trained for early exit the LayerSkip way (Elhoushi et al. 2024): layer dropout rising with depth, "
     "and an early-exit loss through the shared head",
-    "looped": "of Ouro's architecture (Zhu et al. 2025): the layers run in {loops} loops, each with a loss of its own, half of it "
-    "the distance to what the last loop says; a gate says after each loop whether the next one would help",
+    "looped": "of Ouro's architecture (Zhu et al. 2025): the layers run in {loops} loops, each with a loss of its own, and a gate "
+    "after each loop predicts whether the next one would help",
 }
 
 
@@ -193,7 +193,7 @@ def recipe_text(recipe: dict[str, Any]) -> str:
     if variant.get("loop_weight"):
         share = variant["distillation"]
         lines.append(
-            f"plus {variant['loop_weight']} × the mean loss of the earlier loops, {100 * share:.0f}% of their targets the last "
+            f"plus {variant['loop_weight']} × the mean loss of the earlier loops, whose targets are to {100 * share:.0f}% the last "
             "loop's distribution; the gate as in the paper's second stage, on states that it does not change"
         )
     if variant["dropout"] or variant["exit_weight"]:
