@@ -49,6 +49,7 @@ CALIBRATED_SMOLLM2 := build/bench-cache/smollm2/calibrated/bundle_1# predicted_s
 bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.segment_tax --json docs/results/$(DATE)-segment_tax.json
 	$(BIN)/python -m benchmarks.policies_cpu --json docs/results/$(DATE)-policies_cpu.json
+	$(BIN)/python -m benchmarks.looped --json docs/results/$(DATE)-looped.json
 	$(BIN)/python -m benchmarks.engine_load --plot build/engine_load.png --json docs/results/$(DATE)-engine_load.json
 	$(BIN)/python -m benchmarks.engine_soak --json docs/results/$(DATE)-engine_soak.json
 	$(BIN)/python -m benchmarks.serve_load --json docs/results/$(DATE)-serve_load.json

@@ -19,7 +19,7 @@ from benchmarks.exits.exit_traces import held_out_documents
 from benchmarks.models.model_folders import DEMO_MODELS
 
 SOURCES = ("demo", "library")
-TOKENIZER = DEMO_MODELS / "layerskip" / "tokenizer.json"  # both demo models have it
+TOKENIZER = DEMO_MODELS / "layerskip" / "tokenizer.json"  # all demo models have it
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ PAGES = {
         "tide_bench", "tide_bench_prefill", "tide_bench_load",
     ),
     "docs/measured-policies.md": (
-        "tasks", "tasks_second", "predicted_speedup", "adversarial_depth", "lm_eval_policies", "policies_cpu",
+        "tasks", "tasks_second", "looped", "predicted_speedup", "adversarial_depth", "lm_eval_policies", "policies_cpu",
         "exact_identity", "exact_identity_low_bits", "same_text_exits",
     ),
     "docs/measured-runtime.md": (

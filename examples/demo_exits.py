@@ -1,6 +1,6 @@
 """`make demo-exits`: calibrate and export a model that was trained to exit early, let it write code, compare ways to run it.
 
-python examples/demo_exits.py [--model layerskip|stock] [--out engine/]
+python examples/demo_exits.py [--model layerskip|stock|looped] [--out engine/]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ console = Console()
 
 
 def main(
-    model: Annotated[str, typer.Option(help="Which demo model: layerskip or stock.")] = "layerskip",
+    model: Annotated[str, typer.Option(help="Which demo model: layerskip, stock or looped.")] = "layerskip",
     out: Annotated[Path, typer.Option(help="Where the bundle goes; replaced when it is one.")] = ROOT / "engine-exits",
     new_tokens: Annotated[int, typer.Option(help="Tokens to write, and to time.")] = 96,
 ) -> None:

@@ -1,6 +1,7 @@
-"""Train the demo models: small Llamas of Python source code, `stock` and `layerskip`, on any CPU or GPU.
+"""Train the demo models of Python source code on any CPU or GPU: the Llamas `stock` and `layerskip`, and `looped`, an Ouro model.
 
     python examples/train_demo_model.py train layerskip --out my_model --state my_state --tokens 10_000_000
+    python examples/train_demo_model.py train looped --out looped --state state --warm-start examples/demo_model/layerskip
     python examples/train_demo_model.py evaluate my_model
 
 A run can be stopped (Ctrl-C) and continued by the same command; `touch my_state/decay` ends it early and well.
@@ -15,13 +16,14 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from demo_training.corpus import Corpus
+from demo_training.corpus import Corpus, training_batch
 from demo_training.evaluation import exit_agreement, greedy, held_out_loss, held_out_windows, prompts_from, repeated_share
-from demo_training.layer_skip import VARIANTS
+from demo_training.looped import StackedOuro
 from demo_training.model import StackedLlama
-from demo_training.model_folder import environment, load_config, load_stacked, to_causal_lm, write_model_folder
+from demo_training.model_folder import environment, load_config, load_stacked, stacked, to_causal_lm, write_model_folder
 from demo_training.optimizer import Schedule
 from demo_training.trainer import Recipe, Trainer
+from demo_training.variants import VARIANTS, Variant
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -51,8 +53,11 @@ def measure(model: StackedLlama, corpus: Corpus, length: int, depths: list[int])
     held_out = {}
     for name, stream in corpus.held_out.items():
         if len(stream) > length:
-            loss, tokens = held_out_loss(model, stream, length, HELD_OUT_TOKENS)
-            held_out[name] = {"tokens": tokens, "loss": round(loss, 4)}
+            ends = [*(model.exit_depths if model.loops > 1 else ()), model.depth]
+            losses, tokens = held_out_loss(model, stream, length, HELD_OUT_TOKENS, ends)
+            held_out[name] = {"tokens": tokens, "loss": round(losses[model.depth], 4)}
+            if model.loops > 1:
+                held_out[name]["loops"] = {loop: round(loss, 4) for loop, loss in enumerate(losses.values(), 1)}
     return {"held_out": held_out, "exits": measure_exits(model, corpus, length, depths)}
 
 
@@ -69,11 +74,6 @@ def measure_exits(model: StackedLlama, corpus: Corpus, length: int, depths: list
         "held_out_tokens": windows.shape[0] * length,
         "held_out": exit_agreement(hf_model, windows, length, depths),
     }
-
-
-def default_depths(layers: int) -> list[int]:
-    """The exits to report: after a sixth, a quarter, a third and half of the layers."""
-    return sorted({max(1, layers // part) for part in (6, 4, 3, 2)})
 
 
 def progress_report(total_tokens: int) -> tuple[Progress, Callable[[dict[str, Any]], None]]:
@@ -104,15 +104,21 @@ def check_same_run(state: Path, run: dict[str, Any]) -> None:
     target.write_text(json.dumps(run, indent=2))
 
 
+def empty_model(base: Path, variant: Variant, compiled: bool) -> StackedLlama:
+    """A model of `base`'s configuration. Raises ValueError where the variant is for another architecture."""
+    model = stacked(load_config(base), torch.bfloat16, compiled)
+    if (variant.loop_weight > 0) != (model.loops > 1):
+        raise ValueError(f"variant {variant.name} does not train the {model.config.model_type} model in {base}")
+    return model
+
+
 def start_model(
-    base: Path, warm_start: Path | None, warm_tokens: int | None, seed: int, device: str, compiled: bool
-) -> tuple[StackedLlama, dict[str, Any] | None]:
-    """The model to train, and where its weights come from (None: drawn at random)."""
-    compute = torch.bfloat16
+    model: StackedLlama, warm_start: Path | None, warm_tokens: int | None, seed: int, ids: torch.Tensor
+) -> dict[str, Any] | None:
+    """Give the model its first weights; says where they come from (None: drawn at random). `ids` `[B, S]`: text to grow on."""
     if warm_start is None:
-        model = StackedLlama(load_config(base), compute, compiled)
         model.initialize(seed)
-        return model.to(device), None
+        return None
     record = warm_start / "training.json"
     known: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {"tokens": warm_tokens}
     earlier = (known.get("warm_start") or {}).get("tokens") or 0
@@ -121,7 +127,12 @@ def start_model(
         "variant": known.get("variant", warm_start.name.split("-")[0]),
         "tokens": None if known["tokens"] is None else known["tokens"] + earlier,
     }
-    return load_stacked(warm_start, compute, compiled).to(device), source
+    start = load_stacked(warm_start, torch.bfloat16, compiled=False)
+    if isinstance(model, StackedOuro) and start.loops == 1:
+        model.grow_from(start, ids)
+    else:
+        model.load_state_dict(start.state_dict())
+    return source
 
 
 def publish(trainer: Trainer, base: Path, warm_start: dict[str, Any] | None, out: Path) -> None:
@@ -137,7 +148,7 @@ def publish(trainer: Trainer, base: Path, warm_start: dict[str, Any] | None, out
         "cpu_minutes": round(trainer.progress.cpu_seconds / 60, 1),
         **environment(),
         "recipe": asdict(recipe),
-        **measure(model, trainer.corpus, recipe.length, default_depths(model.config.num_hidden_layers)),
+        **measure(model, trainer.corpus, recipe.length, model.exit_depths),
     }
     write_model_folder(model, base, record, out)
     losses = {name: held_out["loss"] for name, held_out in record["held_out"].items()}
@@ -146,11 +157,15 @@ def publish(trainer: Trainer, base: Path, warm_start: dict[str, Any] | None, out
 
 @app.command()
 def train(
-    variant: Annotated[str, typer.Argument(help="stock or layerskip")],
+    variant: Annotated[str, typer.Argument(help="stock, layerskip or looped")],
     out: Annotated[Path, typer.Option(help="folder of the finished model")],
     state: Annotated[Path, typer.Option(help="folder of the run's state, outside the repository")],
-    base: Annotated[Path, typer.Option(help="folder with config.json and the tokenizer")] = DEMO_MODEL / "stock",
-    warm_start: Annotated[Path | None, typer.Option(help="start from this folder's weights")] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="folder with config.json and the tokenizer; default: the demo model's")
+    ] = None,
+    warm_start: Annotated[
+        Path | None, typer.Option(help="start from this folder's weights; a looped model grows from a Llama's first layers")
+    ] = None,
     warm_start_tokens: Annotated[int | None, typer.Option(help="tokens they had seen, if not recorded")] = None,
     tokens: Annotated[int, typer.Option(help="tokens to train on, the decay included")] = 20_000_000,
     decay_tokens: Annotated[int, typer.Option(help="tokens of the decay")] = 4_000_000,
@@ -169,16 +184,18 @@ def train(
     if variant not in VARIANTS:
         raise typer.BadParameter(f"unknown variant {variant!r}; choose one of {', '.join(VARIANTS)}")
     set_up(threads)
-    per_step = batch * length
+    base, per_step = base or DEMO_MODEL / variant, batch * length
     try:
         schedule = Schedule(total=tokens // per_step, warmup=100, decay=decay_tokens // per_step)
         recipe = Recipe(VARIANTS[variant], schedule, batch, length, matrix_lr=matrix_lr, vector_lr=vector_lr, seed=seed)
-        model, source = start_model(base, warm_start, warm_start_tokens, seed, device, compiled)
-    except ValueError as error:
+        model = empty_model(base, recipe.variant, compiled)
+        corpus = Corpus.cached(base / "tokenizer.json", cache or state)
+        ids = torch.from_numpy(training_batch(corpus, 0, batch, length, recipe.stdlib_share, seed))
+        source = start_model(model, warm_start, warm_start_tokens, seed, ids)
+    except (ValueError, RuntimeError) as error:
         raise typer.BadParameter(str(error)) from error
     check_same_run(state, {"recipe": asdict(recipe), "warm_start": source})
-    corpus = Corpus.cached(base / "tokenizer.json", cache or state)
-    trainer = Trainer(model, corpus, recipe, state)
+    trainer = Trainer(model.to(device), corpus, recipe, state)
     if trainer.resume(resume_from):
         console.print(f"resumed at step {trainer.progress.step}")
     progress, report = progress_report(tokens)
@@ -193,7 +210,9 @@ def train(
 @app.command()
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="model folder")],
-    exits: Annotated[str, typer.Option(help="depths to measure early exits at, separated by commas")] = "4,6,8,12",
+    exits: Annotated[
+        str | None, typer.Option(help="depths to measure early exits at, separated by commas; default: as in the card")
+    ] = None,
     length: Annotated[int, typer.Option(help="context in tokens")] = Recipe.length,
     threads: Annotated[int, typer.Option(help="CPU threads, 0 for torch's choice")] = 0,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="fuse layers; needs a C++ compiler")] = True,
@@ -202,14 +221,16 @@ def evaluate(
     """Print a model's held-out loss and how often early exits agree with it on its own greedy text."""
     set_up(threads)
     try:
-        depths = [int(depth) for depth in exits.split(",")]
+        given = [int(depth) for depth in exits.split(",")] if exits else None
         model = load_stacked(folder, torch.bfloat16, compiled)
+        depths = given or model.exit_depths
         measured = measure(model, Corpus.cached(folder / "tokenizer.json", cache), length, depths)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     table = Table("measure", "value", title=str(folder))
     for name, held_out in measured["held_out"].items():
-        table.add_row(f"held-out loss, {name} ({held_out['tokens']:,} tokens)", f"{held_out['loss']:.3f}")
+        losses = held_out.get("loops", {1: held_out["loss"]}).values()
+        table.add_row(f"held-out loss, {name} ({held_out['tokens']:,} tokens)", ", ".join(f"{loss:.3f}" for loss in losses))
     found = measured["exits"]
     for depth in depths:
         shares = f"{100 * found['greedy'][depth]:.1f}% greedy, {100 * found['held_out'][depth]:.1f}% held-out"

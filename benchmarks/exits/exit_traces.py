@@ -47,7 +47,7 @@ def exit_traces(
     """The trace of the training documents, and those of the threshold and test documents.
 
     Args:
-        model: ``layerskip`` or ``stock``.
+        model: ``layerskip``, ``stock`` or ``looped``.
         head: kind of the exit heads, trained on the training documents where there is something to train.
         limit: windows of 256 tokens in all.
         work: folder for the capture.

@@ -60,6 +60,7 @@ def _smollm2(weights: str) -> Calibrated:
 CALIBRATED = {
     "layerskip": _demo("layerskip"),
     "stock": _demo("stock"),
+    "looped": _demo("looped"),
     "smollm2": _smollm2("fp32"),
     "smollm2-int4": _smollm2("int4"),
 }

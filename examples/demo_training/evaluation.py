@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from tide_export.looped_models import OuroForCausalLM
+
 from .model import StackedLlama
 
 
@@ -20,16 +22,19 @@ def held_out_windows(tokens: np.ndarray, length: int, limit: int) -> Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model: StackedLlama, tokens: np.ndarray, length: int, limit: int) -> tuple[float, int]:
-    """Mean loss of the full model in nats per token over at most `limit` tokens of a stream, and their number.
+def held_out_loss(
+    model: StackedLlama, tokens: np.ndarray, length: int, limit: int, depths: Sequence[int]
+) -> tuple[dict[int, float], int]:
+    """Mean loss of the head after each of `depths` layers, in nats per token over at most `limit` tokens of a stream, and their
+    number.
 
     The stream is read in windows of `length` tokens, each without the context before it.
     """
     windows = held_out_windows(tokens, length, limit)
-    depth, batch = model.config.num_hidden_layers, min(16, len(windows))
+    batch = min(16, len(windows))
     whole = windows[: len(windows) // batch * batch].to(model.embedding.device)
-    losses = [model.losses(part, [depth])[depth].item() for part in whole.split(batch)]
-    return float(np.mean(losses)), len(whole) * length
+    losses = [model.losses(part, depths) for part in whole.split(batch)]
+    return {depth: float(np.mean([of[depth].item() for of in losses])) for depth in depths}, len(whole) * length
 
 
 def prompts_from(tokens: np.ndarray, count: int, length: int) -> Tensor:
@@ -54,16 +59,27 @@ def greedy(model: LlamaForCausalLM, prompts: Tensor, new_tokens: int) -> Tensor:
 def exit_agreement(model: LlamaForCausalLM, tokens: Tensor, new_tokens: int, depths: Sequence[int]) -> dict[int, float]:
     """Share of the last `new_tokens` positions of `tokens` `[B, T]` at which an early exit chooses as the full model.
 
-    The exit is the final norm and LM head put straight after `depth` layers. Raises ValueError for a depth outside 1…L-1.
+    The exit is the final norm and LM head put straight after `depth` layers. Raises ValueError for a depth outside 1…L-1; a looped
+    model exits at the ends of its loops.
     """
+    states = exit_states(model, tokens[:, :-1], depths)
+    chosen, *early = (model.lm_head(state[:, -new_tokens:]).argmax(-1) for state in states)
+    return {depth: round((guess == chosen).float().mean().item(), 4) for depth, guess in zip(depths, early, strict=True)}
+
+
+def exit_states(model: LlamaForCausalLM, ids: Tensor, depths: Sequence[int]) -> list[Tensor]:
+    """What the head reads, `[B, S, H]`: of the full model, then after each of `depths` layers. Raises ValueError as above."""
     layers = model.config.num_hidden_layers
+    if isinstance(model, OuroForCausalLM):
+        ends = [layers * loop for loop in range(1, model.config.loops)]
+        if not set(depths) <= set(ends):
+            raise ValueError(f"exit depths must lie in {ends}, got {list(depths)}")
+        states = model.model(ids).loop_states
+        return [states[-1], *(states[depth // layers - 1] for depth in depths)]
     if any(not 1 <= depth < layers for depth in depths):
         raise ValueError(f"exit depths must lie in 1…{layers - 1}, got {list(depths)}")
-    output = model(tokens[:, :-1], output_hidden_states=True)
-    chosen = output.logits[:, -new_tokens:].argmax(-1)
-    states = {depth: output.hidden_states[depth][:, -new_tokens:] for depth in depths}
-    early = {depth: model.lm_head(model.model.norm(state)).argmax(-1) for depth, state in states.items()}
-    return {depth: round((guess == chosen).float().mean().item(), 4) for depth, guess in early.items()}
+    output = model.model(ids, output_hidden_states=True)
+    return [output.last_hidden_state, *(model.model.norm(output.hidden_states[depth]) for depth in depths)]
 
 
 def repeated_share(tokens: Tensor, new_tokens: int, gram: int = 4) -> float:

@@ -1,33 +1,12 @@
-"""The two variants: what `layerskip` (Elhoushi et al. 2024, arXiv 2404.16710) adds to a step, and `stock` does not.
+"""What variant `layerskip` (Elhoushi et al. 2024, arXiv 2404.16710) adds to a step.
 
 Layer dropout: a sequence skips layer l of L with p_l = p_max · (2^(l/(L-1)) - 1), rising from 0 to p_max.
 Early-exit loss: each step also runs the shared head after two layers, one drawn from the shallow half, one from the
 deep half of the exits, and adds `exit_weight` of each loss.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How a step trains for early exit; both zero for a stock model."""
-
-    name: str
-    dropout: float = 0.0
-    exit_weight: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1 or self.exit_weight < 0:
-            raise ValueError(f"variant {self.name}: dropout must be in [0, 1), exit_weight at least 0")
-
-
-VARIANTS = {
-    "stock": Variant("stock"),
-    "layerskip": Variant("layerskip", dropout=0.1, exit_weight=0.25),
-}
 
 
 def dropout_probabilities(layers: int, peak: float) -> Tensor:

@@ -3,18 +3,21 @@
 Hugging Face's modules spend most of a small model's step between the matrix products. Here a layer is one function that
 `torch.compile` fuses once and runs for all layers, queries share the keys of a group in one batched product, and the
 weights of all layers are one tensor per kind, which is also what a batched Muon step wants.
-`StackedLlama.to_hf` gives a state dict that `LlamaForCausalLM` loads; a test holds the logits equal.
+`StackedLlama.to_hf` gives a state dict that Hugging Face's class loads; a test holds the logits equal.
 
 Shapes: B sequences, S tokens, H hidden, N query heads, G key/value heads, D head size, V vocabulary, L layers.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from .layer_skip import draw_exits, keep_mask
+from .variants import Variant
 
 # parameter name here -> name inside a Hugging Face layer
 LAYER_WEIGHTS = {
@@ -29,6 +32,8 @@ LAYER_WEIGHTS = {
     "mlp_norm": "post_attention_layernorm",
 }
 MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+JOINED = ("query", "key", "value", "gate", "up")  # into two, as their inputs are the same
+BRANCH_NORMS = {"attention_norm_2": "input_layernorm_2", "mlp_norm_2": "post_attention_layernorm_2"}
 
 Tables = tuple[Tensor, Tensor, Tensor]
 
@@ -68,8 +73,8 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) ->
     return mixed.view(batch, heads, length, size).transpose(1, 2).reshape(batch, length, heads * size)
 
 
-def decoder_layer(x: Tensor, keep: Tensor, layer: dict[str, Tensor], tables: Tables, eps: float) -> Tensor:
-    """One decoder layer on the fp32 residual stream `[B, S, H]`; `keep` `[B, 1, 1]` is 0 for sequences that skip it."""
+def attention_branch(x: Tensor, layer: dict[str, Tensor], tables: Tables, eps: float) -> Tensor:
+    """What a layer's attention adds to the residual stream `[B, S, H]`."""
     cos, sin, mask = tables
     batch, length, _ = x.shape
     size = 2 * cos.shape[-1]
@@ -79,9 +84,28 @@ def decoder_layer(x: Tensor, keep: Tensor, layer: dict[str, Tensor], tables: Tab
     groups = (projected.shape[2] - heads) // 2
     query, key, value = projected.split([heads, groups, groups], dim=2)
     attended = causal_attention(rotate(query, cos, sin), rotate(key, cos, sin), value, mask)
-    x = x + keep * F.linear(attended, layer["output"])
+    return F.linear(attended, layer["output"])
+
+
+def mlp_branch(x: Tensor, layer: dict[str, Tensor], eps: float) -> Tensor:
+    """What a layer's MLP adds to the residual stream `[B, S, H]`."""
     gate, up = F.linear(rms_norm(x, layer["mlp_norm"], eps), layer["gate_up"]).chunk(2, -1)
-    return x + keep * F.linear((F.silu(gate.float()) * up).to(gate.dtype), layer["down"])
+    return F.linear((F.silu(gate.float()) * up).to(gate.dtype), layer["down"])
+
+
+def decoder_layer(x: Tensor, keep: Tensor, layer: dict[str, Tensor], tables: Tables, eps: float) -> Tensor:
+    """One decoder layer on the fp32 residual stream `[B, S, H]`; `keep` `[B, 1, 1]` is 0 for sequences that skip it.
+
+    A looped model's layers norm their branches once more (`BRANCH_NORMS`) before they add them.
+    """
+    attended = attention_branch(x, layer, tables, eps)
+    if "attention_norm_2" in layer:
+        attended = rms_norm(attended, layer["attention_norm_2"], eps)
+    x = x + keep * attended
+    computed = mlp_branch(x, layer, eps)
+    if "mlp_norm_2" in layer:
+        computed = rms_norm(computed, layer["mlp_norm_2"], eps)
+    return x + keep * computed
 
 
 def head_logits(x: Tensor, norm: Tensor, embedding: Tensor, eps: float) -> Tensor:
@@ -110,6 +134,8 @@ class StackedLlama(nn.Module):
     down: Tensor
     run_layer: Callable[..., Tensor]
     run_head_loss: Callable[..., Tensor]
+    hf_class: ClassVar[type[LlamaForCausalLM]] = LlamaForCausalLM
+    layer_names: ClassVar[dict[str, str]] = LAYER_WEIGHTS
 
     def __init__(self, config: LlamaConfig, compute: torch.dtype = torch.bfloat16, compiled: bool = False):
         super().__init__()
@@ -143,6 +169,21 @@ class StackedLlama(nn.Module):
     def head_size(self) -> int:
         return self.config.head_dim or self.config.hidden_size // self.config.num_attention_heads
 
+    @property
+    def loops(self) -> int:
+        """How many times the layers run."""
+        return 1
+
+    @property
+    def depth(self) -> int:
+        """Layers that a token passes."""
+        return self.loops * self.config.num_hidden_layers
+
+    @property
+    def exit_depths(self) -> list[int]:
+        """The exits to report: after a sixth, a quarter, a third and half of the layers."""
+        return sorted({max(1, self.depth // part) for part in (6, 4, 3, 2)})
+
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """Draw fresh weights; what a layer adds to the residual stream starts at zero."""
@@ -166,7 +207,7 @@ class StackedLlama(nn.Module):
         joined = {
             "query_key_value": torch.cat([self.query, self.key, self.value], 1),
             "gate_up": torch.cat([self.gate, self.up], 1),
-            **{name: self.get_parameter(name) for name in ("output", "down", "attention_norm", "mlp_norm")},
+            **{name: self.get_parameter(name) for name in self.layer_names if name not in JOINED},
         }
         stacks = {name: weight.to(self.compute).unbind(0) for name, weight in joined.items()}
         return [{name: stack[i] for name, stack in stacks.items()} for i in range(self.config.num_hidden_layers)]
@@ -174,18 +215,21 @@ class StackedLlama(nn.Module):
     def hidden_states(self, ids: Tensor, after: Iterable[int], keep: Tensor | None = None) -> dict[int, Tensor]:
         """Residual streams `[B, S, H]` after the given numbers of layers, for token ids `[B, S]`.
 
-        `keep` `[L, B, 1, 1]` holds 0 where a sequence skips a layer (layer dropout), 1 elsewhere.
+        `keep` `[depth, B, 1, 1]` holds 0 where a sequence skips a layer (layer dropout), 1 elsewhere. The final norm is the
+        head's; between two loops it is also what the next one reads.
         """
-        wanted = set(after)
+        wanted, eps = set(after), self.config.rms_norm_eps
         if keep is None:
-            keep = torch.ones(self.config.num_hidden_layers, ids.shape[0], 1, 1, device=ids.device)
+            keep = torch.ones(self.depth, ids.shape[0], 1, 1, device=ids.device)
         tables = self.tables(ids.shape[1])
         x = F.embedding(ids, self.embedding.to(self.compute)).float()
         states = {0: x} if 0 in wanted else {}
-        for index, layer in enumerate(self.layer_weights()):
-            x = self.run_layer(x, keep[index], layer, tables, self.config.rms_norm_eps)
-            if index + 1 in wanted:
-                states[index + 1] = x
+        for depth, layer in enumerate(self.layer_weights() * self.loops, 1):
+            x = self.run_layer(x, keep[depth - 1], layer, tables, eps)
+            if depth in wanted:
+                states[depth] = x
+            if depth % self.config.num_hidden_layers == 0 and depth < self.depth:
+                x = rms_norm(x, self.final_norm, eps)
         return states
 
     def losses(self, ids: Tensor, after: Iterable[int], keep: Tensor | None = None) -> dict[int, Tensor]:
@@ -198,24 +242,34 @@ class StackedLlama(nn.Module):
 
     def logits(self, ids: Tensor) -> Tensor:
         """Logits `[B, S, V]` of the full model."""
-        depth = self.config.num_hidden_layers
-        x = self.hidden_states(ids, [depth])[depth]
+        return self.head(self.hidden_states(ids, [self.depth])[self.depth])
+
+    def head(self, x: Tensor) -> Tensor:
+        """Final norm and LM head on residual streams `[B, S, H]`."""
         norm, embedding = self.final_norm.to(self.compute), self.embedding.to(self.compute)
         return head_logits(x, norm, embedding, self.config.rms_norm_eps)
 
+    def training_loss(self, ids: Tensor, variant: Variant, generator: torch.Generator) -> tuple[Tensor, float]:
+        """Loss of a step on windows `[B, S + 1]`, and the part of it that is the full model's; `generator` makes the draws."""
+        keep = keep_mask(self.depth, len(ids), variant.dropout, generator).to(ids.device)
+        exits = draw_exits(self.depth, generator) if variant.exit_weight else []
+        losses = self.losses(ids, [*exits, self.depth], keep)
+        total = losses[self.depth] + variant.exit_weight * sum(losses[depth] for depth in exits)
+        return total, losses[self.depth].item()
+
     def to_hf(self) -> dict[str, Tensor]:
-        """The weights under the names of `LlamaForCausalLM`."""
+        """The weights under the names of `hf_class`."""
         state = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.final_norm}
-        for name, hf_name in LAYER_WEIGHTS.items():
+        for name, hf_name in self.layer_names.items():
             for index, weight in enumerate(self.get_parameter(name)):
                 state[f"model.layers.{index}.{hf_name}.weight"] = weight
         return {name: weight.detach().clone() for name, weight in state.items()}
 
     @torch.no_grad()
     def load_hf(self, state: dict[str, Any]) -> None:
-        """Copy the weights of a `LlamaForCausalLM` state dict; the reverse of `to_hf`."""
+        """Copy the weights of a state dict of `hf_class`; the reverse of `to_hf`."""
         self.embedding.copy_(state["model.embed_tokens.weight"])
         self.final_norm.copy_(state["model.norm.weight"])
-        for name, hf_name in LAYER_WEIGHTS.items():
+        for name, hf_name in self.layer_names.items():
             for index, weight in enumerate(self.get_parameter(name)):
                 weight.copy_(state[f"model.layers.{index}.{hf_name}.weight"])

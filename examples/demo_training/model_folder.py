@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from tide_export.looped_models import OuroConfig
+
+from .looped import StackedOuro
 from .model import StackedLlama
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -21,6 +24,8 @@ VARIANT_TEXT = {
     "stock": "trained plainly: every layer always runs, one loss at the end",
     "layerskip": "trained for early exit the LayerSkip way (Elhoushi et al. 2024): layer dropout rising with depth, "
     "and an early-exit loss through the shared head",
+    "looped": "of Ouro's architecture (Zhu et al. 2025): the layers run in {loops} loops, each with a loss of its own, and a gate "
+    "after each loop predicts whether the next one would help",
 }
 
 
@@ -29,22 +34,30 @@ def load_config(folder: Path) -> LlamaConfig:
     for name in ("config.json", *TOKENIZER_FILES):
         if not (folder / name).exists():
             raise ValueError(f"{folder} has no {name}; expected a Hugging Face folder of a demo model")
-    return LlamaConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
+    if not isinstance(config, LlamaConfig):
+        raise ValueError(f"{folder} holds a {config.model_type} model; a demo model is a llama or ouro one")
+    return config
+
+
+def stacked(config: LlamaConfig, compute: torch.dtype, compiled: bool) -> StackedLlama:
+    """An empty model for training or held-out loss."""
+    return (StackedOuro if isinstance(config, OuroConfig) else StackedLlama)(config, compute, compiled)
 
 
 def load_stacked(folder: Path, compute: torch.dtype, compiled: bool) -> StackedLlama:
     """The model of a folder, for training or held-out loss."""
-    model = StackedLlama(load_config(folder), compute, compiled)
+    model = stacked(load_config(folder), compute, compiled)
     model.load_hf(load_file(folder / "model.safetensors"))
     return model
 
 
 def to_causal_lm(model: StackedLlama) -> LlamaForCausalLM:
     """The model as Hugging Face's class, fp32."""
-    hf_model = LlamaForCausalLM(model.config)
+    hf_model = model.hf_class(model.config)
     missing, unexpected = hf_model.load_state_dict(model.to_hf(), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
-        raise RuntimeError(f"weights do not fit LlamaForCausalLM: missing {missing}, unexpected {unexpected}")
+        raise RuntimeError(f"weights do not fit {type(hf_model).__name__}: missing {missing}, unexpected {unexpected}")
     hf_model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0)
     return hf_model.eval()
 
@@ -94,12 +107,13 @@ def replace_folder(fresh: Path, out: Path) -> None:
 
 def model_card(config: LlamaConfig, record: dict[str, Any]) -> str:
     """The model card of a record; every figure in it comes from the record."""
-    variant = record["variant"]
+    variant, loops = record["variant"], config.loops if isinstance(config, OuroConfig) else 1
     losses = "\n".join(
         f"| {name} | {held_out['tokens']:,} | {held_out['loss']:.3f} | {math.exp(held_out['loss']):.2f} |"
         for name, held_out in record["held_out"].items()
     )
-    exits = record["exits"]
+    exits, in_loops = record["exits"], f" in {loops} loops" if loops > 1 else ""
+    per_exit = config.num_hidden_layers if loops > 1 else 1
     greedy, text = (" | ".join(f"{100 * share:.0f}%" for share in exits[kind].values()) for kind in ("greedy", "held_out"))
     return f"""---
 license: apache-2.0
@@ -108,11 +122,11 @@ tags: [code, python, early-exit, demo]
 ---
 # TIDE demo model: {variant}
 
-A small Llama of Python source code, {VARIANT_TEXT[variant]}. It exists to show early exit on any machine, without a
+A small {"Llama" if loops == 1 else "looped model"} of Python source code, {VARIANT_TEXT[variant].format(loops=loops)}. It exists to show early exit on any machine, without a
 download; it writes plausible-looking Python, not correct Python. Written by `examples/train_demo_model.py`, this card
 included; the figures are also in `training.json`.
 
-- Shape: {config.num_hidden_layers} layers, hidden {config.hidden_size}, {config.num_attention_heads} heads of \
+- Shape: {config.num_hidden_layers} layers{in_loops}, hidden {config.hidden_size}, {config.num_attention_heads} heads of \
 {config.head_dim}, {config.num_key_value_heads} KV head, MLP {config.intermediate_size}, vocabulary \
 {config.vocab_size} (byte-level BPE), tied embeddings, {record["parameters"] / 1e6:.1f}M parameters, bf16
 - Trained on: {record["tokens"] / 1e6:.2f}M tokens in {record["steps"]:,} steps of {record["recipe"]["batch"]} \
@@ -129,7 +143,7 @@ Nats per token, context of {record["recipe"]["length"]} tokens.
 | held-out files of | tokens | loss | perplexity |
 |---|---|---|---|
 {losses}
-
+{losses_by_loop(record["held_out"]) if loops > 1 else ""}
 ## Early exits
 
 Share of tokens at which the final norm and LM head, put straight after an earlier layer, choose as the full model does
@@ -137,7 +151,7 @@ Share of tokens at which the final norm and LM head, put straight after an earli
 {exits["new_tokens"]} new tokens each; it loops: {100 * exits["greedy_repeated"]:.0f}% of the tokens complete a 4-gram \
 that was there before), and on {exits["held_out_tokens"]:,} tokens of held-out text.
 
-| after layer | {" | ".join(str(depth) for depth in exits["greedy"])} |
+| after {"loop" if loops > 1 else "layer"} | {" | ".join(str(depth // per_exit) for depth in exits["greedy"])} |
 |---|{"---|" * len(exits["greedy"])}
 | greedy text | {greedy} |
 | held-out text | {text} |
@@ -148,6 +162,12 @@ that was there before), and on {exits["held_out_tokens"]:,} tokens of held-out t
 
 Use contexts of up to {record["recipe"]["length"]} tokens: longer ones were not trained.
 """
+
+
+def losses_by_loop(held_out: dict[str, Any]) -> str:
+    """The losses of all loops, as sentences."""
+    named = (f"{name} {', '.join(f'{loss:.3f}' for loss in of['loops'].values())}" for name, of in held_out.items())
+    return f"\nAfter each loop: {'; '.join(named)}.\n"
 
 
 def warm_start_text(record: dict[str, Any]) -> str:
@@ -170,6 +190,12 @@ def recipe_text(recipe: dict[str, Any]) -> str:
         f"{100 * recipe['stdlib_share']:.0f}% of the sequences from the standard library, bf16 products, fp32 weights, "
         f"seed {recipe['seed']}",
     ]
+    if variant.get("loop_weight"):
+        share = variant["distillation"]
+        lines.append(
+            f"plus {variant['loop_weight']} × the mean loss of the earlier loops, whose targets are to {100 * share:.0f}% the last "
+            "loop's distribution; the gate as in the paper's second stage, on states that it does not change"
+        )
     if variant["dropout"] or variant["exit_weight"]:
         lines.append(
             f"layer dropout {variant['dropout']} · (2^(l/(L-1)) - 1) per sequence; plus {variant['exit_weight']} × the "

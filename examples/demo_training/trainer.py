@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from .corpus import Corpus, training_batch
-from .layer_skip import Variant, draw_exits, keep_mask
 from .model import StackedLlama
 from .optimizer import Schedule, build_optimizers
+from .variants import Variant
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,10 @@ class Trainer:
 
     def loss(self) -> tuple[torch.Tensor, float]:
         """Training loss of the next step's batch, and the part of it that is the full model's."""
-        recipe, layers = self.recipe, self.model.config.num_hidden_layers
+        recipe = self.recipe
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + self.progress.step)
         windows = training_batch(self.corpus, self.progress.step, recipe.batch, recipe.length, recipe.stdlib_share, recipe.seed)
-        keep = keep_mask(layers, recipe.batch, recipe.variant.dropout, generator).to(self.device)
-        exits = draw_exits(layers, generator) if recipe.variant.exit_weight else []
-        losses = self.model.losses(torch.from_numpy(windows).to(self.device), [*exits, layers], keep)
-        total = losses[layers] + recipe.variant.exit_weight * sum(losses[depth] for depth in exits)
-        return total, losses[layers].item()
+        return self.model.training_loss(torch.from_numpy(windows).to(self.device), recipe.variant, generator)
 
     def run(self, report: Callable[[dict[str, Any]], None], save_every: int = 100, report_every: int = 10) -> bool:
         """Train to the end of the schedule, or to a signal; returns whether the schedule is finished."""

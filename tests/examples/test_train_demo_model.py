@@ -18,11 +18,15 @@ sys.path.insert(0, str(EXAMPLES))
 import train_demo_model  # noqa: E402
 from demo_training.corpus import Corpus, SourceFile, is_held_out, library_files, window_starts  # noqa: E402
 from demo_training.evaluation import exit_agreement, greedy, held_out_loss, repeated_share  # noqa: E402
-from demo_training.layer_skip import VARIANTS, draw_exits, dropout_probabilities, keep_mask  # noqa: E402
+from demo_training.layer_skip import draw_exits, dropout_probabilities, keep_mask  # noqa: E402
+from demo_training.looped import StackedOuro  # noqa: E402
 from demo_training.model import StackedLlama  # noqa: E402
-from demo_training.model_folder import load_stacked, to_causal_lm, write_model_folder  # noqa: E402
+from demo_training.model_folder import load_stacked, stacked, to_causal_lm, write_model_folder  # noqa: E402
 from demo_training.optimizer import Schedule  # noqa: E402
 from demo_training.trainer import Recipe, Trainer  # noqa: E402
+from demo_training.variants import VARIANTS  # noqa: E402
+
+from tide_export.looped_models import OuroConfig  # noqa: E402
 
 TOKENIZER_FOLDER = EXAMPLES / "demo_model" / "stock"
 CONFIG = LlamaConfig(
@@ -37,6 +41,9 @@ CONFIG = LlamaConfig(
     bos_token_id=0,
     eos_token_id=0,
 )
+LOOPED = OuroConfig(**{name: getattr(CONFIG, name) for name in (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "tie_word_embeddings", "bos_token_id", "eos_token_id")}, total_ut_steps=3)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +57,15 @@ def corpus(files: list[SourceFile]) -> Corpus:
     return Corpus.from_files({"stdlib": files[:60], "site-packages": files[60:]}, tokenizer)
 
 
-def fresh_model(compute: torch.dtype = torch.float32) -> StackedLlama:
-    model = StackedLlama(CONFIG, compute)
+def fresh_model(config: LlamaConfig = CONFIG) -> StackedLlama:
+    model = stacked(config, torch.float32, compiled=False)
     model.initialize(seed=1)
     return model
 
 
-def perturbed_model() -> StackedLlama:
+def perturbed_model(config: LlamaConfig = CONFIG) -> StackedLlama:
     """A model whose every weight matters: fresh ones add nothing to the residual stream, and their norms are one."""
-    model = fresh_model()
+    model = fresh_model(config)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for weight in model.parameters():
@@ -68,7 +75,7 @@ def perturbed_model() -> StackedLlama:
 
 def tiny_trainer(corpus: Corpus, folder: Path, variant: str = "layerskip", steps: int = 8, decay: int = 2) -> Trainer:
     recipe = Recipe(VARIANTS[variant], Schedule(total=steps, warmup=1, decay=decay), batch=4, length=32)
-    return Trainer(fresh_model(), corpus, recipe, folder)
+    return Trainer(fresh_model(LOOPED if variant == "looped" else CONFIG), corpus, recipe, folder)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -77,7 +84,11 @@ def test_loss_falls(corpus: Corpus, tmp_path: Path, variant: str) -> None:
     trainer = tiny_trainer(corpus, tmp_path, variant, steps=30, decay=10)
     assert trainer.run(lines.append, report_every=5)
     assert lines[-1]["loss"] < lines[0]["loss"] - 1
-    assert held_out_loss(trainer.model, corpus.held_out["stdlib"], 32, 1 << 16)[0] < math.log(2048) - 1
+    depths = [*trainer.model.exit_depths, trainer.model.depth]
+    losses, _ = held_out_loss(trainer.model, corpus.held_out["stdlib"], 32, 1 << 16, depths)
+    assert losses[trainer.model.depth] < math.log(2048) - 1
+    if variant != "stock":
+        assert max(losses.values()) < math.log(2048) - 1
 
 
 def test_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(corpus: Corpus, tmp_path: Path) -> None:
@@ -197,6 +208,60 @@ def test_exit_agreement_is_one_when_the_later_layers_do_nothing() -> None:
         exit_agreement(hf_model, tokens, new_tokens=5, depths=[2])
 
 
+def test_looped_model_computes_what_transformers_does(tmp_path: Path) -> None:
+    """The published folder would be another model than the one that was trained."""
+    model, ids = perturbed_model(LOOPED), torch.arange(40).view(2, 20) * 37 % 2048
+    assert isinstance(model, StackedOuro)
+    hf_model, states = to_causal_lm(model), model.hidden_states(ids, [2, 4, 6])
+    torch.testing.assert_close(hf_model(ids).logits, model.logits(ids), atol=2e-5, rtol=2e-5)
+    for ours, theirs in zip(states.values(), hf_model.model(ids).loop_states, strict=True):
+        normed = torch.nn.functional.rms_norm(ours, ours.shape[-1:], model.final_norm, LOOPED.rms_norm_eps)
+        torch.testing.assert_close(theirs, normed, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(hf_model.model.early_exit_gate.weight, model.exit_gate)
+    again = fresh_model(LOOPED)
+    again.load_hf(hf_model.state_dict())
+    assert all(torch.equal(weight, again.get_parameter(name)) for name, weight in model.named_parameters())
+
+
+def test_loops_that_change_nothing_agree_and_others_do_not() -> None:
+    """Agreement would be reported of other states than the loops' ends."""
+    tokens = torch.arange(24).view(2, 12) * 91 % 2048
+    assert exit_agreement(to_causal_lm(fresh_model(LOOPED)), tokens, 8, [2, 4]) == {2: 1.0, 4: 1.0}
+    assert exit_agreement(to_causal_lm(perturbed_model(LOOPED)), tokens, 8, [2])[2] < 1
+    with pytest.raises(ValueError, match="must lie in"):
+        exit_agreement(to_causal_lm(fresh_model(LOOPED)), tokens, 8, [3])
+
+
+def test_the_first_loop_of_a_grown_model_is_the_llama_cut_off_there() -> None:
+    """A warm start would begin far from what the Llama knew."""
+    llama, ids = perturbed_model(), torch.arange(64).view(2, 32) * 91 % 2048
+    grown, cut = fresh_model(LOOPED), llama.logits(ids)
+    grown.grow_from(llama, ids)
+    first, *_, last = (grown.head(state) for state in grown.hidden_states(ids, [2, 4, 6]).values())
+    assert (first - cut).norm() < 0.4 * cut.norm()
+    assert (last - first).norm() < 0.4 * first.norm()
+    wide = LlamaConfig(**{**CONFIG.to_dict(), "hidden_size": 128})
+    with pytest.raises(ValueError, match="embeddings"):
+        grown.grow_from(fresh_model(wide), ids)
+
+
+def test_the_gate_learns_when_to_leave_and_changes_nothing_else() -> None:
+    """The gate would cost quality, or leave where the next loop helps."""
+    model = perturbed_model(LOOPED)
+    states = [torch.randn(1, 6, 64), torch.randn(1, 6, 64)]
+    losses = [torch.full((1, 6), nats) for nats in (3.0, 1.0, 1.0)]
+    for _ in range(200):
+        model.gate_loss(states, losses).backward()
+        assert {name for name, weight in model.named_parameters() if weight.grad is not None} == {"exit_gate", "exit_gate_bias"}
+        with torch.no_grad():
+            for weight in (model.exit_gate, model.exit_gate_bias):
+                weight.sub_(0.3 * weight.grad)
+        model.zero_grad()
+    normed = [torch.nn.functional.rms_norm(state, (64,), model.final_norm) for state in states]
+    leave = [torch.sigmoid(state @ model.exit_gate[0] + model.exit_gate_bias) for state in normed]
+    assert leave[0].max() < 0.3 and leave[1].min() > 0.4
+
+
 def test_repetition_counts_grams_seen_before_in_the_row() -> None:
     looping, fresh = [1, 2, 3, 4, 1, 2, 3, 4, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert repeated_share(torch.tensor([looping]), new_tokens=4) == 0.5
@@ -213,6 +278,7 @@ def test_standard_library_corpus_has_no_tests_and_no_duplicates() -> None:
     ("arguments", "message"),
     [
         (["train", "plain", "--out", "o", "--state", "s"], "unknown variant"),
+        (["train", "looped", "--out", "o", "--state", "s", "--base", str(TOKENIZER_FOLDER)], "does not train"),
         (["evaluate", "missing_folder"], "config.json"),
         (["evaluate", "missing_folder", "--exits", "four"], "four"),
     ],
@@ -227,4 +293,4 @@ def test_streams_too_short_for_the_sequences_are_refused() -> None:
     with pytest.raises(ValueError, match="too short"):
         window_starts(tokens=100, length=64, first=0, count=1, seed=0)
     with pytest.raises(ValueError, match="fewer than one window"):
-        held_out_loss(fresh_model(), np.zeros(10, dtype=np.uint16), 32, 1 << 16)
+        held_out_loss(fresh_model(), np.zeros(10, dtype=np.uint16), 32, 1 << 16, [2])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from benchmarks.gpu.kit.bare_image import ROOT
 
-# A second demo model, and pictures: the kit reads none of them.
-_LEFT_OUT = ("examples/demo_model/stock", "docs/pictures")
+# The other demo models, and pictures: the kit reads none of them.
+_LEFT_OUT = ("examples/demo_model/stock", "examples/demo_model/looped", "docs/pictures")
 
 
 def archive() -> bytes:
