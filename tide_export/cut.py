@@ -124,9 +124,8 @@ def keep_boundaries(traced: TracedModel, cuts: Iterable[int], marks: Iterable[in
     """A copy of the traced model that keeps the boundaries at ``cuts`` and the one after the last layer; of the others, Identity
     nodes take the place of those at ``marks``. ``starts``: it keeps `loop_starts`, too."""
     model, kept, marked = traced.model.clone(), {traced.num_layers, *cuts}, {*marks}
-    for node in () if starts else loop_starts(model.graph):
-        ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
-        model.graph.remove(node, safe=True)
+    if not starts:
+        _drop(model.graph, loop_starts(model.graph))
     for index, node in boundary_nodes(model.graph).items():
         if index in kept:
             continue
@@ -139,6 +138,12 @@ def keep_boundaries(traced: TracedModel, cuts: Iterable[int], marks: Iterable[in
         ir.convenience.replace_all_uses_with(node.outputs[0], state)
         model.graph.remove(node, safe=True)
     return model
+
+
+def _drop(graph: ir.Graph, marks: Iterable[ir.Node]) -> None:
+    for node in marks:
+        ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+        graph.remove(node, safe=True)
 
 
 def cut(model: ir.Model, num_layers: int, tapped: TappedStates | None = None) -> list[CutGraph]:

@@ -293,7 +293,8 @@ def _check_graphs(
     for graph, (first, end) in parts:
         file = directory / graphs[graph]
         name = "logits" if end == last and graph == LOOP else None  # which outputs states as well
-        output = run.run(open_session(file, exact=True), eager.states[first] if first else None, name)  # no name keeps the session
+        states = eager.states[first] if first else None
+        output = run.run(open_session(file, exact=True), states, name)  # no name keeps the session
         expected = eager.states[end] if end < last else eager.logits
         allowed = tolerance * (4 if graph == UNCUT else 1)  # errors of all segments add up
         yield _graph_check(graph, (first, end), owners, output, expected, allowed)
