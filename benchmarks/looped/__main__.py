@@ -35,9 +35,9 @@ HEADINGS = ("batch", "policy", "× full (95%)", "× total", "tokens/s", "loops o
 
 def add_speeds(report: Report, rows: Sequence[Mapping[str, Any]], prompts: int) -> None:
     caption = (
-        f"{prompts} held-out prompts of {PROMPT_TOKENS} tokens, {NEW_TOKENS} new ones. Ratios are to `full` on the same weights in "
-        "neighbouring turns: median with its 95% interval, and of the total time. Loops of a token: after how many it is final; "
-        "launched: loops that were run for it, repeats and rejected drafts included. Differ: tokens that are not `full`'s."
+        f"{prompts} held-out prompts of {PROMPT_TOKENS} tokens, {NEW_TOKENS} new ones. Ratios are to `full` on the same weights "
+        "in neighbouring turns: median with its 95% interval, and of the total time. Loops of a token: after how many it is "
+        "final; launched: loops that were run for it, rejected drafts included. Differ: tokens that are not `full`'s."
     )
     load = max(row["other_load"] for row in rows)
     notes = [f"Other processes took at most {load:.0%} of the CPU meanwhile."]
@@ -72,15 +72,18 @@ def add_certificate(report: Report, bundle: Path, documents: int, windows: int) 
     texts = [prompt.ids for prompt in held_out_prompts(documents, PROMPT_TOKENS + READ_TOKENS, "library")]
     read = read_held_out(bundle, texts)
     report.add(f"looped_{EXIT}_disagreement_pct", 100 * read["forced"])
-    said = f"`exit` certified at {PERCENT}% chooses another token than `full` at {read['forced']:.2%} ± {read['interval']:.2%} of "
-    said += f"{documents * READ_TOKENS:,} places of {documents} held-out documents."
+    share = f"{read['forced']:.2%} ± {read['interval']:.2%}"
+    said = (
+        f"`exit` certified at {PERCENT}% chooses another token than `full` at {share} of {documents * READ_TOKENS:,} places of "
+    )
+    said += f"{documents} held-out documents."
     if windows:
         model = read_manifest(bundle).model
         layers = model.num_layers // model.loops
         found = violations([layers * loop for loop in range(1, model.loops)], windows)
         report.add("looped_violations_pct", 100 * found.violations)
-        said += f" Chosen anew on random quarters of the documents, certificates are violated in {found.violations:.1%} of cases"
-        said += f" (at most 5% may be); {found.exit_share:.0%} of the tokens leave early."
+        said += f" Chosen anew on random quarters of the documents, certificates are violated in {found.violations:.1%} of "
+        said += f"cases (at most 5% may be); {found.exit_share:.0%} of the tokens leave early."
     report.statement("Does the certificate hold?", said)
 
 

@@ -81,7 +81,7 @@ def read_held_out(bundle: Path, windows: Sequence[list[int]]) -> dict[str, Any]:
 
 
 def violations(loop_ends: Sequence[int], windows: int) -> Outcome:
-    """Certificates at `PERCENT` % from a quarter of the held-out documents, judged on the others: see `benchmarks.certificate`."""
+    """Certificates at `PERCENT` % from a quarter of the held-out documents, judged on the others."""
     with tempfile.TemporaryDirectory() as folder:
         train, held_out = exit_traces(MODEL, "library", loop_ends, _HEAD, windows, Path(folder))
     family = fit_family(train, [(depth, _HEAD, ROUTER) for depth in loop_ends])

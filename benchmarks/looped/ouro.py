@@ -110,4 +110,5 @@ def _random(shape: torch.Size) -> torch.Tensor:
     """A norm's gain, or a matrix of Llama's initial deviation."""
     import torch
 
-    return torch.ones(shape, dtype=torch.bfloat16) if len(shape) == 1 else torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02)
+    tensor = torch.ones(shape, dtype=torch.bfloat16)
+    return tensor if len(shape) == 1 else tensor.normal_(0, 0.02)

@@ -59,8 +59,8 @@ def greedy(model: LlamaForCausalLM, prompts: Tensor, new_tokens: int) -> Tensor:
 def exit_agreement(model: LlamaForCausalLM, tokens: Tensor, new_tokens: int, depths: Sequence[int]) -> dict[int, float]:
     """Share of the last `new_tokens` positions of `tokens` `[B, T]` at which an early exit chooses as the full model.
 
-    The exit is the final norm and LM head put straight after `depth` layers. Raises ValueError for a depth outside 1…L-1; a looped
-    model exits at the ends of its loops.
+    The exit is the final norm and LM head put straight after `depth` layers, in a looped model at the end of a loop. Raises
+    ValueError for a depth outside 1…L-1, or inside a loop.
     """
     states = exit_states(model, tokens[:, :-1], depths)
     chosen, *early = (model.lm_head(state[:, -new_tokens:]).argmax(-1) for state in states)

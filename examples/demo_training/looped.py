@@ -83,7 +83,7 @@ class StackedOuro(StackedLlama):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Draw fresh weights; what a layer adds starts at zero by the gain behind its branch, as the norm would undo small weights."""
+        """Draw fresh weights; what a layer adds starts at zero by the gain behind its branch."""
         super().initialize(seed)
         generator = torch.Generator().manual_seed(seed + 1)
         for weight in (self.output, self.down):
@@ -95,9 +95,9 @@ class StackedOuro(StackedLlama):
     def grow_from(self, llama: StackedLlama, ids: Tensor) -> None:
         """Start from a Llama's embedding, final norm and first layers, so that the first loop is the Llama cut off there.
 
-        The gains behind the branches become their mean sizes on the tokens `ids` `[B, S]`. What the first loop adds up is then made
-        `STEADINESS` times smaller, and the final norm as much larger: the first loop predicts the same, and a later one, which
-        reads the final norm, changes little at first. Raises ValueError where widths differ or the Llama has fewer layers.
+        The gains behind the branches become their mean sizes on the tokens `ids` `[B, S]`. What the first loop adds up is then
+        made `STEADINESS` times smaller, and the final norm as much larger: the first loop predicts the same, and a later one,
+        which reads the final norm, changes little at first. Raises ValueError where widths differ or the Llama has fewer layers.
         """
         layers, shared = self.config.num_hidden_layers, dict(llama.named_parameters())
         if llama.config.num_hidden_layers < layers or llama.embedding.shape != self.embedding.shape:
@@ -114,8 +114,8 @@ class StackedOuro(StackedLlama):
             computed = mlp_branch(x, layer, eps).float()
             self.mlp_norm_2[number] = mean_size(computed)
             x = x + computed
-        for weight in (self.embedding, self.attention_norm_2, self.mlp_norm_2):
-            weight.div_(STEADINESS)
+        for small in (self.embedding, self.attention_norm_2, self.mlp_norm_2):
+            small.div_(STEADINESS)
         self.final_norm.mul_(STEADINESS)
 
     def training_loss(self, ids: Tensor, variant: Variant, generator: torch.Generator) -> tuple[Tensor, float]:

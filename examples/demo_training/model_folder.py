@@ -24,8 +24,8 @@ VARIANT_TEXT = {
     "stock": "trained plainly: every layer always runs, one loss at the end",
     "layerskip": "trained for early exit the LayerSkip way (Elhoushi et al. 2024): layer dropout rising with depth, "
     "and an early-exit loss through the shared head",
-    "looped": "of Ouro's architecture (Zhu et al. 2025): the layers run in {loops} loops, each with a loss of its own, and a gate "
-    "after each loop predicts whether the next one would help",
+    "looped": "of Ouro's architecture (Zhu et al. 2025): the layers run in {loops} loops, each with a loss of its own, and a "
+    "gate after each loop predicts whether the next one would help",
 }
 
 
@@ -42,7 +42,9 @@ def load_config(folder: Path) -> LlamaConfig:
 
 def stacked(config: LlamaConfig, compute: torch.dtype, compiled: bool) -> StackedLlama:
     """An empty model for training or held-out loss."""
-    return (StackedOuro if isinstance(config, OuroConfig) else StackedLlama)(config, compute, compiled)
+    if isinstance(config, OuroConfig):
+        return StackedOuro(config, compute, compiled)
+    return StackedLlama(config, compute, compiled)
 
 
 def load_stacked(folder: Path, compute: torch.dtype, compiled: bool) -> StackedLlama:
@@ -113,6 +115,7 @@ def model_card(config: LlamaConfig, record: dict[str, Any]) -> str:
         for name, held_out in record["held_out"].items()
     )
     exits, in_loops = record["exits"], f" in {loops} loops" if loops > 1 else ""
+    kind, trained = "looped model" if loops > 1 else "Llama", VARIANT_TEXT[variant].format(loops=loops)
     per_exit = config.num_hidden_layers if loops > 1 else 1
     greedy, text = (" | ".join(f"{100 * share:.0f}%" for share in exits[kind].values()) for kind in ("greedy", "held_out"))
     return f"""---
@@ -122,7 +125,7 @@ tags: [code, python, early-exit, demo]
 ---
 # TIDE demo model: {variant}
 
-A small {"Llama" if loops == 1 else "looped model"} of Python source code, {VARIANT_TEXT[variant].format(loops=loops)}. It exists to show early exit on any machine, without a
+A small {kind} of Python source code, {trained}. It exists to show early exit on any machine, without a
 download; it writes plausible-looking Python, not correct Python. Written by `examples/train_demo_model.py`, this card
 included; the figures are also in `training.json`.
 
@@ -193,8 +196,8 @@ def recipe_text(recipe: dict[str, Any]) -> str:
     if variant.get("loop_weight"):
         share = variant["distillation"]
         lines.append(
-            f"plus {variant['loop_weight']} × the mean loss of the earlier loops, whose targets are to {100 * share:.0f}% the last "
-            "loop's distribution; the gate as in the paper's second stage, on states that it does not change"
+            f"plus {variant['loop_weight']} × the mean loss of the earlier loops, whose targets are to {100 * share:.0f}% the "
+            "last loop's distribution; the gate as in the paper's second stage, on states that it does not change"
         )
     if variant["dropout"] or variant["exit_weight"]:
         lines.append(

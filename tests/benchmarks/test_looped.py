@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ def test_the_folder_loads_in_full_and_for_other_loops_has_the_same_weights(tmp_p
     once = with_loops(tmp_path / "ouro", 1, tmp_path / "once")
     models = []
     for folder, loops in ((tmp_path / "ouro", 4), (once, 1)):
-        model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        model, info = loaded
         assert model.config.total_ut_steps == loops and not any(info[key] for key in ("missing_keys", "unexpected_keys"))
         assert model.dtype == torch.bfloat16
         models.append(model)
@@ -36,7 +38,7 @@ def test_the_folder_loads_in_full_and_for_other_loops_has_the_same_weights(tmp_p
     matrices = [weight.flatten() for weight in looped.values() if weight.shape == (64, 64)]
     assert len({weight.float().sum().item() for weight in matrices}) == len(matrices)  # equal ones would be stored once
     with safe_open(tmp_path / "ouro" / "model-00001.safetensors", "pt") as file:
-        assert all(name.startswith("model.layers.0.") for name in file.keys())
+        assert all(name.startswith("model.layers.0.") for name in list(file.keys()))
 
 
 def test_the_large_model_has_ouros_size() -> None:
@@ -73,8 +75,8 @@ def test_results_are_of_the_rows_that_they_name(capsys: pytest.CaptureFixture[st
     report = Report("looped")
     row = {"title": "t", "other_load": 0.0, "ratio_low": 1.0, "ratio_high": 2.0, "tokens_per_s": 9.0, "launched": 1.0}
     rows = [
-        row | {"arm": arm, "batch": batch, "ratio_median": ratio, "ratio_total": ratio + 0.5, "loops": loops, "differing_tokens": n}
-        for arm, batch, ratio, loops, n in [
+        row | {"arm": arm, "batch": batch, "ratio_median": x, "ratio_total": x + 0.5, "loops": loops, "differing_tokens": n}
+        for arm, batch, x, loops, n in [
             ("full", 1, 1.0, 4.0, 0), (EXACT, 1, 1.7, 4.0, 2), (EXIT, 1, 1.4, 2.5, 70), ("full", 8, 1.0, 4.0, 0),
             (EXACT, 8, 1.2, 4.0, 3), (EXIT, 8, 1.1, 2.6, 90)]
     ]  # fmt: skip
