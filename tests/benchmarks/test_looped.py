@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from tide_bench.arms import tide
 from tide_bench.report import Report
+from tide_runtime import ThreadOptions
 from tide_runtime.bundle.manifest import read_manifest
 from transformers import AutoModelForCausalLM
 
@@ -61,8 +63,9 @@ def test_every_differing_token_counts() -> None:
     assert differing([Turn([[1, 9, 3], [4, 5]], 1.0)], full) == 2
 
 
-def test_a_batch_runs_every_policy(exits_bundle: Path) -> None:
+def test_a_batch_runs_every_policy(exits_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy whose texts are not compared would count as one that does not differ."""
+    monkeypatch.setattr(tide, "ThreadOptions", lambda *_, **__: ThreadOptions(1))
     prompts = [[first, 40, 99, 7] for first in range(3, 7)]
     rows = run_batch({1: exits_bundle, 5: exits_bundle}, 2, prompts, new_tokens=6)
     assert [row["arm"] for row in rows] == ["full", EXACT, EXIT]

@@ -340,7 +340,7 @@ def test_costs_are_measured_on_a_temporary_bundle(model: Path, tmp_path: Path, m
     Export and measurement are replaced by stubs, because they have tests of their own and take long.
     """
     exported: list[ExportConfig] = []
-    monkeypatch.setattr(temporary_bundle, "write_bundle", lambda _loaded, _directory, config, _progress: exported.append(config))
+    monkeypatch.setattr(temporary_bundle, "write_bundle", lambda _loaded, _directory, config, *_: exported.append(config))
     monkeypatch.setattr(model_costs, "measure_in_own_process", lambda bundle, target, _file: (bundle.is_dir(), target))
     loaded = load_model(str(model), "fp32")
     assert model_costs.measure_model_costs(loaded, "fp32", tmp_path) == (True, "cpu")

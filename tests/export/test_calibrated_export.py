@@ -272,7 +272,7 @@ def test_data_calibrates_first(model, calibration, quick, tmp_path, monkeypatch)
     """--data would do nothing, calibrate another model, or leave its working files behind."""
     given: list[ExitCalibration] = []
 
-    def write_bundle(*arguments: object) -> tuple[None, list]:
+    def write_bundle(*arguments: object, **_: object) -> tuple[None, list]:
         given.extend(a for a in arguments if isinstance(a, ExitCalibration))
         assert (given[0].directory / "report/index.html").is_file(), "the report is gone before it was copied"
         return None, []
@@ -288,7 +288,7 @@ def test_data_calibrates_first(model, calibration, quick, tmp_path, monkeypatch)
 def test_a_failed_export_keeps_the_calibration(failure, model, calibration, quick, tmp_path, monkeypatch):
     """Minutes of calibration would be lost to a full disk; an earlier one that was kept must survive the next failure."""
 
-    def write_bundle(*_: object) -> None:
+    def write_bundle(*_: object, **__: object) -> None:
         raise failure
 
     instead_of_writing(monkeypatch, write_bundle)

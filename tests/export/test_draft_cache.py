@@ -10,7 +10,6 @@ import onnx_ir as ir
 import pytest
 import torch
 from export.architectures import LAYERS, tiny_model
-from export.recurrent_models import tiny_recurrent_model
 from export.stub_calibration import write_calibration
 from export.tiny_drafters import TinyDrafter, guesses_after, measured
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
@@ -27,6 +26,7 @@ from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import ParamsError, VerificationError
 from transformers import PreTrainedModel
 
+from benchmarks.hybrids.families import family_model
 from tide_export import ExportConfig
 from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.draft_graph import trace_drafter
@@ -196,7 +196,7 @@ def test_with_exits_and_low_bit_weights(model: PreTrainedModel, drafter: TinyDra
 
 def test_a_recurrent_model_keeps_its_states(tmp_path: Path) -> None:
     """Breaks: a launch of the head, which reads no states, begins a text anew in them or moves them to the other buffer."""
-    recurrent = tiny_recurrent_model("lfm2")
+    recurrent = family_model("lfm2")
     drafter = TinyDrafter(recurrent, (1,))
     write_bundle(LoadedModel(recurrent, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
     with load(tmp_path, "full", max_batch=4) as engine:

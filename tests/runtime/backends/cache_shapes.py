@@ -12,7 +12,8 @@ from tide_runtime.bundle.manifest import KVInfo, Manifest
 
 def manifest(max_seq_len: int, *kv: KVInfo) -> Manifest:
     """As much of a manifest as caches read."""
-    return cast(Manifest, SimpleNamespace(max_seq_len=max_seq_len, kv=dict(enumerate(kv)), layers=kv))
+    caches = dict(enumerate(kv))
+    return cast(Manifest, SimpleNamespace(max_seq_len=max_seq_len, kv=caches, caches=caches, layers=kv))
 
 
 PAGED = manifest(4096, *[KVInfo(3, 64, 64)] * 2)  # SmolLM2's shapes: 16 slots of float32 fill whole pages
