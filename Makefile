@@ -74,7 +74,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
 	$(BIN)/python -m benchmarks.policy_quality --json docs/results/$(DATE)-policy_quality.json
-	$(BIN)/python -m benchmarks.tasks --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json
+	$(BIN)/python -m benchmarks.tasks --weights fp32,int4,source --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json
 	$(BIN)/python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks_second.json
 	$(BIN)/python -m benchmarks.adversarial_depth --json docs/results/$(DATE)-adversarial_depth.json
 
