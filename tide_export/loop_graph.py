@@ -34,7 +34,7 @@ def cut_loop(traced: TracedModel) -> CutGraph:
     boundaries, start = boundary_nodes(graph), loop_starts(graph)[-1]
     before, after = boundaries[last].outputs[0], boundaries[traced.num_layers].inputs[0]
     assert before.shape is not None and after is not None
-    first = ir.val("first_loop", dtype=ir.DataType.BOOL, shape=[before.shape[0], before.shape[1], 1])
+    first = ir.val("first_loop", dtype=ir.DataType.BOOL, shape=ir.Shape([*before.shape[:2], 1]))
     graph.inputs.append(first)
     tape = Tape()
     begun = tape.op("Where", [first, boundaries[0].inputs[0], start.inputs[0]])

@@ -56,7 +56,7 @@ def rehearse(bundle: TemporaryBundle, prompts: Sequence[Sequence[int]], new_toke
     """
     path = bundle.path()
     given, out = path.with_name("prompts.json"), path.with_name("rehearsal.json")
-    given.write_text(json.dumps([list(map(int, prompt)) for prompt in prompts]), encoding="utf-8")
+    given.write_text(json.dumps(prompts), encoding="utf-8")
     arguments = [str(path), str(given), str(new_tokens), str(out)]
     in_own_process("tide_calibrate.rehearsal", arguments, "the policies' speeds could not be measured")
     return {name: Rehearsal(**found) for name, found in json.loads(out.read_text(encoding="utf-8")).items()}

@@ -63,10 +63,10 @@ class Captured:
     continuations: Capture
     threshold: Callable[[], Capture]
 
-    def held_out_prompts(self) -> list[NDArray[np.int32]]:
+    def held_out_prompts(self) -> list[list[int]]:
         """Token ids of the prompts from the test split, on which no exit was chosen."""
         is_test = self.continuations.split[self.own.document] == SPLITS.index("test")
-        return [self.own.tokens[window, : self.prompt_lengths[window]] for window in np.flatnonzero(is_test)]
+        return [self.own.tokens[window, : self.prompt_lengths[window]].tolist() for window in np.flatnonzero(is_test)]
 
     def traces(
         self, model: FrozenModel, exits: Mapping[Exit, TrainedExit], vocabulary: SampledVocabulary | None = None
