@@ -56,6 +56,10 @@ class Measured:
     printed: str
 
 
+class ExportFailedError(Exception):
+    """An export failed; the message is what it printed."""
+
+
 def _random(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         file = folder / f"{name}.gguf"
@@ -80,7 +84,7 @@ CASES = {
 
 
 def measure(source: Path, out: Path, options: tuple[str, ...]) -> Measured:
-    """Export ``source``. Raises RuntimeError with what was printed if that fails."""
+    """Export ``source``. Raises ExportFailedError if that fails."""
     command = [sys.executable, "-c", "from tide_export.cli import main; main()", str(source), "--out", str(out), *options]
     start, anonymous = perf_counter(), 0
     with tempfile.TemporaryFile("w+") as printed:
@@ -92,7 +96,7 @@ def measure(source: Path, out: Path, options: tuple[str, ...]) -> Measured:
         printed.seek(0)
         text = printed.read()
     if process.returncode:
-        raise RuntimeError(f"the export of {source.name} failed: {text}")
+        raise ExportFailedError(text)
     return Measured(seconds, anonymous, measured_bytes(source), measured_bytes(out), text)
 
 
@@ -148,7 +152,12 @@ def main(
         case = CASES[name]
         with _folder(folder) as place:
             source = case.make(place)
-            found = measure(source, place / "bundle", (*case.options, *options.split()))
+            try:
+                found = measure(source, place / "bundle", (*case.options, *options.split()))
+            except ExportFailedError as error:  # the other cases' figures are kept
+                console().print(str(error), markup=False)
+                report.rows.append({"case": name, "title": case.title, "failed": str(error)})
+                continue
             if name == "smollm2":  # which has a tokenizer
                 report.add(f"first_token_s_{name}", first_token_seconds(source, place / "cache"))
         console().print(found.printed, markup=False)
@@ -158,13 +167,17 @@ def main(
         report.add(f"bundle_ratio_{name}", found.bundle / found.source)
     headings = ["model", "file, GB", "seconds", "memory, GiB", "bundle / file"]
     rows = [
-        [row["title"], f"{row['source'] / GB:.2f}", f"{row['seconds']:.0f}", f"{row['anonymous'] / GIB:.2f}",
+        [row["title"], "", "failed", "", ""]
+        if "failed" in row
+        else [row["title"], f"{row['source'] / GB:.2f}", f"{row['seconds']:.0f}", f"{row['anonymous'] / GIB:.2f}",
          f"{row['bundle'] / row['source']:.2f}"]
         for row in report.rows
     ]  # fmt: skip
     verified = "Not verified" if "--no-verify" in options.split() else "Verified"
     report.table("Export", headings, rows, f"{verified}. Memory of the process alone, without pages of mapped files.")
     report.finish(json)
+    if any("failed" in row for row in report.rows):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

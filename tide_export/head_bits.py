@@ -51,6 +51,9 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
         return replace(changed, head=HeadInfo(4))
     assert loaded.tokenizer is not None
     ids = loaded.tokenizer("\n\n".join(topics[topic] for topic in sorted(topics)), add_special_tokens=False).input_ids
+    if len(ids) < TOKENS:
+        note(f"head in 8 bits: the tokenizer makes {len(ids)} tokens of a text of {sum(map(len, topics.values())):,} characters")
+        return loaded
     window = min(TOKENS // 2, getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or TOKENS)
     windows = torch.tensor(ids[:TOKENS]).unfold(0, window, window)
     bias = source.value(f"{name}.bias") if head.bias is not None else None

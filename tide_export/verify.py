@@ -43,6 +43,7 @@ TEXT = (
     "hand. A few showed rivers that no longer exist, and one, the largest, gave the names of all the streets in two languages. "
     "The director said that the maps would stay in the reading room until the end of the summer."
 )
+LEAST_KINDS = 24  # different tokens of the prompts, and how many random ids take their place where there are fewer
 LEAST_TEXT = 32  # tokens of it from which on its loss means something
 DECODED = 8  # tokens at the end of each prompt that run one by one as well
 # Allowed rounding error relative to the values: eager and compiled kernels sum in different orders.
@@ -247,7 +248,8 @@ def _loss(ids: Sequence[int], logits: Array) -> float:
 
 
 def prompts(manifest: Manifest, tokenizer: Tokenizer | None) -> list[tuple[str, list[int]]]:
-    """Text prompts cut to the cache; without a tokenizer, seeded token ids.
+    """Text prompts cut to the cache; seeded token ids without a tokenizer, or where it knows hardly a word of them: a channel is
+    held to its size over all tokens, and over the same token again and again it may be as small as rounding errors.
 
     Raises ModelFilesError where plain text has tokens that the model has no embedding for.
     """
@@ -261,9 +263,10 @@ def prompts(manifest: Manifest, tokenizer: Tokenizer | None) -> list[tuple[str, 
                 f"the tokenizer gives plain text the id {largest}, the model's ids end at {vocab - 1}: it belongs to another "
                 "model; put the model's own tokenizer.json into its directory, or name it with --tokenizer DIR"
             )
-        return [(text.splitlines()[0], ids[:room]) for text, ids in encoded if ids]
+        if len({one for _, ids in encoded for one in ids}) >= min(LEAST_KINDS, vocab):
+            return [(text.splitlines()[0], ids[:room]) for text, ids in encoded if ids]
     rng = np.random.default_rng(0)
-    return [(f"{n} random ids", rng.integers(0, vocab, min(n, room)).tolist()) for n in (1, 7, 24)]
+    return [(f"{n} random ids", rng.integers(0, vocab, min(n, room)).tolist()) for n in (1, 7, LEAST_KINDS)]
 
 
 def _tokenizer(manifest: Manifest, directory: Path) -> Tokenizer | None:

@@ -1,8 +1,9 @@
 """Eight kinds of work, ten tasks each: how fast the default policy decodes, beside `full` of the same bundle and other engines.
 
-    python -m benchmarks.tasks                                  # SmolLM2-135M, alone and in batches: 14 minutes
+    python -m benchmarks.tasks                                  # SmolLM2-135M in int4 and the file's own blocks: 12 minutes
+    python -m benchmarks.tasks --weights fp32                   # fp32, alone and in batches: 15 minutes
     python -m benchmarks.tasks --quick                          # int4 and the file's own blocks, two of each kind: 2 minutes
-    python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated and exported in fp32: 5 more
+    python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated, in fp32 or int4: 5 more
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
     python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts    # a second set, of five tasks each
 
@@ -37,6 +38,7 @@ from tide_bench.arms.tide import limitation
 from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, ThreadOptions, TideError
+from tide_runtime.bundle.manifest import read_manifest
 
 from benchmarks.models.gguf_files import GGUF_MODELS, SLOTS, folder_of
 from benchmarks.models.model_folders import CACHE
@@ -65,10 +67,10 @@ PROMPTS_HELP = (
 )
 
 KIND_COLUMNS = ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "over peer", "score")
-CALIBRATED = "calibrated fp32"
 # Names of results: of the mean over all tasks, and before all others, by weights.
-PREFIXES = {"fp32": "", "int4": "int4_", "source": "source_", CALIBRATED: "calibrated_"}
-GEOMEANS = {name: f"{prefix}default_geomean" for name, prefix in PREFIXES.items()} | {CALIBRATED: "calibrated_geomean"}
+PREFIXES = {"fp32": "", "int4": "int4_", "source": "source_"}
+PREFIXES |= {"calibrated fp32": "calibrated_", "calibrated int4": "calibrated_int4_"}
+GEOMEANS = {name: f"{prefix}{'' if 'calibrated' in name else 'default_'}geomean" for name, prefix in PREFIXES.items()}
 
 
 def load_pair(folder: Path, batch: int) -> tuple[Engine, Engine]:
@@ -223,13 +225,13 @@ def measure(
 
 
 def main(
-    weights: Annotated[str, typer.Option(help=f"Of SmolLM2-135M-Instruct, of {', '.join(WEIGHTS)}.")] = ",".join(WEIGHTS),
+    weights: Annotated[str, typer.Option(help=f"Of SmolLM2-135M-Instruct, of {', '.join(WEIGHTS)}.")] = "int4,source",
     prompts: Annotated[Path, typer.Option(help=PROMPTS_HELP)] = PROMPTS,
     tasks: Annotated[int | None, typer.Option(min=1, help="Only so many of each kind.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each task.")] = 1,
-    calibrated: Annotated[Path | None, typer.Option(help="A calibrated bundle of the model in fp32.")] = None,
+    calibrated: Annotated[list[Path], typer.Option(help="A calibrated bundle of the model, in fp32 or int4.")] = [],  # noqa: B006
     quick: Annotated[bool, typer.Option("--quick", help=f"Without fp32 and batches, {QUICK_TASKS} tasks of each kind.")] = False,
-    batches: Annotated[bool, typer.Option(help=f"Also run batches of {BATCH}, in {BATCH_WEIGHTS}.")] = True,
+    batches: Annotated[bool, typer.Option(help=f"Run {BATCH_WEIGHTS} in batches of {BATCH}, too.")] = True,
     peers: Annotated[bool, typer.Option(help="Also run onnxruntime-genai and llama.cpp.")] = True,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
@@ -241,15 +243,15 @@ def main(
     if unknown := [name for name in chosen if name not in WEIGHTS]:
         raise typer.BadParameter(f"weights are {', '.join(unknown)}; give some of {', '.join(WEIGHTS)}")
     kinds = [TaskKind(k.kind, k.max_new_tokens, k.tasks[:tasks], k.system) for k in load_tasks(prompts)]
-    kinds_of = {name: [k for k in kinds if name != "source" or k.kind in CHATS] for name in (*chosen, CALIBRATED)}
+    kinds_of = {name: [k for k in kinds if name != "source" or k.kind in CHATS] for name in PREFIXES}
     report = Report("tasks", model="SmolLM2-135M-Instruct", weights=weights, tasks=tasks, prompts=prompts.name, rounds=rounds)
     groups = mixed_groups(kinds, BATCH) if batches and BATCH_WEIGHTS in chosen else []
     measured: list[PairedBatch] = []
     folders: dict[str, Callable[[], Path]] = {
         name: partial(folder_of, name, GGUF_MODELS["smollm2"], cache / "smollm2") for name in chosen
     }
-    if calibrated is not None:
-        folders[CALIBRATED] = partial(Path, calibrated)
+    for bundle in calibrated:
+        folders[f"calibrated {'int4' if read_manifest(bundle).weights else 'fp32'}"] = partial(Path, bundle)
     total = len(groups) + rounds * sum(len(kind.tasks) for name in folders for kind in kinds_of[name])
     with Progress(console=console()) as progress:
         bar = progress.add_task("tasks", total=total)

@@ -12,11 +12,12 @@ from tide_runtime import Engine
 from tide_runtime.bundle.manifest import HeadInfo
 from tide_runtime.errors import ParamsError
 from tiny_tokenizer import write_byte_tokenizer
+from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tide_export import head_bits
 from tide_export.config import ExportConfig
-from tide_export.export import quantize_loaded, write_bundle
+from tide_export.export import export, quantize_loaded, write_bundle
 from tide_export.head_bits import with_head
 from tide_export.load import LoadedModel, quantized
 from tide_export.progress import ExportProgress
@@ -87,3 +88,24 @@ def test_other_bits_are_refused(options):
     """The option would be ignored."""
     with pytest.raises(ParamsError, match="head_bits is"):
         ExportConfig(**options)
+
+
+def test_a_tokenizer_that_knows_no_word(tmp_path):
+    """Spelled in one token again and again, texts neither choose the head's bits nor hold channels to their sizes."""
+    source = tmp_path / "model"
+    tied(tmp_path).model.save_pretrained(source)
+    words = Tokenizer(models.WordLevel({"unknown": 0, **{f"w{n}": n for n in range(1, 128)}}, unk_token="unknown"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(source)
+    notes = []
+    export(str(source), tmp_path / "out", ExportConfig(weights="int4"), progress=_Notes(notes))
+    assert any("head in 8 bits: the tokenizer makes 1 tokens of a text" in note for note in notes)
+    assert any("24 random ids" in note for note in notes)
+
+
+class _Notes(ExportProgress):
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__(quiet=True)
+        self._notes = notes
+
+    def note(self, line: str) -> None:
+        self._notes.append(line)
