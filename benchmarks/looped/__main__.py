@@ -73,10 +73,8 @@ def add_certificate(report: Report, bundle: Path, documents: int, windows: int) 
     read = read_held_out(bundle, texts)
     report.add(f"looped_{EXIT}_disagreement_pct", 100 * read["forced"])
     share = f"{read['forced']:.2%} ± {read['interval']:.2%}"
-    said = (
-        f"`exit` certified at {PERCENT}% chooses another token than `full` at {share} of {documents * READ_TOKENS:,} places of "
-    )
-    said += f"{documents} held-out documents."
+    said = f"`exit` certified at {PERCENT}% chooses another token than `full` at {share} of {documents * READ_TOKENS:,} places "
+    said += f"of {documents} held-out documents."
     if windows:
         model = read_manifest(bundle).model
         layers = model.num_layers // model.loops
