@@ -214,6 +214,6 @@ def test_a_rule_is_held_against_the_same_task_of_the_same_round() -> None:
 
 
 def test_what_controls_drafting_stays_small() -> None:
-    """Rules would come back one by one, each with its constants."""
+    """Rules would come back one by one, each with its constants; two are of loops as rows."""
     constants, lines = drafting_size()
-    assert 0 < constants <= 15 and 0 < lines <= 700
+    assert 0 < constants <= 17 and 0 < lines <= 700

@@ -9,6 +9,8 @@ from export.architectures import random_model, tiny_model
 from export.drafters.reference import Eagle3, mtp_tensors
 from safetensors.torch import load_file, save_file
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime.depth.speculation import speculator
+from tide_runtime.depth.speculation.lengths import Lengths
 from tide_runtime.depth.speculation.record import SpeculativeSequence
 from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import ModelFilesError, ParamsError
@@ -58,6 +60,7 @@ def test_texts_are_the_models_own(
         return launches < min(3, *(state.head_room for state in states if state.head_room))
 
     monkeypatch.setattr(Speculator, "head_pays", pays)
+    monkeypatch.setattr(speculator, "choose_lengths", lambda drafts, *_: Lengths([len(own) for own in drafts], 1.0))
     source, head = request.getfixturevalue("llama" if kind == "eagle3" else "mimo"), kind
     if kind == "eagle3":
         head = f"eagle3:{Eagle3(draft_vocab=64).write(tmp_path / 'head', eagle_aux_hidden_state_layer_ids=[1, 2, 3])}"
