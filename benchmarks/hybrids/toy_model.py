@@ -93,5 +93,5 @@ def train(folder: Path) -> None:
 
 
 def toy_training(cache: Path) -> dict[str, float]:
-    """Of the toy in ``cache``: the last ``loss`` in nats per token, ``steps``, and ``seconds``."""
+    """What training the toy in ``cache`` came to: the last ``loss`` in nats per token, ``steps``, and ``seconds``."""
     return json.loads((cache / "toy_hybrid" / "weights" / "training.json").read_text(encoding="utf-8"))

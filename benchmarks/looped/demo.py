@@ -23,7 +23,7 @@ from benchmarks.policy_quality import figures, run_policy
 from benchmarks.tasks.task_run import differing_tokens
 
 MODEL = "looped"
-EXACT, EXIT = "exact_both", "exit5"  # of POLICIES
+EXACT, LOOPS, EXIT = "exact_both", "exact_router", "exit5"  # of POLICIES; LOOPS drafts with no text
 PERCENT = 5
 CONFIDENCE = 0.95
 _SHARE, _REPEATS = 0.25, 200  # as benchmarks.certificate
@@ -35,11 +35,11 @@ def run_batch(bundles: Mapping[int, Path], batch: int, prompts: Group, new_token
     groups = [prompts[i : i + batch] for i in range(0, len(prompts) - batch + 1, batch)]
     params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True)
     model = read_manifest(bundles[PERCENT]).model
-    with policy_arms(dict(bundles), [BASELINE, EXACT, EXIT], batch) as arms:
+    with policy_arms(dict(bundles), [BASELINE, EXACT, LOOPS, EXIT], batch) as arms:
         for arm in arms.values():
             arm.turn([prompt[::-1] for prompt in groups[0]], params)  # binds every shape
         load = OtherLoad(())
-        base, turns = take_turns(arms[BASELINE], {name: arms[name] for name in (EXACT, EXIT)}, groups, params)
+        base, turns = take_turns(arms[BASELINE], {name: arms[name] for name in (EXACT, LOOPS, EXIT)}, groups, params)
         share = load.share()
         return [
             {
@@ -75,7 +75,9 @@ def read_held_out(bundle: Path, windows: Sequence[list[int]]) -> dict[str, Any]:
     """How often `exit` chooses another token than `full` behind the same held-out text: see `benchmarks.policy_quality`."""
     texts = {}
     for policy in ("full", "exit"):
-        with Engine.load(bundle, EngineOptions(policy=policy, threads=ThreadOptions(shared=True)), device="cpu") as engine:
+        # An engine for several sequences evaluates exits where a batch of them gains, and else runs `full`.
+        options = EngineOptions(policy=policy, max_batch=1, threads=ThreadOptions(shared=True))
+        with Engine.load(bundle, options, device="cpu") as engine:
             texts[policy] = run_policy(engine, windows, f"{MODEL} {policy}")
     return figures(texts["exit"], texts["full"])
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.arms.turns import Turn
 from benchmarks.looped.__main__ import add_export, add_speeds
-from benchmarks.looped.demo import EXACT, EXIT, differing, loop_figures, run_batch
+from benchmarks.looped.demo import EXACT, EXIT, LOOPS, differing, loop_figures, run_batch
 from benchmarks.looped.ouro import OURO_1B, OuroShape, with_loops, write_ouro
 
 TINY = OuroShape(layers=2, hidden=64, heads=2, mlp=96, vocabulary=128)
@@ -68,9 +68,9 @@ def test_a_batch_runs_every_policy(exits_bundle: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tide, "ThreadOptions", lambda *_, **__: ThreadOptions(1))
     prompts = [[first, 40, 99, 7] for first in range(3, 7)]
     rows = run_batch({1: exits_bundle, 5: exits_bundle}, 2, prompts, new_tokens=6)
-    assert [row["arm"] for row in rows] == ["full", EXACT, EXIT]
+    assert [row["arm"] for row in rows] == ["full", EXACT, LOOPS, EXIT]
     assert all(row["groups"] == 2 and row["batch"] == 2 for row in rows)
-    assert rows[1]["differing_tokens"] == 0 and rows[0]["ratio_median"] == 1
+    assert rows[1]["differing_tokens"] == rows[2]["differing_tokens"] == 0 and rows[0]["ratio_median"] == 1
 
 
 def test_results_are_of_the_rows_that_they_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,12 +81,13 @@ def test_results_are_of_the_rows_that_they_name(capsys: pytest.CaptureFixture[st
         row | {"arm": arm, "batch": batch, "ratio_median": x, "ratio_total": x + 0.5, "loops": loops, "differing_tokens": n}
         for arm, batch, x, loops, n in [
             ("full", 1, 1.0, 4.0, 0), (EXACT, 1, 1.7, 4.0, 2), (EXIT, 1, 1.4, 2.5, 70), ("full", 8, 1.0, 4.0, 0),
-            (EXACT, 8, 1.2, 4.0, 3), (EXIT, 8, 1.1, 2.6, 90)]
+            (EXACT, 8, 1.2, 4.0, 3), (EXIT, 8, 1.1, 2.6, 90), (LOOPS, 1, 1.3, 4.0, 0), (LOOPS, 8, 1.1, 4.0, 1)]
     ]  # fmt: skip
     add_speeds(report, rows, 8)
     found = report.results
     assert found["looped_exact_speedup"] == 1.7 and found["looped_exact_total"] == 2.2 and found["looped_exact_b8"] == 1.2
-    assert found["looped_differs"] == 5 and found["looped_exit5_loops"] == 2.5
+    assert found["looped_loops_speedup"] == 1.3 and found["looped_loops_b8"] == 1.1 and found["looped_differs"] == 6
+    assert found["looped_exit5_loops"] == 2.5
     exported = {"source": 3e9, "anonymous": 2**30, "printed": ""}
     looped, once = {"loops": 4, "seconds": 90.0, "bundle": 1.03e9}, {"loops": 1, "seconds": 60.0, "bundle": 1e9}
     add_export(report, [exported | looped, exported | once])

@@ -73,7 +73,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
-    """Of each proposal the text before and the guesses."""
+    """Text and guesses of each proposal."""
     seen: list[tuple[list[int], list[int]]] = []
     draft = HeadDrafter.draft
 
@@ -218,7 +218,7 @@ def test_the_manifest_describes_the_head(bundle: Path, drafter: TinyDrafter) -> 
 def test_a_graph_that_differs_from_the_module_is_refused(
     model: PreTrainedModel, drafter: TinyDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Breaks: a head traced wrongly would guess badly, and nobody would see why."""
+    """Breaks: a head traced wrongly would guess badly without a message."""
 
     def wrong(*arguments):
         traced = trace_drafter(*arguments)

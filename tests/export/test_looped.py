@@ -282,7 +282,7 @@ def test_gguf_files_are_refused_by_name():
 
 
 def test_code_that_comes_with_a_model(tmp_path, monkeypatch):
-    """Code would run that nobody asked for, that changed since it was read, or whose name the refusal does not give."""
+    """Code would run without the flag, or changed since it was read; or the refusal would not name it."""
     source = saved("own", tmp_path / "model")
     with pytest.raises(
         UnsupportedModelError, match=r"configuration_spiral\.py, modeling_spiral\.py in .*model, .*--trust-remote"

@@ -120,7 +120,7 @@ class _StepTape:
 
     @property
     def _places(self) -> ir.Value:
-        """Of each padded row among the packed ones, [B, S', 2]; attention may take more rows of padding."""
+        """The place of each padded row among the packed ones, [B, S', 2]; attention may take more rows of padding."""
         if "places" not in self._shared:
             places = self.input("padded_rows", ir.DataType.INT64, "batch", "padded", 2)
             width = self.op("Shape", [self._row_mask], {"start": 1, "end": 2})

@@ -47,7 +47,7 @@ class KVCaches:
         shapes = {
             f"{kind}_cache_{layer}": (kv.heads, head_dim)
             for layer, kv in manifest.caches.items()
-            if layer < layers or layer == len(manifest.layers)
+            if layer < layers or loops == 1  # beside rows of loops no draft head guesses
             for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim))
         }
         slot_bytes = {name: heads * head_dim * itemsize for name, (heads, head_dim) in shapes.items()}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple, cast
 
@@ -135,6 +136,7 @@ class WavefrontDepth:
         self.most_drafts = limit + self.loops
         self.lookahead = self.most_drafts + self.loops  # loops guess on until the first of the drafts is final
         self._costs = StepTable.of(costs, bool(manifest.weights))
+        self.launch_ms = cache(self._launch_ms)  # each step asks for a few sizes
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
@@ -190,8 +192,8 @@ class WavefrontDepth:
                 state.copy(self.least_chance(len(states)), self.most_drafts)
 
     def least_chance(self, size: int) -> float:
-        """Of a copied token in one of ``size`` sequences: a row in the launch of each loop costs what a right token saves, a
-        launch of one sequence."""
+        """The chance from which on a copied token pays in one of ``size`` sequences: a row in the launch of each loop costs what a
+        right token saves, a launch of one sequence."""
         few, many = self.loops, 3 * self.loops
         launch, longer = (self.launch_ms(size, tokens) for tokens in (few, many))
         return (longer - launch) / launch * self.loops / (many - few)
@@ -292,7 +294,7 @@ class WavefrontDepth:
         sequence.num_cached_tokens += 1
         return not right or (token in sequence.eos and not sequence.params.ignore_eos)
 
-    def launch_ms(self, size: int, tokens: int) -> float:
+    def _launch_ms(self, size: int, tokens: int) -> float:
         """What a launch of a loop takes for ``tokens`` tokens of each of ``size`` sequences."""
         return self._costs.price([Launch(Graph(layers=1), size, size * tokens)])
 

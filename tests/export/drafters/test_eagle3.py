@@ -147,7 +147,7 @@ BROKEN: dict[str, tuple[Callable[[dict, dict], object], str]] = {
 
 @pytest.mark.parametrize("case", list(BROKEN))
 def test_what_cannot_be_read_in_full_is_refused_by_name(case: str, target: LoadedModel, tmp_path: Path) -> None:
-    """A part that is left out or guessed costs hits that nobody misses."""
+    """A part that is left out or guessed costs hits, and no text shows it."""
     change, message = BROKEN[case]
     folder = Eagle3(draft_vocab=40).write(tmp_path, eagle_aux_hidden_state_layer_ids=TAPS)
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())

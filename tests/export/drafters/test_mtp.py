@@ -182,7 +182,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", list(BROKEN))
 def test_what_cannot_be_read_in_full_is_refused_by_name(case: str, mimo: tuple[Path, dict[str, Tensor]]) -> None:
-    """A part that is left out or random costs hits that nobody misses."""
+    """A part that is left out or random costs hits, and no text shows it."""
     (folder, own), (change, message) = mimo, BROKEN[case]
     tensors = mtp_tensors()
     change(tensors)
