@@ -192,8 +192,8 @@ class WavefrontDepth:
                 state.copy(self.least_chance(len(states)), self.most_drafts)
 
     def least_chance(self, size: int) -> float:
-        """The chance from which on a copied token pays in one of ``size`` sequences: a row in the launch of each loop costs what a
-        right token saves, a launch of one sequence."""
+        """The chance from which on a copied token pays in one of ``size`` sequences: a row in the launch of each loop costs what
+        a right token saves, a launch of one sequence."""
         few, many = self.loops, 3 * self.loops
         launch, longer = (self.launch_ms(size, tokens) for tokens in (few, many))
         return (longer - launch) / launch * self.loops / (many - few)
