@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -239,7 +240,8 @@ def test_ctrl_c_waits_for_the_exporter(tmp_path: Path, number: signal.Signals) -
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     command = [sys.executable, "-c", caller]
-    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's jobs in the background ignore it
+    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, preexec_fn=heard)
     wait_for(lambda: marker.exists() and marker.read_text(encoding="utf-8") == "runs")
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
