@@ -203,11 +203,15 @@ def _observe(model: PreTrainedModel) -> tuple[list[Tensor], Tensor, bool]:
 
 
 def _outputs_of(layers: Iterable[nn.Module], run: Callable[[], object]) -> list[tuple[Tensor, bool]]:
-    """What each call of ``layers`` returns while ``run`` runs the model, and whether it returns it in a tuple."""
-    outputs: list[tuple[Tensor, bool]] = []
+    """What each call of ``layers`` returns while ``run`` runs the model, and whether it returns it in a tuple.
+
+    Calls of other threads, whose heads share the layers, do not count.
+    """
+    outputs, own = list[tuple[Tensor, bool]](), threading.get_ident()
 
     def keep(_module: nn.Module, _inputs: object, output: Any) -> None:
-        outputs.append((output[0], True) if isinstance(output, tuple) else (output, False))
+        if threading.get_ident() == own:
+            outputs.append((output[0], True) if isinstance(output, tuple) else (output, False))
 
     with ExitStack() as hooks:
         for layer in layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -225,3 +226,18 @@ def test_documents_are_not_divided_between_parts(captured: Capture) -> None:
     parts = vars(divide_train_windows(Capture(**{**vars(captured), "document": documents})))
     owners = [set(documents[windows]) for windows in parts.values()]
     assert all(owners) and sum(map(len, owners)) == 20
+
+
+def test_tails_that_are_made_at_once_see_their_own_layers(llama: FrozenModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads train in several threads: a tail would count the layers that another one runs, or return its states."""
+    model, original = llama.model, type(llama.model).forward
+
+    def beside_another(self: torch.nn.Module, *arguments: object, **options: object) -> object:
+        if self is model:  # and not the copy that the tail runs
+            other = Thread(target=original, args=(self, *arguments), kwargs=options)
+            other.start()
+            other.join()
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(type(model), "forward", beside_another)
+    assert ModelTail(model, 3).num_layers == llama.num_layers
