@@ -29,7 +29,7 @@ from tide_calibrate.parallel import Check, in_parallel
 from tide_calibrate.progress_bars import token_bar
 from tide_calibrate.routers import MaxProbability, Router
 from tide_calibrate.temporary_bundle import TemporaryBundle
-from tide_calibrate.text.documents import SPLITS, SplitName, SplitText, Windows
+from tide_calibrate.text.documents import SplitName, SplitText, Windows
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.record import WINDOWS_PER_READ, trace_split, windows_of
 from tide_calibrate.traces.trace import Exit, SplitTrace
@@ -65,8 +65,8 @@ class Captured:
 
     def held_out_prompts(self) -> list[list[int]]:
         """Token ids of the prompts from the test split, on which no exit was chosen."""
-        is_test = self.continuations.split[self.own.document] == SPLITS.index("test")
-        return [self.own.tokens[window, : self.prompt_lengths[window]].tolist() for window in np.flatnonzero(is_test)]
+        held_out = windows_of(self.continuations, "test")
+        return [self.own.tokens[window, : self.prompt_lengths[window]].tolist() for window in held_out]
 
     def traces(
         self, model: FrozenModel, exits: Mapping[Exit, TrainedExit], vocabulary: SampledVocabulary | None = None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from runtime.conftest import bundle, exits_bundle, hf_model_directory, load
 from tide_calibrate.rehearsal import LEAST_PROMPTS, _rehearsal, measure_policies, rehearse
+from tide_calibrate.text.documents import Windows
+from tide_calibrate.train import Captured
 from tide_runtime.errors import CalibrationError
 
 __all__ = ["bundle", "exits_bundle", "hf_model_directory", "load"]
@@ -32,6 +35,15 @@ def test_each_policy_that_the_bundle_has_is_measured(exits_bundle: Path, bundle:
     assert {one.prompts for one in found.values()} == {LEAST_PROMPTS}
     assert all(0 < one.low <= one.speedup <= one.high for one in found.values())
     assert set(measure_policies(bundle, prompts[:2], 4, seconds=0.0)) == {"exact"}
+
+
+def test_prompts_come_from_the_test_split() -> None:
+    """Speeds would be of texts on which the exits were chosen, or of none."""
+    tokens, documents = np.arange(24, dtype=np.int32).reshape(4, 6), np.array([7, 7, 9, 9], np.int32)
+    windows = Windows(tokens, np.full(4, 6, np.int32), documents)
+    continuations = SimpleNamespace(split=np.array([1, 1, 2, 2], np.int8), lengths=windows.lengths)
+    captured = Captured(None, windows, np.array([2, 2, 3, 2], np.int32), continuations, None)  # type: ignore[arg-type]
+    assert captured.held_out_prompts() == [[12, 13, 14], [18, 19]]
 
 
 def test_a_process_that_fails_says_what_to_do(tmp_path: Path) -> None:
