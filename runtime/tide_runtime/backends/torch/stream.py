@@ -33,6 +33,9 @@ class TorchStream(Protocol):
     def run(self, work: Callable[[], None]) -> None:
         """Queue what ``work`` computes."""
 
+    def wait_for_weights(self) -> None:
+        """Wait for what was computed outside of `run`."""
+
 
 class _DeviceBytes:
     """Memory as the CUDA array interface describes it (https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html)."""
@@ -64,6 +67,9 @@ class CudaStream:
         with torch.inference_mode(), torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool, self.place), attention:
             work()
 
+    def wait_for_weights(self) -> None:
+        torch.cuda.synchronize(self.place)
+
 
 def _fused_kernels(place: torch.device) -> Any:
     """The module `fused_kernels` where Triton runs: from Ampere on."""
@@ -92,6 +98,9 @@ class ProcessorStream:
     def run(self, work: Callable[[], None]) -> None:
         with torch.inference_mode():
             work()
+
+    def wait_for_weights(self) -> None:
+        """Nothing is queued."""
 
 
 class _HostMemory:
