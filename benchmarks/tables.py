@@ -38,7 +38,7 @@ PAGES = {
     ),
     "docs/depth.md": ("looped", "drafters", "predicted_speedup"),
     "docs/measured-runtime.md": (
-        "segment_tax", "export_scale", "large_model", "hybrids", "hybrids_texts", "hybrids_rewriting", "long_chat",
+        "segment_tax", "export_scale", "large_model", "hybrids", "long_chat",
     ),
     "docs/certificate.md": (
         "certificate", "certificate_joint", "policy_quality", "calibration_quality", "capture_memory", "capture_memory_demo",
