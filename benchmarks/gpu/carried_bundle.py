@@ -36,8 +36,8 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Block:
-    """``kind``: stored, halves, cast or random. ``scale``: of low-bit weights' scales, 0 for other numbers. ``source``: of a cast,
-    the offset in the other bundle's file."""
+    """``kind``: stored, halves, cast or random. ``scale``: of low-bit weights' scales, 0 for other numbers. ``source``: of a
+    cast, the offset in the other bundle's file."""
 
     offset: int
     size: int

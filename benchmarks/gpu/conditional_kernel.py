@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_runtime.bundle.architectures import architecture_for
 

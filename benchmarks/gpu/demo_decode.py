@@ -17,12 +17,10 @@ from benchmarks.gpu.carried_bundle import unpack
 from benchmarks.gpu.decode_loop import compare
 from benchmarks.gpu.hf_arms import eager
 from benchmarks.gpu.kit.case import Bench, Figures, KitCase
-from benchmarks.gpu.model_shapes import TORCH_DTYPES, dtype_of
-from benchmarks.models.model_folders import DEMO_MODELS
+from benchmarks.gpu.model_shapes import DEMO, TORCH_DTYPES, dtype_of
 
 TARGET = "torch"
-_DEMO = DEMO_MODELS / "layerskip"
-_HELD_OUT = _DEMO.parent / "held_out.txt"
+_HELD_OUT = DEMO.parent / "held_out.txt"
 _PROMPT, _TEXTS, _REPEATS = 32, 16, 3
 _NEW, _DRY_NEW = 64, 6
 _LARGEST_GAP = 1e-3  # between the logits of two tokens that are a tie in fp32, where sums have another order
@@ -124,7 +122,7 @@ class _Demo:
 @cache
 def eager_model(device: str, dtype: str) -> Any:
     torch.backends.cuda.matmul.allow_tf32 = False
-    model = AutoModelForCausalLM.from_pretrained(_DEMO, dtype=TORCH_DTYPES[dtype_of(dtype)])
+    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=TORCH_DTYPES[dtype_of(dtype)])
     return model.to(device).eval()
 
 
@@ -138,6 +136,6 @@ def prompts(rows: int) -> list[list[int]]:
     """Of `_PROMPT` tokens each, from all over the held-out text."""
     from tokenizers import Tokenizer
 
-    tokens = Tokenizer.from_file(str(_DEMO / "tokenizer.json")).encode(_HELD_OUT.read_text(encoding="utf-8")).ids
+    tokens = Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(_HELD_OUT.read_text(encoding="utf-8")).ids
     step = (len(tokens) - _PROMPT) // _TEXTS
     return [tokens[first : first + _PROMPT] for first in range(0, rows * step, step)]

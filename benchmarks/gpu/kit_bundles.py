@@ -22,10 +22,9 @@ from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.carried_bundle import pack
-from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, SHAPES, TORCH_DTYPES, ModelShape, dtype_of
+from benchmarks.gpu.model_shapes import DEMO, MAX_SEQ_LEN, SHAPES, TORCH_DTYPES, ModelShape, dtype_of
 from benchmarks.gpu.stub_exits import COSTS
 from benchmarks.models.calibrated_bundles import calibrated_bundles
-from benchmarks.models.model_folders import DEMO_MODELS
 from tide_export import export
 from tide_export.calibration.calibration_file import CalibrationFile, DataInfo
 from tide_export.calibration.exit_calibration import ExitCalibration
@@ -114,9 +113,14 @@ def main(
             bundle = Path(scratch) / f"demo_{dtype}"
             weights = "int4" if dtype == "int4" else "source"
             config = ExportConfig(
-                dtype_of(dtype), max_seq_len=MAX_SEQ_LEN, targets=(target,), verify=False, weights=weights, calibration=str(calibration)
+                dtype_of(dtype),
+                max_seq_len=MAX_SEQ_LEN,
+                targets=(target,),
+                verify=False,
+                weights=weights,
+                calibration=str(calibration),
             )
-            export(str(DEMO_MODELS / "layerskip"), bundle, config)
+            export(str(DEMO), bundle, config)
             _say(pack(bundle, to / bundle.name, base=base if dtype == "fp16" else None), bundle)
         for dtype in SHAPES["1b"].dtypes:
             bundle = Path(scratch) / f"1b_{dtype}"

@@ -1,7 +1,7 @@
-"""What a pass over several tokens costs on a GPU, against one token: the price of verifying drafts, at the shapes of real models.
+"""What a pass over several tokens costs on a GPU, against one token: the price of verifying drafts, at real models' shapes.
 
-Layers are torch functions in a CUDA graph, with distinct weights of more bytes than the L2 cache holds, so that each pass reads them
-from memory. Attention has the query heads of a KV head as rows of one head: no keys are repeated. Times are medians in µs.
+Layers are torch functions in a CUDA graph, with distinct weights of more bytes than the L2 cache holds, so that each pass reads
+them from memory. Attention has the query heads of a KV head as rows of one head: no keys are repeated. Times are medians in µs.
 """
 
 from __future__ import annotations

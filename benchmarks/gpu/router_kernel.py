@@ -64,9 +64,7 @@ def prepare_launch(problem: RouterProblem, library: KernelLibrary, gpu: AbsentGp
     prepare_exit_router(library, threshold=THRESHOLD, epsilon=EPSILON, stream=LEGACY_DEFAULT_STREAM, **tensors)
 
 
-def measure(
-    problem: RouterProblem, library: KernelLibrary, predecessor: Path | None, compiles: bool = True
-) -> dict[str, Any]:
+def measure(problem: RouterProblem, library: KernelLibrary, predecessor: Path | None, compiles: bool = True) -> dict[str, Any]:
     """Arm → µs on the GPU and per call, or a note why it could not run. Raises TargetError when TIDE's scores are wrong: its
     time would mean nothing."""
     given = RouterTensors.random(problem)

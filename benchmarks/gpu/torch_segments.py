@@ -177,9 +177,7 @@ def _program(enqueue: Enqueue, left: Tensor) -> tuple[Node, ...]:
         return launch
 
     inner = IfThen(second, (Run("step", enqueue),))
-    return (
-        While(proceed, (Run("gate", decide(second, 0)), inner, Run("step", enqueue), Run("turn", decide(proceed, 1)))),
-    )
+    return (While(proceed, (Run("gate", decide(second, 0)), inner, Run("step", enqueue), Run("turn", decide(proceed, 1)))),)
 
 
 def _run(launch: Callable[[int], None], x: Tensor, first: Tensor, left: Tensor, turns: int) -> Tensor:

@@ -12,19 +12,20 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.kit.bare_image import FOLDERS, ROOT
 from benchmarks.gpu.kit.child import FAILED, NOT_RUN, PASSED, PREPARED
-from benchmarks.gpu.kit.plan import CALLS, SECONDS, Row, chosen, expected_seconds
+from benchmarks.gpu.kit.plan import CALLS, SECONDS, chosen, expected_seconds
 from benchmarks.gpu.kit.runner import Call, Result, ResultFiles
 
 WORK, CARRIED = ROOT / "build" / "gpu-kit", ROOT / "build" / "kit-bundles"
 _LEFT_BEHIND = ("examples/demo_model/stock", "examples/demo_model/looped")  # of what would travel; no stage reads them
 _DRY_SECONDS, _MIN_CORE = 3600.0, (1, 2)
+_MOST_FAILURES, _MOST_CHARACTERS = 20, 300  # of a summary, and of one of its lines
 
 
 def main() -> None:
@@ -66,10 +67,11 @@ def main() -> None:
         if given.dry_run:
             shutil.copytree(files.folder, given.out, dirs_exist_ok=True)
             shutil.rmtree(work)
-    for number, some in CALLS.items():
-        print(f"RESULT kit_call{number}_s={expected_seconds(some):.4g}")
-    print(f"RESULT kit_mib={travelling_bytes() / 2**20:.4g}")
-    print(f"RESULT kit_lines={sum(len(path.read_text().splitlines()) for path in Path(__file__).parent.rglob('*.py'))}")
+    if given.dry_run:
+        for number, some in CALLS.items():
+            print(f"RESULT kit_call{number}_s={expected_seconds(some):.4g}")
+        print(f"RESULT kit_mib={travelling_bytes() / 2**20:.4g}")
+        print(f"RESULT kit_lines={sum(len(path.read_text().splitlines()) for path in Path(__file__).parent.rglob('*.py'))}")
     print(f"RESULT kit_seconds={time.monotonic() - call.begun:.4g}")
     sys.exit(any(result["state"] == FAILED for result in files.results))
 
@@ -139,18 +141,14 @@ def travelling_bytes() -> int:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """A line for each stage, then what failed, then the figures that matter: a caller may see only the end of the output."""
+    """Figures, then what failed, then a line for each stage: a caller may see only the end of the output."""
+    passed = [r for r in results if r["state"] == PASSED and r.get("figures") and r["stage"] not in ("machine", "graphs")]
+    lines = [f"{r['stage']}, {r['case']}: {shown(r['figures'])[:_MOST_CHARACTERS]}" for r in passed]
+    failed = [result for result in results if result["state"] == FAILED]
+    lines += [f"FAILED {r['stage']}, {r['case']}: {r['reason'][:_MOST_CHARACTERS]}" for r in failed[:_MOST_FAILURES]]
     stages = dict.fromkeys(result["stage"] for result in results)
-    lines = [_stage_line(name, [result for result in results if result["stage"] == name]) for name in stages]
-    for result in results:
-        if result["state"] == FAILED:
-            lines.append(f"FAILED {result['stage']}, {result['case']}: {result['reason'][:300]}")
-    shown = (result for result in results if result.get("figures") and result["state"] == PASSED)
-    lines += [f"{result['stage']}, {result['case']}: {_short(result['figures'])}" for result in shown][:_MOST_FIGURES]
+    lines += [_stage_line(name, [result for result in results if result["stage"] == name]) for name in stages]
     return "\n".join(lines)
-
-
-_MOST_FIGURES = 90
 
 
 def _stage_line(name: str, results: Sequence[Result]) -> str:
@@ -160,6 +158,12 @@ def _stage_line(name: str, results: Sequence[Result]) -> str:
     return f"{name:<18} {', '.join(words) or 'no case':<40} {seconds:6.1f} s"
 
 
-def _short(figures: dict[str, Any]) -> str:
-    parts = (f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in figures.items())
-    return ", ".join(part for part in parts if len(part) < 80)[:400]
+def shown(figures: Mapping[str, Any]) -> str:
+    """Numbers first, without lists."""
+    parts = []
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            parts.append(f"{name} {{{shown(value)}}}")
+        elif not isinstance(value, list):
+            parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return ", ".join(parts)

@@ -10,7 +10,7 @@ class Stage:
     """A process that runs the cases of a module.
 
     Args:
-        module: of `benchmarks.gpu`; its ``kit_cases(bench, argument)`` yields the cases.
+        module: its ``kit_cases(bench, argument)`` yields the cases.
         seconds: what it is expected to take on an H100.
         limit: seconds after which it is stopped.
         case_limit: seconds after which a case is stopped, and the others go on in a new process.
@@ -24,24 +24,30 @@ class Stage:
     case_limit: float = 30.0
 
 
-MACHINE = (Stage("machine", "machine", "", 20, 60, 45), Stage("imports", "machine", "imports", 20, 60, 60))
-CONDITIONS = (
-    Stage("conditional", "conditional_kernel", "", 4, 20),
-    *(Stage(f"cublas_{arm}", "cublas_capture", arm, 8, 30) for arm in ("default", "none", "small", "own")),
+MACHINE = (
+    Stage("machine", "benchmarks.gpu.machine", "", 20, 60, 45),
+    Stage("imports", "benchmarks.gpu.machine", "imports", 20, 60, 60),
 )
-GRAPHS = Stage("graphs", "graph_cases", "", 35, 60, 15)
-LOOP_KERNELS = Stage("loop_kernels", "kernel_cases", "loop 3", 25, 60, 15)
-ROUTER_KERNELS = Stage("router_kernels", "kernel_cases", "exit_router 3", 25, 60, 15)
-CONDITION_COSTS = Stage("condition_costs", "condition_costs", "", 8, 25)
-PASSES = Stage("passes", "pass_costs", "", 30, 60, 40)
-SEGMENTS = Stage("torch_segments", "torch_segments", "", 20, 60, 40)
-DEMO_FP32, DEMO_FP16 = Stage("demo_fp32", "demo_decode", "fp32", 45, 80, 60), Stage("demo_fp16", "demo_decode", "fp16", 25, 60, 40)
+CONDITIONS = (
+    Stage("conditional", "benchmarks.gpu.conditional_kernel", "", 4, 20),
+    *(Stage(f"cublas_{arm}", "benchmarks.gpu.cublas_capture", arm, 8, 30) for arm in ("default", "none", "small", "own")),
+)
+GRAPHS = Stage("graphs", "benchmarks.gpu.graph_cases", "", 35, 60, 15)
+LOOP_KERNELS = Stage("loop_kernels", "benchmarks.gpu.kernel_cases", "loop 3", 25, 60, 15)
+ROUTER_KERNELS = Stage("router_kernels", "benchmarks.gpu.kernel_cases", "exit_router 3", 25, 60, 15)
+CONDITION_COSTS = Stage("condition_costs", "benchmarks.gpu.condition_costs", "", 8, 25)
+PASSES = Stage("passes", "benchmarks.gpu.pass_costs", "", 30, 60, 40)
+SEGMENTS = Stage("torch_segments", "benchmarks.gpu.torch_segments", "", 20, 60, 40)
+DEMO_FP32, DEMO_FP16 = (
+    Stage("demo_fp32", "benchmarks.gpu.demo_decode", "fp32", 45, 80, 60),
+    Stage("demo_fp16", "benchmarks.gpu.demo_decode", "fp16", 25, 60, 40),
+)
 ONE_B = tuple(
-    Stage(f"1b_{dtype}_b{rows}", "big_decode", f"{dtype} {rows}", seconds, limit, 60)
+    Stage(f"1b_{dtype}_b{rows}", "benchmarks.gpu.big_decode", f"{dtype} {rows}", seconds, limit, 60)
     for dtype, rows, seconds, limit in (("fp16", 1, 60, 95), ("fp16", 8, 35, 70), ("int4", 1, 35, 70))
 )
-ROUTER = Stage("router", "router_kernel", "", 40, 60, 40)
-SANITIZERS = tuple(Stage(tool, "sanitize", tool, 55, 75, 75) for tool in ("memcheck", "racecheck"))
+ROUTER = Stage("router", "benchmarks.gpu.router_kernel", "", 40, 60, 40)
+SANITIZERS = tuple(Stage(tool, "benchmarks.gpu.sanitize", tool, 55, 75, 75) for tool in ("memcheck", "racecheck"))
 
 Row = tuple[Stage, ...]
 CALLS: dict[int, tuple[Row, ...]] = {

@@ -1,123 +1,104 @@
-"""The kit's results as runs in docs/results, from which the tables of the documentation are drawn."""
+"""What calls found, as a run in docs/results, and the documentation's table that is drawn from it."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tide_bench.report import Report
+from tide_bench.tables import markdown_table
 
-from benchmarks.gpu.decode_cases import DecodeCase, decode_cases
-from benchmarks.gpu.decode_cuda import TARGET, compare_tokens
-from benchmarks.gpu.decode_cuda import record as record_decode
 from benchmarks.gpu.gpu_report import executed
 from benchmarks.gpu.kit.bare_image import ROOT
-from benchmarks.gpu.kit.journal import FAILED, NOT_RUN, PASSED
+from benchmarks.gpu.kit.child import FAILED, NOT_RUN, PASSED
+from benchmarks.gpu.kit.command import shown
 from benchmarks.gpu.kit.plan import STAGES
 
-Content = dict[str, Any]  # of a stage's file
-Case = dict[str, Any]  # of its ``cases``
+Line = dict[str, Any]  # of kit.jsonl
+_MOST_REASONS, _MOST_CHARACTERS = 12, 300
 
 
-def write_report(out: Path) -> None:
-    """Write docs/results/DATE-gpu_kit.json and DATE-decode_cuda.json from the stages in ``out``, and the pages' tables.
-
-    Without stages that ran on a GPU only the tables are written, which then say so.
-    """
-    stages = [content for content in _read(out) if not content["dry"]]
-    if not stages:
-        print(f"not run: {out} holds no results of a GPU")
-    for report in _reports(stages) if stages else ():
-        path = ROOT / "docs" / "results" / f"{report.date[:10]}-{report.benchmark}.json"
-        report.write(path)
-        print(f"wrote {path}")
+def write_report(paths: Sequence[Path]) -> None:
+    """Write docs/results/DATE-gpu_kit.json from the lines in ``paths``, and the pages' tables. A later line of a case replaces an
+    earlier one, whatever sources it is of: each row says of which commits its cases are."""
+    lines = [json.loads(text) for path in paths for text in path.read_text(encoding="utf-8").splitlines()]
+    report = kit_report([line for line in lines if not line["dry"]])
+    path = ROOT / "docs" / "results" / f"{report.date[:10]}-gpu_kit.json"
+    report.write(path)
+    print(f"wrote {path}")
     subprocess.run([sys.executable, "-m", "benchmarks.tables"], cwd=ROOT, check=True)
 
 
-def _read(out: Path) -> Iterator[Content]:
+def kit_report(lines: Sequence[Line]) -> Report:
+    """A row for each stage, with its cases. Raises ValueError where no stage ran on a GPU."""
+    if not lines:
+        raise ValueError("no line is of a run on a GPU")
+    newest = {(line["stage"], line["case"]): line for line in lines}
+    report = Report("gpu_kit", targets=[], calls=sorted({line["call"] for line in lines}))
+    report.date = max(line["date"] for line in lines)
+    gpu = newest.get(("machine", "gpu"), {}).get("figures", {})
+    versions = newest.get(("machine", "packages"), {}).get("figures", {}).get("versions", {})
+    report.machine |= {"gpu": gpu.get("name", "unknown GPU"), "driver": gpu.get("driver", "unknown"), **versions}
     for stage in STAGES:
-        path = out / stage.file_name
-        if path.exists():
-            yield json.loads(path.read_text(encoding="utf-8"))
-
-
-def _reports(stages: list[Content]) -> list[Report]:
-    reports = [kit_report(stages)]
-    decode = next((content for content in stages if STAGES[content["stage"]].module == "decode"), None)
-    if decode is not None and any(case["state"] == PASSED for case in decode["cases"]):
-        reports.append(decode_report(decode, reports[0].machine))
-    return reports
-
-
-def kit_report(stages: list[Content]) -> Report:
-    """A row for each stage, with its cases' figures, and what was executed. Logs and tokens are left out."""
-    report = _report("gpu_kit", stages[-1], commits=sorted({content["commit"] for content in stages}))
-    report.machine |= {"gpu": _gpu(stages), "driver": _figure(stages, 0, "gpu", "driver") or "unknown"}
-    for content in stages:
-        counts = {state: sum(case["state"] == state for case in content["cases"]) for state in (PASSED, FAILED, NOT_RUN)}
-        facts = {name: content[name] for name in ("stage", "title", "state", "complete", "seconds", "cases_planned")}
-        report.rows.append(facts | {"counts": counts, "cases": [_short(case) for case in content["cases"]]})
-        report.add(f"kit_stage{content['stage']}_failed", counts[FAILED])
-        for target in _executed(content["cases"]):
-            executed(report, target)
-    report.add("kit_minutes", sum(content["seconds"] for content in stages) / 60)
+        cases = [line for (name, case), line in newest.items() if name == stage and case != "stage"]
+        if cases:
+            report.rows.append(_row(stage, cases, newest.get((stage, "stage"), {})))
+            report.add(f"kit_{stage}_failed", sum(line["state"] == FAILED for line in cases))
+    if any(row["stage"].startswith(("demo", "1b")) and row["counts"][PASSED] for row in report.rows):
+        executed(report, "torch")
     return report
 
 
-def _short(case: Case) -> Case:
-    """Without what only finding a mistake needs, and without passed kernel cases' empty figures."""
-    kept = {name: case[name] for name in ("case", "state", "reason", "figures") if case.get(name)}
-    if "figures" in kept:
-        kept["figures"] = {name: value for name, value in kept["figures"].items() if name != "tokens"}
-    return kept
+def _row(stage: str, cases: Sequence[Line], end: Mapping[str, Any]) -> dict[str, Any]:
+    kept = [{key: line[key] for key in ("case", "state", "seconds", "reason", "figures") if line.get(key)} for line in cases]
+    counts = {state: sum(line["state"] == state for line in cases) for state in (PASSED, FAILED, NOT_RUN)}
+    commits = sorted({line["commit"] for line in cases})
+    return {"stage": stage, "seconds": end.get("seconds", 0), "counts": counts, "commits": commits, "cases": kept}
 
 
-def _executed(cases: Iterable[Case]) -> Iterator[str]:
-    """Targets whose bundles generated on the GPU."""
-    for case in cases:
-        if case["state"] == PASSED:
-            if case["case"].endswith(("_tide", "_exact", "_unsplit")) and "tokens" in case["figures"]:
-                yield TARGET
-            if "target" in case["figures"]:
-                yield case["figures"]["target"]
+def gpu_kit_table(run: Mapping[str, Any]) -> str:
+    """From a run in docs/results."""
+    machine = run["machine"]
+    where = f"{run['date'][:10]}, {machine['gpu']}, CUDA driver {machine['driver']}, torch {machine['torch']}"
+    rows = {row["stage"]: row for row in run["rows"]}
+    return "\n\n".join(part for part in (_stages(where, rows), "\n".join(_findings(rows)), "\n".join(_wrong(rows))) if part)
 
 
-def decode_report(content: Content, machine: dict[str, Any]) -> Report:
-    """Stage 6 as a run of `benchmarks.gpu.decode_cuda`."""
-    report = _report("decode_cuda", content)
-    report.machine = machine
-    by_name = {case["case"]: case for case in content["cases"]}
-    for case in decode_cases():
-        arms = {arm: _arm(by_name[f"{case.name}_{arm}"]) for arm in case.arms if f"{case.name}_{arm}" in by_name}
-        if arms.get("tide") is not None:
-            _record(report, case, arms)
-    return report
+def gpu_kit_not_run() -> str:
+    """While there is no run."""
+    return _stages("not run: no GPU has been at hand", {})
 
 
-def _record(report: Report, case: DecodeCase, arms: dict[str, dict[str, Any]]) -> None:
-    compare_tokens(arms)
-    record_decode(report, case, arms)
+def _stages(where: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    cells = [[name, *_cells(rows.get(name))] for name in STAGES]
+    return "\n".join([f"**What the GPU kit found** ({where}).", "", *markdown_table(["stage", "cases", "seconds"], cells)])
 
 
-def _arm(case: Case) -> dict[str, Any]:
-    return dict(case["figures"]) if case["state"] == PASSED else {"note": case["reason"].splitlines()[0]}
+def _cells(row: Mapping[str, Any] | None) -> list[str]:
+    if row is None:
+        return ["not run", ""]
+    return [", ".join(f"{count} {state}" for state, count in row["counts"].items() if count), f"{row['seconds']:.0f}"]
 
 
-def _report(benchmark: str, content: Content, **settings: Any) -> Report:
-    report = Report(benchmark, targets=[], **settings)
-    report.date, report.machine = content["date"], dict(content["machine"])
-    return report
+def _findings(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The figures of cases that passed, one line a case; the cases of kernels and graphs have none worth a line."""
+    for name, row in rows.items():
+        if name in ("machine", "imports", "graphs", "loop_kernels", "router_kernels"):
+            continue
+        for case in row["cases"]:
+            if case["state"] == PASSED and case.get("figures"):
+                yield f"- {name}, {case['case']}: {shown(case['figures'])[:_MOST_CHARACTERS]}"
 
 
-def _gpu(stages: list[Content]) -> str:
-    return str(_figure(stages, 0, "gpu", "name") or "unknown GPU")
-
-
-def _figure(stages: list[Content], stage: int, case: str, name: str) -> Any:
-    """A figure of a case, None where it was not measured."""
-    found = (c for content in stages if content["stage"] == stage for c in content["cases"] if c["case"] == case)
-    return next((c["figures"].get(name) for c in found if c["state"] == PASSED), None)
+def _wrong(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Cases that failed, or could not run, with their reasons."""
+    for name, row in rows.items():
+        wrong = [case for case in row["cases"] if case["state"] in (FAILED, NOT_RUN)]
+        for case in wrong[:_MOST_REASONS]:
+            yield f"- {name}, {case['case']}, {case['state']}: {case['reason'].splitlines()[0][:_MOST_CHARACTERS]}"
+        if len(wrong) > _MOST_REASONS:
+            yield f"- {name}: {len(wrong) - _MOST_REASONS} more."

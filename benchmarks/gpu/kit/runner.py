@@ -83,7 +83,7 @@ class Call:
 
 @dataclass
 class StageRun:
-    """A stage from outside: a process that dies, or whose case is stopped, costs that case; another process goes on with the next."""
+    """A stage from outside: a process that dies, or whose case is stopped, costs that case; another one goes on with the next."""
 
     stage: Stage
     call: Call
@@ -108,10 +108,15 @@ class StageRun:
         """Run one process; why it ended before it was through, or None, and whether another one should go on."""
         self.running, self.since = None, time.monotonic()
         reading, writing = os.pipe()
-        given = self.call.given | {"module": self.stage.module, "argument": self.stage.argument, "done": self.done, "pipe": writing}
+        given = self.call.given | {
+            "module": self.stage.module,
+            "argument": self.stage.argument,
+            "done": self.done,
+            "pipe": writing,
+        }
         command = [sys.executable, "-u", "-m", "benchmarks.gpu.kit.child", json.dumps(given)]
         output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-        with subprocess.Popen(command, cwd=ROOT, pass_fds=(writing,), start_new_session=True, **output) as process:
+        with subprocess.Popen(command, cwd=ROOT, pass_fds=(writing,), process_group=0, **output) as process:
             os.close(writing)
             readers = [
                 Thread(target=self._read_results, args=(os.fdopen(reading, encoding="utf-8", errors="replace"),), daemon=True),
