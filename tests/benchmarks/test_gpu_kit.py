@@ -113,7 +113,7 @@ def test_a_stage_that_cannot_start_says_why_and_the_others_run(call: Call) -> No
 
 def test_what_the_time_does_not_allow_is_left(call: Call) -> None:
     """A call that ends late is stopped from outside, and what it was about to write is lost."""
-    call.seconds = 1.5
+    call.seconds = 5.3
     call.run([(stage("passes,hangs,passes2", limit=0.5),), (stage("passes3"),)])
     found = states(call)
     assert found["start"] == "left" and "passes3" not in found and "passes2" not in found
