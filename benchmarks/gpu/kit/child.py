@@ -52,8 +52,7 @@ def tried(case: KitCase, dry: bool) -> dict[str, Any]:
     except Exception as error:  # every library raises its own classes, and the other cases are tried all the same
         text = traceback.format_exc()
         print(f"{case.name}:\n{text}", file=sys.stderr, flush=True)
-        figures = getattr(error, "figures", {})  # what was measured before
-        return {"state": FAILED, "reason": f"{type(error).__name__}: {error}", "traceback": text, "figures": figures}
+        return {"state": FAILED, "reason": f"{type(error).__name__}: {error}", "traceback": text}
 
 
 def lost_context() -> str | None:
