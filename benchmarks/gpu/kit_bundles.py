@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 from zlib import crc32
@@ -22,12 +23,11 @@ from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.carried_bundle import pack
-from benchmarks.gpu.model_shapes import DEMO, MAX_SEQ_LEN, SHAPES, TORCH_DTYPES, ModelShape, dtype_of
+from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, SHAPES, TORCH_DTYPES, ModelShape, dtype_of
 from benchmarks.gpu.stub_exits import COSTS
 from benchmarks.models.calibrated_bundles import calibrated_bundles
-from tide_export import export
 from tide_export.calibration.calibration_file import CalibrationFile, DataInfo
-from tide_export.calibration.exit_calibration import ExitCalibration
+from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.fake_parameters import without_parameters
@@ -96,6 +96,16 @@ def random_exits(loaded: LoadedModel) -> ExitCalibration:
     return ExitCalibration(Path(), file, tensors)
 
 
+def _exits_for(loaded: LoadedModel, folder: Path) -> ExitCalibration:
+    """The calibration in ``folder``, of the dense model, for another form of its weights: loops are compared with loops."""
+    calibration = read_exit_calibration(folder)
+    return replace(calibration, file=replace(calibration.file, model_fingerprint=fingerprint(loaded)))
+
+
+def _config(dtype: str, target: str) -> ExportConfig:
+    return ExportConfig(dtype_of(dtype), max_seq_len=MAX_SEQ_LEN, targets=(target,), verify=False)
+
+
 def main(
     to: Annotated[Path, typer.Option(help="The folder to carry; replaced.")] = TO,
     calibration: Annotated[Path | None, typer.Option(help="Of the demo model; made where there is none.")] = None,
@@ -111,23 +121,15 @@ def main(
         base = Path(scratch) / "demo_fp32"
         for dtype in ("fp32", "fp16", "int4"):
             bundle = Path(scratch) / f"demo_{dtype}"
-            weights = "int4" if dtype == "int4" else "source"
-            config = ExportConfig(
-                dtype_of(dtype),
-                max_seq_len=MAX_SEQ_LEN,
-                targets=(target,),
-                verify=False,
-                weights=weights,
-                calibration=str(calibration),
-            )
-            export(str(DEMO), bundle, config)
+            bundle.mkdir()
+            loaded = SHAPES["demo"].load(dtype)
+            write_bundle(loaded, bundle, _config(dtype, target), ExportProgress(quiet=True), _exits_for(loaded, calibration))
             _say(pack(bundle, to / bundle.name, base=base if dtype == "fp16" else None), bundle)
         for dtype in SHAPES["1b"].dtypes:
             bundle = Path(scratch) / f"1b_{dtype}"
             bundle.mkdir()
             loaded = random_model(SHAPES["1b"], dtype, Path(scratch) / "1b.safetensors")
-            config = ExportConfig(dtype_of(dtype), max_seq_len=MAX_SEQ_LEN, targets=(target,), verify=False)
-            write_bundle(loaded, bundle, config, ExportProgress(quiet=True), random_exits(loaded))
+            write_bundle(loaded, bundle, _config(dtype, target), ExportProgress(quiet=True), random_exits(loaded))
             _say(pack(bundle, to / bundle.name, is_random=True), bundle)
             shutil.rmtree(bundle)
     print(f"RESULT kit_bundles_mib={sum(p.stat().st_size for p in to.rglob('*') if p.is_file()) / 2**20:.4g}")

@@ -27,8 +27,8 @@ PROGRAM = "compute-sanitizer"
 # Tool → its own options, and how many cases of each kernel it gets: shadow memory makes racecheck and initcheck slow. memcheck
 # would count errors that cuda.core handles itself, such as calls which an older driver lacks (cuda-python pull request 687).
 TOOLS: dict[str, tuple[tuple[str, ...], int]] = {
-    "memcheck": (("--padding", "32", "--report-api-errors", "no"), 24),
-    "racecheck": (("--racecheck-report", "all"), 10),
+    "memcheck": (("--padding", "32", "--report-api-errors", "no"), 12),
+    "racecheck": (("--racecheck-report", "all"), 8),
     "synccheck": ((), 10),
     "initcheck": ((), 10),
 }

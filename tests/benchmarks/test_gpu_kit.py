@@ -22,8 +22,8 @@ from benchmarks.gpu.kit import bare_image, child, command
 from benchmarks.gpu.kit.case import KitCase, NotRun
 from benchmarks.gpu.kit.child import FAILED, LOST, NOT_RUN, PASSED
 from benchmarks.gpu.kit.plan import CALLS, SECONDS, Stage, chosen, expected_seconds
-from benchmarks.gpu.kit.report import gpu_kit_not_run, gpu_kit_table, kit_report
 from benchmarks.gpu.kit.runner import Call, ResultFiles
+from benchmarks.gpu.kit_report import gpu_kit_not_run, gpu_kit_table, kit_report
 from benchmarks.verified_table import verified_table
 
 ROOT = Path(__file__).parents[2]

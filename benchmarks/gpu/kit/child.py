@@ -37,7 +37,7 @@ def run(given: dict[str, Any]) -> int:
             begin = time.perf_counter()
             result = tried(case, bench.dry)
             seconds = round(time.perf_counter() - begin, 3)
-            print(json.dumps({"case": case.name, **result, "seconds": seconds}, default=str), file=lines)
+            print(json.dumps({"case": case.name, **result, "seconds": seconds}, default=_plain), file=lines)
             if result["state"] == FAILED and not bench.dry and lost_context() is not None:
                 return LOST
     return 0
@@ -53,6 +53,11 @@ def tried(case: KitCase, dry: bool) -> dict[str, Any]:
         text = traceback.format_exc()
         print(f"{case.name}:\n{text}", file=sys.stderr, flush=True)
         return {"state": FAILED, "reason": f"{type(error).__name__}: {error}", "traceback": text}
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's and torch's numbers as Python's; of anything else its text."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def lost_context() -> str | None:

@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--report", type=Path, nargs="+", help="write these kit.jsonl into the documentation; run nothing")
     given = parser.parse_args()
     if given.report:
-        from benchmarks.gpu.kit.report import write_report
+        from benchmarks.gpu.kit_report import write_report
 
         write_report(given.report)
         return
