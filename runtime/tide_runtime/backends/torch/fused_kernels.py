@@ -34,7 +34,7 @@ def _add_norm(x, skip, weight, normed, total, epsilon, width, BLOCK: tl.constexp
 
 def add_norm(x: Tensor, skip: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """RMSNorm of x + skip, and the sum, [..., H]."""
-    width = x.shape[-1]
+    width, x, skip = x.shape[-1], x.contiguous(), skip.contiguous()
     normed, total = torch.empty_like(x), torch.empty_like(x)
     block = triton.next_power_of_2(width)
     warps = min(16, max(4, block // 512))
@@ -283,6 +283,7 @@ def attention(
         keys: [B, KV, slots, D], as ``values``.
         window: tokens that a token sees; 0 or less: all.
     """
+    every = every.contiguous()  # a part of a product with others where a model computes its MLP beside attention
     batch, tokens, _ = every.shape
     kv, slots, dim = keys.shape[1:]
     block = max(16, triton.next_power_of_2(dim))

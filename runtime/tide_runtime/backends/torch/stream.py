@@ -56,7 +56,8 @@ class CudaStream:
     def __init__(self, device: Device) -> None:
         self.device, self.place = device, torch.device("cuda", device.ordinal)
         self._stream = torch.cuda.ExternalStream(device.stream, self.place)
-        self._pool = torch.cuda.MemPool()
+        with torch.cuda.device(self.place):
+            self._pool = torch.cuda.MemPool()
         self.kernels = _fused_kernels(self.place)
 
     def memory(self, pointer: int, count_bytes: int) -> Tensor:
