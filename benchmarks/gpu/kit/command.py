@@ -81,7 +81,7 @@ def no_gpu() -> str | None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        return f"there is no CUDA driver ({error})"
+        return None if Path("/dev/nvidia0").exists() else f"there is no CUDA driver ({error})"
     status = driver.cuInit(0)
     return f"cuInit returned {status}" if status else None
 
