@@ -67,7 +67,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     places = [str(tmp_path), *(str(ROOT / folder) for folder in bare_image.FOLDERS)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
     monkeypatch.setattr("benchmarks.gpu.kit.runner._POLL_S", 0.02)
-    files = ResultFiles(tmp_path / "out", {"call": 1, "dry": False, "commit": "c0ffee", "date": "2026-12-01T10:00:00Z"})
+    files = ResultFiles(tmp_path / "out", {"call": 1, "dry": False, "sources": "c0ffee", "date": "2026-12-01T10:00:00Z"})
     return Call(files, 30.0, {"arch": "sm_90", "work": str(tmp_path), "carried": str(tmp_path), "dry": False})
 
 
@@ -132,6 +132,7 @@ def test_the_calls_fit_into_the_time_that_a_gpu_is_lent_for() -> None:
     for number, rows in CALLS.items():
         assert expected_seconds(rows) <= SECONDS[number]
     assert [stage.name for row in chosen("torch,1b") for stage in row] == [
+        "torch_capture",
         "torch_segments",
         "1b_fp16_b1",
         "1b_fp16_b8",
@@ -262,7 +263,7 @@ def test_a_skeleton_has_no_weights_and_gets_sensible_ones(tmp_path: Path) -> Non
 
 
 def line(stage: str, case: str, state: str = PASSED, **more: Any) -> dict[str, Any]:
-    facts = {"call": 1, "dry": False, "commit": "c0ffee", "date": "2026-12-01T10:00:00Z", "seconds": 1.0}
+    facts = {"call": 1, "dry": False, "sources": "c0ffee", "date": "2026-12-01T10:00:00Z", "seconds": 1.0}
     return facts | {"stage": stage, "case": case, "state": state} | more
 
 
@@ -274,7 +275,7 @@ def test_results_become_the_run_that_tables_are_drawn_from(tmp_path: Path) -> No
             line("machine", "packages", figures={"versions": {"torch": "2.11.0"}}),
             line("conditional", "count_down", FAILED, reason="AssertionError: 3\nmore"),
             line("1b_fp16_b1", "tide_full", figures={"ms": 2.5, "all_ms": [2.5, 2.5], "nodes": {"kernel": 3}}),
-            line("conditional", "count_down", commit="beef", figures={"counts": [1]}),  # mended since: a later line counts
+            line("conditional", "count_down", sources="beef", figures={"counts": [1]}),  # mended since: a later line counts
             line("conditional", "other", FAILED, reason="AssertionError: 4\nmore"),
         ]
     )

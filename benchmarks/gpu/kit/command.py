@@ -24,7 +24,7 @@ from benchmarks.gpu.kit.runner import Call, Result, ResultFiles
 
 WORK, CARRIED = ROOT / "build" / "gpu-kit", ROOT / "build" / "kit-bundles"
 _LEFT_BEHIND = ("examples/demo_model/stock", "examples/demo_model/looped")  # of what would travel; no stage reads them
-_DRY_SECONDS, _MIN_CORE = 3600.0, (1, 2)
+_DRY_SECONDS, _DRY_ARCH, _MIN_CORE = 3600.0, "sm_90", (1, 2)
 _MOST_FAILURES, _MOST_CHARACTERS = 20, 300  # of a summary, and of one of its lines
 
 
@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="the call's time; what does not fit is left")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", WORK / "out")), help="folder of results")
     parser.add_argument("--dry-run", action="store_true", help="do everything up to the launches; needs no GPU")
-    parser.add_argument("--arch", default="sm_90", help="the architecture that --dry-run prepares launches for")
     parser.add_argument("--report", type=Path, nargs="+", help="write these kit.jsonl into the documentation; run nothing")
     given = parser.parse_args()
     if given.report:
@@ -56,9 +55,9 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="gpu-kit-")) if given.dry_run else WORK / "work"
     print(use_cuda_core(CARRIED, work / "site"))
     facts = {"call": given.call, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "dry": given.dry_run}
-    files = ResultFiles(work / "out" if given.dry_run else given.out, facts | {"commit": _commit(), "sources": sources_key()})
+    files = ResultFiles(work / "out" if given.dry_run else given.out, facts | {"sources": sources_key()})
     seconds = _DRY_SECONDS if given.dry_run else given.seconds or SECONDS[given.call]
-    call = Call(files, seconds, {"arch": given.arch, "work": str(work), "carried": str(CARRIED), "dry": given.dry_run})
+    call = Call(files, seconds, {"arch": _DRY_ARCH, "work": str(work), "carried": str(CARRIED), "dry": given.dry_run})
     try:
         call.run(rows)
     finally:
@@ -111,15 +110,6 @@ def use_cuda_core(carried: Path, site: Path) -> str:
         wheel.extractall(site)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     return f"cuda-core {found} is replaced by {wheels[-1].name}"
-
-
-def _commit() -> str:
-    """Of the checkout; a copy of its files, or a machine without git, does not tell."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
 
 
 def sources_key() -> str:
