@@ -122,7 +122,7 @@ class Program:
         if node.op == ATTENTION:
             return self._attention(node)
         if node.op in (PRODUCT, LOOK_UP):
-            made = LowBitProduct(node.attributes) if node.op == PRODUCT else look_up(node.attributes)
+            made = LowBitProduct(node.attributes, self._kernels) if node.op == PRODUCT else look_up(node.attributes)
             return made, frozenset(), node.inputs
         if node.op == LINEAR:
             return self._linear(node)

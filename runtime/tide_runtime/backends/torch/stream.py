@@ -33,6 +33,9 @@ class TorchStream(Protocol):
     def run(self, work: Callable[[], None]) -> None:
         """Queue what ``work`` computes."""
 
+    def wait_for_weights(self) -> None:
+        """Wait for what was computed outside of `run`."""
+
 
 class _DeviceBytes:
     """Memory as the CUDA array interface describes it (https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html)."""
@@ -53,7 +56,8 @@ class CudaStream:
     def __init__(self, device: Device) -> None:
         self.device, self.place = device, torch.device("cuda", device.ordinal)
         self._stream = torch.cuda.ExternalStream(device.stream, self.place)
-        self._pool = torch.cuda.MemPool()
+        with torch.cuda.device(self.place):
+            self._pool = torch.cuda.MemPool()
         self.kernels = _fused_kernels(self.place)
 
     def memory(self, pointer: int, count_bytes: int) -> Tensor:
@@ -63,6 +67,9 @@ class CudaStream:
         attention = sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])  # the others take no mask, or choose lazily
         with torch.inference_mode(), torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool, self.place), attention:
             work()
+
+    def wait_for_weights(self) -> None:
+        torch.cuda.synchronize(self.place)
 
 
 def _fused_kernels(place: torch.device) -> Any:
@@ -92,6 +99,9 @@ class ProcessorStream:
     def run(self, work: Callable[[], None]) -> None:
         with torch.inference_mode():
             work()
+
+    def wait_for_weights(self) -> None:
+        """Nothing is queued."""
 
 
 class _HostMemory:
