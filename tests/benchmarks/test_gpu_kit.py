@@ -63,6 +63,7 @@ def kit_cases(bench, argument):
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+
     (tmp_path / "scripted.py").write_text(SCRIPTED)
     places = [str(tmp_path), *(str(ROOT / folder) for folder in bare_image.FOLDERS)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
@@ -177,7 +178,7 @@ def test_a_dry_run_hides_what_the_image_lacks(tmp_path: Path) -> None:
         "import numpy, typer\n"
         "from importlib.metadata import distribution as dist; from importlib.util import find_spec\n"
         "from tide_runtime.plugins import plugin\n"
-        "print(find_spec('openai'), find_spec('mkdocs'), dist('tide-llm').locate_file('.'), plugin('loop_kernels').__module__)"
+        "print(find_spec('openai'), find_spec('fastapi'), dist('tide-llm').locate_file('.'), plugin('loop_kernels').__module__)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["None", "None", str(tmp_path / "metadata"), "tide_plugins.loop_kernels"], done.stderr
