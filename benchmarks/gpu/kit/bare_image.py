@@ -15,8 +15,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = (".", "runtime", "calibrate", "plugins", "bench")  # of this repository's packages
-_SIMULATIONS = "tests"  # a dry run assembles graphs on the tests' simulated GPU
-OWN = frozenset({"benchmarks", "tide_runtime", "tide_serve", "tide_calibrate", "tide_plugins", "tide_bench", "tide_export"})
 
 # The packages of the image on which the kit has to run, as its list of 2026-11-17 names them.
 PACKAGES = frozenset(Path(__file__).with_name("image_packages.txt").read_text(encoding="utf-8").split())
@@ -48,7 +46,7 @@ def _metadata(work: Path) -> Path:
 
 def hide_other_packages() -> None:
     """From here on, packages that this repository declares and the image lacks cannot be imported, however they are installed."""
-    sys.path.append(str(ROOT / _SIMULATIONS))
+    sys.path.append(str(ROOT / "tests"))  # for their simulated GPU
     sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
     declared = [*_project()["dependencies"], *(line for extra in _project()["optional-dependencies"].values() for line in extra)]
     absent = {_plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in declared} - PACKAGES

@@ -74,4 +74,6 @@ def lost_context() -> str | None:
 
 if __name__ == "__main__":
     faulthandler.enable()
-    sys.exit(run(json.loads(sys.argv[1])))
+    code = run(json.loads(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(code)  # libraries that hang or die while they are torn down would look like a failed case

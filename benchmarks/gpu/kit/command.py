@@ -86,15 +86,13 @@ def no_gpu() -> str | None:
 
 
 def own_network(dry: bool) -> None:
-    """Start a dry run again without a network, as a lent machine has none, where this machine allows it."""
+    """Start a dry run again without a network, as a lent machine has none, where this machine allows network namespaces."""
     unshare = ["unshare", "--user", "--map-root-user", "--net"]
     if not dry or "KIT_NETWORK" in os.environ or shutil.which("unshare") is None:
         return
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
-        print("this machine allows no network namespace: the dry run has a network")
-        return
     os.environ["KIT_NETWORK"] = "none"
-    os.execvp("unshare", [*unshare, sys.executable, "-m", "benchmarks.gpu.kit", *sys.argv[1:]])
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode == 0:
+        os.execvp("unshare", [*unshare, sys.executable, "-m", "benchmarks.gpu.kit", *sys.argv[1:]])
 
 
 def use_cuda_core(carried: Path, site: Path) -> str:
@@ -123,10 +121,8 @@ def sources_key() -> str:
 
 def travelling_bytes() -> int:
     """Of the files that git knows or does not ignore, without `_LEFT_BEHIND`, and of the carried folder."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    tree = [ROOT / name for name in listed.stdout.splitlines() if not name.startswith(_LEFT_BEHIND)]
+    listed = subprocess.check_output(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True)
+    tree = [ROOT / name for name in listed.splitlines() if not name.startswith(_LEFT_BEHIND)]
     return sum(path.stat().st_size for path in [*tree, *CARRIED.rglob("*")] if path.is_file())
 
 
