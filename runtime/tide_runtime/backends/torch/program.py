@@ -147,10 +147,14 @@ class Program:
         source, *names = node.inputs
         parts = [self.graph.weights[name] for name in names]
         weight = self._weights.made("rows", parts, lambda tensors: torch.cat([tensor.t() for tensor in tensors]).contiguous())
-        sizes = [part.shape[1] for part in parts]
-        if len(parts) == 1:
-            return lambda x: F.linear(x, weight), frozenset(), (source,)
-        return lambda x: F.linear(x, weight).split(sizes, -1), frozenset(), (source,)
+        sizes, kernels = [part.shape[1] for part in parts], self._kernels if weight.dtype == torch.float32 else None
+
+        def product(x: Tensor) -> Tensor | tuple[Tensor, ...]:
+            few = kernels is not None and x.numel() // x.shape[-1] <= kernels.MOST_ROWS
+            made = kernels.product(x, weight) if kernels is not None and few else F.linear(x, weight)
+            return made if len(sizes) == 1 else made.split(sizes, -1)
+
+        return product, frozenset(), (source,)
 
     def _attention(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
         given = [*node.inputs, *[""] * (SINKS + 1 - len(node.inputs))]
