@@ -1,7 +1,8 @@
 """A `Device` whose memory is this process's: the GPU backends' own code runs on it, copies happen when they would be queued.
 
 What a GPU would do later is checked where it can be: a copy that begins or ends outside an allocation fails, and so does one from
-pinned memory that the host has changed since it was queued and before anybody waited.
+pinned memory that the host has changed since it was queued and before anybody waited. Reserved addresses without memory hold NaN,
+which graphs that read them compute with, and which has to be there still when they get memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.backends.device.staging_ring import StagingRing
 
 
 class HostMemory:
@@ -20,6 +22,38 @@ class HostMemory:
         self._bytes = np.zeros(count_bytes + 256, np.uint8)
         self.pointer = self._bytes.ctypes.data + -self._bytes.ctypes.data % 256
         self.end = self.pointer + count_bytes
+
+    def holds(self, pointer: int, count_bytes: int) -> bool:
+        return self.pointer <= pointer and pointer + count_bytes <= self.end
+
+
+class HostReserved(HostMemory):
+    """Addresses that get memory by granules."""
+
+    granule = 64
+
+    def __init__(self, device: HostDevice, count_bytes: int) -> None:
+        super().__init__(-(-count_bytes // self.granule) * self.granule)
+        self._device, first = device, self.pointer - self._bytes.ctypes.data
+        self._granules = self._bytes[first : first + self.end - self.pointer].reshape(-1, self.granule)
+        self._granules[:] = 0xFF
+        self._has_memory = np.zeros(len(self._granules), bool)
+
+    @property
+    def provided(self) -> int:
+        return self.granule * int(self._has_memory.sum())
+
+    def provide(self, begin: int, end: int) -> None:
+        assert not self._device.is_capturing, "memory is provided within a capture"
+        for number in range(begin // self.granule, -(-end // self.granule)):
+            if not self._has_memory[number]:
+                assert (self._granules[number] == 0xFF).all(), "addresses without memory were written"
+                self._has_memory[number], self._granules[number] = True, 0
+
+    def holds(self, pointer: int, count_bytes: int) -> bool:
+        first, end = pointer - self.pointer, pointer - self.pointer + count_bytes
+        inside = super().holds(pointer, count_bytes)
+        return inside and bool(self._has_memory[first // self.granule : -(-end // self.granule)].all())
 
 
 class HostMark:
@@ -38,6 +72,7 @@ class HostDevice:
         self.uploads: list[int] = []
         self.waits, self.lock = 0, RLock()
         self._memory: list[HostMemory] = []
+        self._staging = StagingRing()
         self._queue: list[tuple[NDArray[Any], bytes, int]] = []  # uploads: the source, what it held, where it goes
 
     def use(self) -> None:
@@ -48,6 +83,15 @@ class HostDevice:
         self._memory.append(memory)
         return memory
 
+    def reserve(self, count_bytes: int) -> HostReserved:
+        memory = HostReserved(self, count_bytes)
+        self._memory.append(memory)
+        return memory
+
+    def zero(self, pointer: int, count_bytes: int) -> None:
+        self._check(pointer, count_bytes)
+        ctypes.memset(pointer, 0, count_bytes)
+
     def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
         return np.zeros(count_bytes, np.uint8)
 
@@ -57,6 +101,9 @@ class HostDevice:
         self.uploads.append(source.nbytes)
         ctypes.memmove(pointer, source.ctypes.data, source.nbytes)
         self._queue.append((source, source.tobytes(), pointer))
+
+    def upload_copy(self, pointer: int, source: NDArray[Any]) -> None:
+        self._staging.upload(self, pointer, source)
 
     def download(self, target: NDArray[Any], pointer: int) -> None:
         self._check(pointer, target.nbytes)
@@ -94,5 +141,5 @@ class HostDevice:
         self._queue.clear()
 
     def _check(self, pointer: int, count_bytes: int) -> None:
-        inside = any(m.pointer <= pointer and pointer + count_bytes <= m.end for m in self._memory)
+        inside = any(memory.holds(pointer, count_bytes) for memory in self._memory)
         assert inside, f"{count_bytes} bytes at {pointer:#x} are not inside one allocation"

@@ -17,6 +17,20 @@ class Memory(Protocol):
         """Device address, 256-byte aligned."""
 
 
+class ReservedMemory(Memory, Protocol):
+    """Device addresses that are freed with this object, and get their memory by need. They never change."""
+
+    @property
+    def provided(self) -> int:
+        """Bytes that have memory."""
+
+    def provide(self, begin: int, end: int) -> None:
+        """Give bytes [``begin``, ``end``) memory, zeroed before all work queued later, where they have none; not in a capture.
+
+        Raises DeviceMemoryError when the device is out of memory.
+        """
+
+
 class Mark(Protocol):
     """A recorded point in the stream's work, such as a CUDA event."""
 
@@ -46,11 +60,20 @@ class Device(Protocol):
     def allocate(self, count_bytes: int) -> Memory:
         """Memory zeroed before all work queued later. Raises TargetError when the device is out of memory."""
 
+    def reserve(self, count_bytes: int) -> ReservedMemory:
+        """Addresses whose memory is provided by need; all at once, with a warning, on devices that have no virtual memory."""
+
+    def zero(self, pointer: int, count_bytes: int) -> None:
+        """Queue zeros for ``count_bytes`` from ``pointer`` on."""
+
     def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
         """Page-locked host memory, which asynchronous copies need."""
 
     def upload(self, pointer: int, source: NDArray[Any]) -> None:
         """Queue a copy of contiguous ``source``, which must not change until the copy is done."""
+
+    def upload_copy(self, pointer: int, source: NDArray[Any]) -> None:
+        """Queue a copy of ``source``, which may change when this returns, through pinned memory of the device; not in a capture."""
 
     def download(self, target: NDArray[Any], pointer: int) -> None:
         """Queue a copy into contiguous ``target``."""

@@ -95,7 +95,7 @@ class DeviceContext:
         return self.ends.fit(first_index, counts, num_cached_tokens)
 
     def release_row(self, row: int) -> None:
-        """Do nothing: device caches have a fixed size, as their addresses must not change."""
+        """Do nothing: rows keep the memory that they have got."""
 
     def cut_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Do nothing: keys and values are written again, and models with states are refused."""
@@ -201,7 +201,8 @@ class DeviceStep:
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         num_cached_tokens = self.context.ends.extend(self.shape.first_index, self._counts, num_cached_tokens)
-        self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq)
+        rows = self.shape.first_index + self.shape.batch_size
+        self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq, rows)
         self._num_cached_tokens = num_cached_tokens
         self.positions.place(num_cached_tokens)
         self._sent = False
