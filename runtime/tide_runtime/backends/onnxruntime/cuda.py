@@ -18,6 +18,7 @@ from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER, missing_cuda_libraries
+from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import NO_PADDING, StepShape
@@ -41,9 +42,14 @@ class OnnxRuntimeCudaBackend(Sessions):
     row_padding, padding_price, pass_costs, loop_costs, private_weights = NO_PADDING, 1.0, None, None, ""
 
     def __init__(
-        self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device
+        self,
+        manifest: Manifest,
+        layers: dict[str, int],
+        load: Callable[[str], ort.InferenceSession],
+        device: Device,
+        weights: DeviceWeights | None = None,
     ) -> None:
-        self.device, self.element = device, ELEMENT_TYPES[manifest.dtype]
+        self.device, self.element, self.weights = device, ELEMENT_TYPES[manifest.dtype], weights
         self.input_types: Mapping[str, ElementType] = {}
         self._fused = manifest.dtype in _FUSED_TYPES
         super().__init__(manifest, layers, load)
@@ -57,14 +63,19 @@ class OnnxRuntimeCudaBackend(Sessions):
     ) -> OnnxRuntimeCudaBackend:
         """Load the graphs of ``target`` for ``device`` and ONNX Runtime's ``provider`` for it (`cuda_provider`).
 
-        Raises BundleError when ONNX Runtime refuses a graph, or it breaks the contract.
+        Raises BundleError when ONNX Runtime refuses a graph, or it breaks the contract; DeviceMemoryError when memory is short.
         """
-        manifest, options, files = bundle.manifest, session_options(threads, chained=True), bundle.manifest.targets[target].graphs
+        manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
         missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}; export the bundle again with this version")
-        layers = decoder_layers(manifest, files)
-        return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
+        file = manifest.targets[target].weights
+        weights = DeviceWeights(device, bundle.path(file)) if file is not None else None
+
+        def load(name: str) -> ort.InferenceSession:
+            return load_session(bundle, name, files[name], session_options(threads, chained=True), [provider], weights)
+
+        return cls(manifest, decoder_layers(manifest, files), load, device, weights)
 
     @property
     def kv_bytes_per_token(self) -> int:
