@@ -73,7 +73,7 @@ class Device(Protocol):
         """Queue a copy of contiguous ``source``, which must not change until the copy is done."""
 
     def upload_copy(self, pointer: int, source: NDArray[Any]) -> None:
-        """Queue a copy of ``source``, which may change when this returns, through pinned memory of the device; not in a capture."""
+        """Queue a copy of ``source``, which may change when this returns, through kept pinned memory; not in a capture."""
 
     def download(self, target: NDArray[Any], pointer: int) -> None:
         """Queue a copy into contiguous ``target``."""

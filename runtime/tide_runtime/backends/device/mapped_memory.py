@@ -1,8 +1,8 @@
 """Device memory that is provided by need, at addresses that never change: an address range, into which memory is mapped.
 
 Steps and captured graphs are bound to addresses, so caches that grow must not move. The driver has virtual memory for this
-(cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemSetAccess); keys and values in it are the idea of vAttention (Prabhu et al. 2024,
-arXiv:2405.04437). Memory comes in granules, 2 MiB on today's GPUs.
+(cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemSetAccess); to keep keys and values there is the idea of vAttention (Prabhu et
+al. 2024, arXiv:2405.04437). Memory comes in granules, 2 MiB on today's GPUs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class AddressRange:
             self.provided += count * self.granule
 
     def close(self) -> None:
-        """Give memory and addresses back, after all work that is queued. It runs in any thread, whatever context is current there.
+        """Give memory and addresses back, after all work that is queued. Any thread may call, whatever its current context is.
 
         Errors are not raised: a process that ends may have lost its driver.
         """
