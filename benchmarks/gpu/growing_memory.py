@@ -45,12 +45,12 @@ def _checks(device: Device, memory: ReservedMemory, block: int) -> dict[str, boo
     """Blocks 0 and 5 hold numbers while memory is mapped beside and between them; copies cross the borders of mappings."""
     places = [memory.pointer + number * block for number in range(_BLOCKS)]
     numbers = np.random.default_rng(0).integers(0, 256, block, np.uint8)
-    memory.provide(0, block)
+    memory.provide([(0, block)])
     zeroed = not _read(device, places[0], block).any()
     device.upload_copy(places[0], numbers)
-    memory.provide(5 * block, 6 * block)
+    memory.provide([(5 * block, 6 * block)])
     device.copy(places[5], places[0], block)
-    memory.provide(0, _BLOCKS * block)
+    memory.provide([(0, _BLOCKS * block)])
     kept = all(np.array_equal(_read(device, places[number], block), numbers) for number in (0, 5))
     device.copy_strided(places[16], places[0], 4 * block, block, 3)
     strided = [_read(device, places[number], block) for number in (16, 20, 24)]
@@ -72,7 +72,7 @@ def _costs(device: Device, row: int) -> dict[str, float]:
     device.synchronize()
     began = perf_counter()
     for number in range(_CACHES):
-        memory.provide(2 * number * row, (2 * number + 1) * row)
+        memory.provide([(2 * number * row, (2 * number + 1) * row)])
     mapped = perf_counter()
     device.synchronize()
     zeroed = perf_counter()
@@ -98,7 +98,7 @@ def seen_by_torch(device: Device) -> bool | None:
     if not torch.cuda.is_available():
         return None
     memory = device.reserve(4 * _BLOCK)
-    memory.provide(0, 4 * _BLOCK)
+    memory.provide([(0, 4 * _BLOCK)])
     device.upload_copy(memory.pointer, np.arange(_BLOCK, dtype=np.int32))
     device.synchronize()
     described = {"data": (memory.pointer, False), "shape": (_BLOCK,), "typestr": "<i4", "strides": None, "version": 3}

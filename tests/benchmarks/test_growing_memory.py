@@ -20,9 +20,10 @@ def test_memory_that_is_zeroed_again_is_found(monkeypatch: pytest.MonkeyPatch) -
     """Guards against a check that passes where keys and values are lost."""
     provide = HostReserved.provide
 
-    def forgetful(memory: HostReserved, begin: int, end: int) -> None:
-        provide(memory, begin, end)
-        memory._granules[begin // memory.granule : -(-end // memory.granule)] = 0
+    def forgetful(memory: HostReserved, ranges: list[tuple[int, int]]) -> None:
+        provide(memory, ranges)
+        for begin, end in ranges:
+            memory._granules[begin // memory.granule : -(-end // memory.granule)] = 0
 
     monkeypatch.setattr(HostReserved, "provide", forgetful)
     assert not findings(HostDevice(), **SIZES)["growth_keeps_contents"]

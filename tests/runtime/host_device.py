@@ -8,13 +8,15 @@ which graphs that read them compute with, and which has to be there still when t
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from threading import RLock
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.backends.device.staging_ring import StagingRing
+from tide_runtime.errors import DeviceMemoryError
 
 
 class HostMemory:
@@ -43,12 +45,19 @@ class HostReserved(HostMemory):
     def provided(self) -> int:
         return self.granule * int(self._has_memory.sum())
 
-    def provide(self, begin: int, end: int) -> None:
+    def provide(self, ranges: Iterable[tuple[int, int]]) -> None:
         assert not self._device.is_capturing, "memory is provided within a capture"
-        for number in range(begin // self.granule, -(-end // self.granule)):
-            if not self._has_memory[number]:
-                assert (self._granules[number] == 0xFF).all(), "addresses without memory were written"
-                self._has_memory[number], self._granules[number] = True, 0
+        wanted = np.zeros_like(self._has_memory)
+        for begin, end in ranges:
+            assert begin >= 0 and end <= self.end - self.pointer
+            wanted[begin // self.granule : -(-end // self.granule)] = True
+        missing = wanted & ~self._has_memory
+        most = self._device.most_reserved
+        if most is not None and self._device.reserved + self.granule * int(missing.sum()) > most:
+            raise DeviceMemoryError("the device has no memory left")
+        assert (self._granules[missing] == 0xFF).all(), "addresses without memory were written"
+        self._granules[missing] = 0
+        self._has_memory |= missing
 
     def holds(self, pointer: int, count_bytes: int) -> bool:
         first, end = pointer - self.pointer, pointer - self.pointer + count_bytes
@@ -62,15 +71,24 @@ class HostMark:
 
 
 class HostDevice:
-    """Copies are queued and made when somebody waits, or when the queue is needed: by `flush` before a graph runs."""
+    """Copies are queued and made when somebody waits, or when the queue is needed: by `flush` before a graph runs.
+
+    ``most_reserved``: bytes that reserved addresses can get in all; None: any.
+    """
 
     kind, ordinal, stream, name, compute = "cpu", 0, 7, "host memory", 90
-    is_capturing = False
+    is_capturing, most_reserved = False, cast(int | None, None)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of memory that reserved addresses have."""
+        return sum(memory.provided for memory in self._memory if isinstance(memory, HostReserved))
 
     def __init__(self) -> None:
         self.downloads: list[int] = []  # bytes of each copy to the host
         self.uploads: list[int] = []
-        self.waits, self.lock = 0, RLock()
+        self.waits = 0
+        self.lock: AbstractContextManager[Any] = RLock()
         self._memory: list[HostMemory] = []
         self._staging = StagingRing()
         self._queue: list[tuple[NDArray[Any], bytes, int]] = []  # uploads: the source, what it held, where it goes

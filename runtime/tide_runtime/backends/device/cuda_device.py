@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from threading import RLock
 from typing import Any
 
@@ -134,6 +134,7 @@ class CudaDevice:
         try:
             with self.lock:
                 self._frees.free()
+                self._trim_pool()
                 addresses = AddressRange(self._api, self._check, self.ordinal, self.stream, count_bytes)
                 return MappedMemory(addresses, self.lock, self._frees)
         except DeviceMemoryError:
@@ -143,6 +144,27 @@ class CudaDevice:
                 f"{error}; {count_bytes / 2**20:.0f} MiB for keys and values are allocated at once", RuntimeWarning, stacklevel=2
             )
             return WholeMemory(self.allocate(count_bytes), count_bytes)
+
+    def free_memory(self) -> int | None:
+        """Bytes that can still be allocated; None where the GPU has the processor's memory, in which the driver counts what
+        files keep as taken."""
+        api, check = self._api, self._check
+        self.use()
+        device = check("cuDeviceGet", api.cuDeviceGet(self.ordinal))
+        integrated = api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED
+        if check("cuDeviceGetAttribute", api.cuDeviceGetAttribute(integrated, device)):
+            return None
+        with self.lock:
+            self._frees.free()
+            self._trim_pool()
+            return int(check("cuMemGetInfo", api.cuMemGetInfo()))
+
+    def _trim_pool(self) -> None:
+        """Give what `allocate`'s pool keeps of freed memory back, which others could not have."""
+        api, check = self._api, self._check
+        with suppress(TargetError):  # a GPU without memory pools
+            pool = check("cuDeviceGetMemPool", api.cuDeviceGetMemPool(check("cuDeviceGet", api.cuDeviceGet(self.ordinal))))
+            check("cuMemPoolTrimTo", api.cuMemPoolTrimTo(pool, 0))
 
     def zero(self, pointer: int, count_bytes: int) -> None:
         with self.lock:

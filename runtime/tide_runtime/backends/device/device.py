@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -24,10 +25,11 @@ class ReservedMemory(Memory, Protocol):
     def provided(self) -> int:
         """Bytes that have memory."""
 
-    def provide(self, begin: int, end: int) -> None:
-        """Give bytes [``begin``, ``end``) memory, zeroed before all work queued later, where they have none; not in a capture.
+    def provide(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Give the bytes in ``ranges``, each [begin, end), memory where they have none, zeroed before all work queued later; not
+        in a capture.
 
-        Raises DeviceMemoryError when the device is out of memory.
+        Raises DeviceMemoryError when the device is out of memory; the addresses then have what they had.
         """
 
 

@@ -14,6 +14,16 @@ from tide_runtime.backends.device.element_types import ElementType
 from tide_runtime.backends.kv_caches import cache_full
 from tide_runtime.bundle.manifest import Manifest
 
+GROWING_SLOTS = 512  # with which caches begin under graphs that take any number and read all that they are bound to
+
+
+def slots_for(needed: int, limit: int, least: int | None) -> int:
+    """Slots in use for ``needed`` tokens: ``limit`` / 2^k, at least ``least``; None: ``limit``."""
+    slots = limit
+    while least is not None and slots >> 1 >= max(needed, least):
+        slots >>= 1
+    return slots
+
 
 class DeviceCaches:
     """``shapes``: cache name → [capacity, heads, slots, head_dim]. ``rows``: those from the first on that are in use.
@@ -26,9 +36,7 @@ class DeviceCaches:
 
     def __init__(self, device: Device, manifest: Manifest, element: ElementType, capacity: int, least: int | None = None) -> None:
         self._device, self._element, self.limit, self._capacity = device, element, manifest.max_seq_len, capacity
-        self._halvings = 0
-        while least is not None and self.limit >> (self._halvings + 1) >= least:
-            self._halvings += 1
+        self._least, self.rows = least, 0
         self._heads: dict[str, tuple[int, int]] = {}
         for layer, kv in manifest.kv.items():
             for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim)):
@@ -54,14 +62,12 @@ class DeviceCaches:
         """
         if needed > self.limit:
             raise cache_full(needed, self.limit)
-        slots = self.slots
-        if needed > slots:
-            slots = next(grown for k in range(self._halvings, -1, -1) if (grown := self.limit >> k) >= needed)
+        slots = max(self.slots, slots_for(needed, self.limit, self._least))
+        assert rows <= self._capacity
         rows = max(rows, self.rows)
         if slots == self.slots and rows == self.rows:
             return
-        for name, offset in self._offsets.items():
-            self._memory.provide(offset, offset + rows * self._row_bytes(name, slots))
+        self._memory.provide((first, first + rows * self._row_bytes(name, slots)) for name, first in self._offsets.items())
         if slots > self.slots:
             self._move(slots)
         self.rows = rows
@@ -69,7 +75,7 @@ class DeviceCaches:
     def shrink(self) -> None:
         """Use no rows, and as few slots as in the beginning. Nothing may be cached. Rows keep the memory that they have."""
         self.rows = 0
-        self._set_slots(self.limit >> self._halvings)
+        self._set_slots(slots_for(0, self.limit, self._least))
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         """Copy the cached tokens of batch index ``source`` to batch index ``target``, in every layer."""

@@ -7,7 +7,7 @@ al. 2024, arXiv:2405.04437). Memory comes in granules, 2 MiB on today's GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -44,26 +44,30 @@ class AddressRange:
         self.granule = int(check("cuMemGetAllocationGranularity", granularity))
         self._has_memory = bytearray(max(1, -(-count_bytes // self.granule)))  # of each granule
         self._bytes = len(self._has_memory) * self.granule
-        self._mappings: list[tuple[int, int]] = []  # address and bytes
+        self._mappings: list[tuple[int, int]] = []  # first granule and number of them
         self._context = check("cuCtxGetCurrent", api.cuCtxGetCurrent())
         self.provided = 0
         self.pointer = int(check("cuMemAddressReserve", api.cuMemAddressReserve(self._bytes, 0, 0, 0)))
         try:
-            self.provide(0, 1)  # a driver may reserve addresses and refuse to map: that has to be found here
+            self.provide([(0, 1)])  # a driver may reserve addresses and refuse to map: that has to be found here
         except TargetError:
             self.close()
             raise
 
-    def provide(self, begin: int, end: int) -> None:
-        """Map memory for those of bytes [``begin``, ``end``) that have none, zeroed before all work queued later.
+    def provide(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Map memory for the bytes in ``ranges``, each [begin, end), that have none, zeroed before all work queued later.
 
-        Raises as the constructor does; the bytes before those that failed may have got memory.
+        Raises as the constructor does; no more bytes have memory then than before.
         """
-        assert begin >= 0 and end <= self._bytes
-        for first, count in self._missing(begin // self.granule, -(-end // self.granule)):
-            self._map(self.pointer + first * self.granule, count * self.granule)
-            self._has_memory[first : first + count] = b"\1" * count
-            self.provided += count * self.granule
+        before = len(self._mappings)
+        try:
+            for begin, end in ranges:
+                assert begin >= 0 and end <= self._bytes
+                for first, count in self._missing(begin // self.granule, -(-end // self.granule)):
+                    self._map(first, count)
+        except TargetError:
+            self._unmap(before)
+            raise
 
     def close(self) -> None:
         """Give memory and addresses back, after all work that is queued. Any thread may call, whatever its current context is.
@@ -74,9 +78,7 @@ class AddressRange:
         with suppress(TargetError):
             check("cuCtxPushCurrent", api.cuCtxPushCurrent(self._context))
             try:
-                check("cuStreamSynchronize", api.cuStreamSynchronize(self._stream))  # unmapping, unlike a free, does not wait
-                while self._mappings:
-                    check("cuMemUnmap", api.cuMemUnmap(*self._mappings.pop()))
+                self._unmap(0)
                 check("cuMemAddressFree", api.cuMemAddressFree(self.pointer, self._bytes))
             finally:
                 api.cuCtxPopCurrent()
@@ -88,16 +90,29 @@ class AddressRange:
             first = found if found >= 0 else end
             yield start, first - start
 
-    def _map(self, address: int, size: int) -> None:
+    def _map(self, first: int, count: int) -> None:
         api, check = self._api, self._check
+        address, size = self.pointer + first * self.granule, count * self.granule
         handle = check("cuMemCreate", api.cuMemCreate(size, self._properties, 0))
         try:
             check("cuMemMap", api.cuMemMap(address, size, 0, handle, 0))
-            self._mappings.append((address, size))
+            self._mappings.append((first, count))
+            self._has_memory[first : first + count] = b"\1" * count
+            self.provided += size
         finally:
             check("cuMemRelease", api.cuMemRelease(handle))  # a mapping keeps its memory
         check("cuMemSetAccess", api.cuMemSetAccess(address, size, [self._access], 1))
         check("cuMemsetD8Async", api.cuMemsetD8Async(address, 0, size, self._stream))
+
+    def _unmap(self, kept: int) -> None:
+        """Unmap all but the first ``kept`` mappings."""
+        api, check = self._api, self._check
+        check("cuStreamSynchronize", api.cuStreamSynchronize(self._stream))  # unmapping, unlike a free, does not wait
+        while len(self._mappings) > kept:
+            first, count = self._mappings.pop()
+            check("cuMemUnmap", api.cuMemUnmap(self.pointer + first * self.granule, count * self.granule))
+            self._has_memory[first : first + count] = bytes(count)
+            self.provided -= count * self.granule
 
 
 def _device_memory(api: Any, ordinal: int) -> tuple[Any, Any]:
@@ -124,10 +139,10 @@ class MappedMemory:
     def provided(self) -> int:
         return self._addresses.provided
 
-    def provide(self, begin: int, end: int) -> None:
+    def provide(self, ranges: Iterable[tuple[int, int]]) -> None:
         with self._lock:
             assert not self._frees.capturing, "every launch of the graph would zero the memory again"
-            self._addresses.provide(begin, end)
+            self._addresses.provide(ranges)
 
     def __del__(self) -> None:
         self._frees.drop(self._addresses)
@@ -139,5 +154,5 @@ class WholeMemory:
     def __init__(self, memory: Any, count_bytes: int) -> None:
         self._memory, self.pointer, self.provided = memory, memory.pointer, count_bytes
 
-    def provide(self, begin: int, end: int) -> None:
+    def provide(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Do nothing: all bytes have memory."""

@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.device_caches import GROWING_SLOTS
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
 from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
 from tide_runtime.backends.device.program import Enqueue
@@ -36,7 +37,7 @@ class OnnxRuntimeCudaBackend(Sessions):
 
     name = "onnxruntime-cuda"
     pads_sequences, fixed_stream, copies_caches = False, True, False
-    least_slots: int | None = 512  # the batched form reads all slots that it is bound to
+    least_slots: int | None = GROWING_SLOTS  # the batched form reads all slots that it is bound to
     packs_steps, has_prefix_blocks = False, False
     state_bytes = 0  # models with recurrent layers are refused
     row_padding, padding_price, pass_costs, loop_costs, private_weights = NO_PADDING, 1.0, None, None, ""

@@ -34,6 +34,12 @@ class SimulatedDriver:
         assert int(device) == 1 and attribute == mapping
         return OK, int(self._refuses != "attribute")
 
+    def cuDeviceGetMemPool(self, device: Any) -> tuple[Any, ...]:
+        return REFUSED, None
+
+    def cuGetErrorString(self, error: Any) -> tuple[Any, ...]:
+        return OK, b"in words"
+
     def cuMemGetAllocationGranularity(self, properties: Any, option: Any) -> tuple[Any, ...]:
         self._check_location(properties)
         return OK, GRANULE

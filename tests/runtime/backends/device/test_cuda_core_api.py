@@ -36,6 +36,8 @@ HELD = {
         "buffer": core.Buffer,
         "self._event": core.Event,
         "self._api": driver,
+        "api": driver,
+        "api.CUdevice_attribute": driver.CUdevice_attribute,
         "self._api.CUresult": driver.CUresult,
         "self._api.CUmemorytype": driver.CUmemorytype,
         "self._api.CUstreamCaptureStatus": driver.CUstreamCaptureStatus,

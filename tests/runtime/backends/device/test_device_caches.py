@@ -8,7 +8,7 @@ import ctypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from runtime.host_device import HostDevice, HostReserved
+from runtime.host_device import HostDevice
 from runtime.numpy_backend import tiny_manifest
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.backends.device.device_caches import DeviceCaches
@@ -106,21 +106,16 @@ def test_growth_moves_the_rows_in_use_only() -> None:
         assert (held[4] == 0).all() and (held[1, :, :16] == 3).all() and np.isnan(held[9]).all()
 
 
-def test_memory_that_is_short_leaves_the_caches_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_short_leaves_the_caches_as_they_were() -> None:
     """Guards against steps that read keys and values elsewhere after a request that did not fit."""
-    caches, provide, calls = DeviceCaches(HostDevice(), manifest(2, 64), FP32, 4, least=16), HostReserved.provide, []
+    device = HostDevice()
+    caches = DeviceCaches(device, manifest(2, 64), FP32, 4, least=16)
     caches.reserve(16, 1)
     view(caches, "key_cache_1")[0] = 3
-
-    def short(memory: HostReserved, begin: int, end: int) -> None:
-        calls.append(begin)
-        if len(calls) == 3:
-            raise DeviceMemoryError("full")
-        provide(memory, begin, end)
-
-    monkeypatch.setattr(HostReserved, "provide", short)
+    device.most_reserved = 3 * caches.memory_bytes
     with pytest.raises(DeviceMemoryError):
         caches.reserve(64, 4)
     assert caches.slots == 16 and caches.rows == 1 and (view(caches, "key_cache_1")[0] == 3).all()
+    device.most_reserved = None
     caches.reserve(64, 4)
     assert caches.slots == 64 and caches.rows == 4
