@@ -16,12 +16,14 @@ from torch import Tensor
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.cuda_device import CudaDevice
+from tide_runtime.backends.device.device_caches import GROWING_SLOTS
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.graph_contract import check_interface, read_name
 from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
+from tide_runtime.backends.required_memory import require_room
 from tide_runtime.backends.step_arrays import NO_PADDING, StepShape
 from tide_runtime.backends.torch.graph_file import DeviceWeights, read_graph
 from tide_runtime.backends.torch.program import Program
@@ -45,7 +47,7 @@ class TorchBackend:
     # Captured steps are child graphs, so that what a conditional body refuses is an error (see `TensorRtBackend`), and cuBLAS
     # and the pool of intermediate tensors serve one stream.
     fixed_stream = True
-    least_slots: int | None = 512  # attention reads all slots that it is bound to
+    least_slots: int | None = GROWING_SLOTS  # attention reads all slots that it is bound to
     packs_steps, has_prefix_blocks = False, False
     state_bytes = 0  # models with recurrent layers are refused
     row_padding, padding_price, pass_costs, loop_costs, private_weights = NO_PADDING, 1.0, None, None, ""
@@ -70,7 +72,9 @@ class TorchBackend:
         GPU cannot be used.
         """
         if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
-            return cls(bundle, target, CudaStream(CudaDevice(ordinal)))
+            device = CudaDevice(ordinal)
+            require_room(bundle, target, device)
+            return cls(bundle, target, CudaStream(device))
         torch.set_num_threads(threads.resolved)
         return cls(bundle, target, ProcessorStream(ProcessorDevice()))
 
