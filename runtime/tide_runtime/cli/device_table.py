@@ -31,17 +31,22 @@ def device_facts(bundle: Bundle, rows: int, context: int | None) -> dict[str, An
     return {"sequences": rows, "context": context, "gpu": gpu, "free": free, "targets": targets}
 
 
-def device_table(facts: dict[str, Any]) -> Table:
-    title = f"Memory on a device, about: {facts['sequences']} sequences of {facts['context']:,} tokens"
-    table = Table(title=title, title_justify="left", title_style="bold")
+def device_tables(facts: dict[str, Any]) -> list[Table]:
+    """What each target takes, and whether that is free here."""
+    sizes = _table(f"Memory on a device, about: {facts['sequences']} sequences of {facts['context']:,} tokens")
+    here = _table("Here", show_header=False)
     for column in ("target", "weights", "keys and values of one", "of all", "a step", "in all"):
-        table.add_column(column, justify="left" if column == "target" else "right", overflow="fold")
-    table.add_column("here", overflow="fold")
+        sizes.add_column(column, justify="left" if column == "target" else "right")
     for name, one in facts["targets"].items():
         rows = one["kv_per_sequence"] * facts["sequences"]
-        sizes = (one["weights"], one["kv_per_sequence"], rows, one["steps"], one["total"])
-        table.add_row(name, *map(human_size, sizes), _here(facts, one))
-    return table
+        parts = (one["weights"], one["kv_per_sequence"], rows, one["steps"], one["total"])
+        sizes.add_row(name, *map(human_size, parts))
+        here.add_row(name, _here(facts, one))
+    return [sizes, here]
+
+
+def _table(title: str, show_header: bool = True) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", show_header=show_header)
 
 
 def _here(facts: dict[str, Any], one: dict[str, Any]) -> str:

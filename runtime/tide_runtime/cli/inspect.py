@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of
-from tide_runtime.cli.device_table import device_facts, device_table
+from tide_runtime.cli.device_table import device_facts, device_tables
 from tide_runtime.cli.engines_table import engine_facts, engines_table, human_size
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.weight_purposes import byte_purposes
@@ -49,7 +49,7 @@ def inspect(
         print(json.dumps(facts, ensure_ascii=False, indent=1))
         return
     console = Console(markup=False, highlight=False, emoji=False)  # [brackets] in names are text, not markup
-    for table in [device_table(facts["device_memory"])] if device else _tables(facts):
+    for table in device_tables(facts["device_memory"]) if device else _tables(facts):
         console.print(table)
 
 
