@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from contextlib import AbstractContextManager
 from threading import RLock
 from typing import Any
@@ -32,8 +33,9 @@ class _PinnedBytes:
 
     def __init__(self, buffer: Any, count_bytes: int) -> None:
         self._buffer = buffer
-        data = (int(buffer.handle), False)
-        self.__array_interface__ = {"data": data, "shape": (count_bytes,), "typestr": "|u1", "version": 3}
+        first = int(buffer.handle)
+        self.addresses = range(first, first + count_bytes)
+        self.__array_interface__ = {"data": (first, False), "shape": (count_bytes,), "typestr": "|u1", "version": 3}
 
 
 class CudaMark:
@@ -70,6 +72,7 @@ class CudaDevice:
             raise TargetError(f"GPU {ordinal} cannot be used: {type(error).__name__}: {error}") from error
         self.stream = int(self.core_stream.handle)
         self._pinned = LegacyPinnedMemoryResource()
+        self._pinned_bytes: weakref.WeakSet[_PinnedBytes] = weakref.WeakSet()
         lock = RLock()
         self.lock: AbstractContextManager[Any] = lock
         self._frees = DeferredFrees(lock)
@@ -101,13 +104,35 @@ class CudaDevice:
         return status == self._api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED
 
     def discard(self, builder: Any) -> None:
-        """End the invalid capture of ``builder``, and keep the object for as long as the process lives.
+        """End the capture of ``builder``, which gives no graph, and keep the object for as long as the process lives.
 
-        The driver destroys the graph of an invalid capture. cuda-core up to 1.2 destroys it again when the builder is closed or
-        collected, which ends the process (cuda-python issue 2834).
+        The driver destroys the graph of an invalid capture, and of one with streams that are not joined. cuda-core up to 1.2
+        destroys it again when the builder is closed or collected, which ends the process (cuda-python issue 2834).
         """
         self._api.cuStreamEndCapture(builder.stream.handle)  # returns the error that made the capture invalid
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(builder))
+
+    def copies_host_memory(self, node: Any) -> bool:
+        result = self._api.cuGraphMemcpyNodeGetParams(node.handle)
+        self._check("cuGraphMemcpyNodeGetParams", result)
+        copy = result[1]
+        return self._is_foreign_host(copy.srcMemoryType, copy.srcHost, copy.srcDevice) or self._is_foreign_host(
+            copy.dstMemoryType, copy.dstHost, copy.dstDevice
+        )
+
+    def _is_foreign_host(self, kind: Any, host: Any, device: Any) -> bool:
+        """Whether an end of a copy is in host memory that is not `pinned`.
+
+        A copy with the direction *default* has unified addresses; the driver has no attributes of pageable memory.
+        """
+        if kind == self._api.CUmemorytype.CU_MEMORYTYPE_UNIFIED:
+            attribute = self._api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+            error, found = self._api.cuPointerGetAttribute(attribute, device)
+            known = error == self._api.CUresult.CUDA_SUCCESS
+            kind, host = found if known else self._api.CUmemorytype.CU_MEMORYTYPE_HOST, device
+        if kind != self._api.CUmemorytype.CU_MEMORYTYPE_HOST:
+            return False
+        return not any(int(host) in one.addresses for one in self._pinned_bytes)
 
     def use(self) -> None:
         self.gpu.set_current()
@@ -126,7 +151,9 @@ class CudaDevice:
         return CudaMemory(buffer, self._frees)
 
     def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
-        return np.asarray(_PinnedBytes(self._pinned.allocate(count_bytes), count_bytes))
+        held = _PinnedBytes(self._pinned.allocate(count_bytes), count_bytes)
+        self._pinned_bytes.add(held)
+        return np.asarray(held)
 
     def upload(self, pointer: int, source: NDArray[Any]) -> None:
         with self.lock:
