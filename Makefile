@@ -127,12 +127,11 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu-check: ## everything that only a GPU can tell, in less than half an hour; needs no registry (docs/gpu-kit.md)
 	$(GPU_PYTHON) -m benchmarks.gpu.kit --minutes 30
 
-# Both packages install the module onnxruntime, so the CPU's has to go; without a GPU it stays.
+# Both packages install the module onnxruntime: the GPU's files go over the CPU's, which pip would else bring back.
 HAS_CUDA := import onnxruntime, sys; sys.exit("CUDAExecutionProvider" not in onnxruntime.get_available_providers())
 onnxruntime-gpu: $(READY) ## where there is a registry: what stages 6 and 7 of gpu-check need
 	if nvidia-smi >/dev/null 2>&1 && ! $(BIN)/python -c '$(HAS_CUDA)'; then \
-	  $(BIN)/python -m pip uninstall --quiet --yes onnxruntime onnxruntime-gpu && \
-	  $(BIN)/python -m pip install --quiet 'onnxruntime-gpu>=1.31'; fi
+	  $(BIN)/python -m pip install --quiet --force-reinstall --no-deps 'onnxruntime-gpu>=1.31'; fi
 
 clean:
 	rm -rf $(VENV) build engine

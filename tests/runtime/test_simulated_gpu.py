@@ -210,5 +210,11 @@ def test_every_rule_has_a_test() -> None:
     """Guards against a rule in the table that nothing enforces."""
     source = Path(__file__).read_text()
     tested = set(re.findall(r'refused\("([a-z ]+)"\)', source))
-    by_behaviour = {"child is cloned", "handle before its node", "host functions repeat", "copies repeat", "invalid graph"}  # no error
+    by_behaviour = {
+        "child is cloned",
+        "handle before its node",
+        "host functions repeat",
+        "copies repeat",
+        "invalid graph",
+    }  # no error
     assert tested | by_behaviour == set(RULES)

@@ -189,7 +189,7 @@ def _begin(device: CapturingDevice, builder: Any, captures: ExitStack) -> Any:
 
 
 def _end(device: CapturingDevice, builder: Any) -> None:
-    """End the capture of ``builder``. Libraries may ignore the error that made it invalid, or leave streams that are not joined."""
+    """End the capture of ``builder``. Libraries may ignore the error that made it invalid, or leave streams unjoined."""
     if device.is_invalid(builder):
         raise TargetError("a call that a capture does not allow has made it invalid")
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import weakref
 from contextlib import AbstractContextManager
+from importlib.metadata import PackageNotFoundError, version
 from threading import RLock
 from typing import Any
 
@@ -15,6 +17,18 @@ from tide_runtime.backends.device.deferred_frees import DeferredFrees
 from tide_runtime.errors import DeviceMemoryError, TargetError
 
 INSTALL = "pip install 'tide-llm[kernels]'"
+_LEAST_CORE = (1, 2)  # earlier ones name methods otherwise, list no captured nodes, or embed no graph where a body begins
+
+
+def missing_cuda_core() -> str | None:
+    """Reason why the package cuda-core cannot be used, with the command that installs it, or None."""
+    try:
+        found = version("cuda-core")
+    except PackageNotFoundError:
+        return f"the package cuda-core is not installed; {INSTALL}"
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < _LEAST_CORE:
+        return f"cuda-core {found} is installed, {'.'.join(map(str, _LEAST_CORE))} or newer is needed; {INSTALL}"
+    return None
 
 
 class CudaMemory:
@@ -52,12 +66,14 @@ class CudaDevice:
     """GPU number ``ordinal`` with a stream of its own.
 
     Raises:
-        TargetError: cuda.core is not installed, or this machine has no driver or no such GPU; with the reason.
+        TargetError: cuda.core is not installed or too old, or this machine has no driver or no such GPU; with the reason.
     """
 
     kind = "cuda"
 
     def __init__(self, ordinal: int = 0) -> None:
+        if (missing := missing_cuda_core()) is not None:
+            raise TargetError(missing)
         try:
             from cuda.bindings import driver
             from cuda.core import Device, LegacyPinnedMemoryResource
