@@ -192,11 +192,7 @@ def _end(device: CapturingDevice, builder: Any) -> None:
     """End the capture of ``builder``. Libraries may ignore the error that made it invalid, or leave streams unjoined."""
     if device.is_invalid(builder):
         raise TargetError("a call that a capture does not allow has made it invalid")
-    try:
-        builder.end_building()
-    except Exception:
-        device.discard(builder)
-        raise
+    _or_discard(device, builder, builder.end_building)
 
 
 def _close(device: CapturingDevice, builder: Any) -> None:
@@ -204,4 +200,13 @@ def _close(device: CapturingDevice, builder: Any) -> None:
         if device.is_invalid(builder):
             device.discard(builder)
         else:
-            builder.close()
+            _or_discard(device, builder, builder.close)
+
+
+def _or_discard(device: CapturingDevice, builder: Any, end: Callable[[], object]) -> None:
+    """Call ``end``, which ends a capture. Where that fails there is no graph, as with streams that are not joined."""
+    try:
+        end()
+    except Exception:
+        device.discard(builder)
+        raise
