@@ -1,11 +1,11 @@
-"""The exit router as an ONNX function: standard operators for ONNX Runtime, one plugin for TensorRT.
+"""The exit router as an ONNX function of standard operators, by whose name targets find it and put a fused kernel in its place.
 
     tide.TideExitRouter   hidden [..., H] T, down [R, H] T, down_bias [R], up [R], up_bias [1] → score [...] float32
 
     score = sigmoid(up · silu(down · rmsnorm(hidden) + down_bias) + up_bias)        computed in float32, whatever T
 
-ONNX Runtime inlines the function when it loads a file. TensorRT's parser uses a plugin of the same name
-instead, if one is registered in the node's namespace (plugins/trt: same name, inputs, attributes and first output).
+ONNX Runtime inlines the function when it loads a file, and so does TensorRT's parser. In engines of TensorRT the exporter puts the
+kernels in (`targets.router_plugin`); the operators are their reference.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _INPUTS = ("hidden", "down", "down_bias", "up", "up_bias")
 
 def call_router(tape: Tape, inputs: list[ir.Value], epsilon: float) -> ir.Value:
     """Record a call of the function and return the score; the model needs `router_function` and an import of its domain."""
-    attributes = {"epsilon": epsilon, "plugin_namespace": DOMAIN}
-    return tape.op(NAME, inputs, attributes, domain=DOMAIN)
+    return tape.op(NAME, inputs, {"epsilon": epsilon}, domain=DOMAIN)
 
 
 def router_function() -> ir.Function:
@@ -38,8 +37,7 @@ def router_function() -> ir.Function:
     score = tape.op("Sigmoid", [tape.op("Add", [tape.op("MatMul", [silu, up]), up_bias])])  # [..., R] · [R]
     score.name = "score"
     graph = ir.Graph(inputs, [score], nodes=tape.nodes, opset_imports={"": OPSET}, name=NAME)
-    attributes = [ir.Attr("epsilon", ir.AttributeType.FLOAT, 1e-6), ir.Attr("plugin_namespace", ir.AttributeType.STRING, DOMAIN)]
-    return ir.Function(DOMAIN, NAME, graph=graph, attributes=attributes)
+    return ir.Function(DOMAIN, NAME, graph=graph, attributes=[ir.Attr("epsilon", ir.AttributeType.FLOAT, 1e-6)])
 
 
 def ones(tape: Tape, matrix: ir.Value, axis: int) -> ir.Value:

@@ -1,7 +1,7 @@
-// Parameters and launch plan of `exit_join`.
+// Parameters of `exit_join`, which is launched as one block for each state that may arrive.
 #pragma once
 
-#include "decode_loop_plan.h"
+#include "decode_loop.h"
 
 namespace tide {
 
@@ -17,10 +17,5 @@ struct exit_join_params {
   int32_t width;
   int32_t number;  // the exit's number: 1, 2, …
 };
-
-// One block per state that may arrive.
-inline TIDE_HOST_DEVICE LaunchPlan plan_exit_join(int64_t rows, int64_t arriving) {
-  return {{uint32_t(rows > 0 ? rows : 1), uint32_t(arriving > 0 ? arriving : 1), 1}, {uint32_t(kLoopThreads), 1, 1}, 0, 0, 0};
-}
 
 }  // namespace tide

@@ -1,7 +1,7 @@
 // Parameters of `exit_merge`, which is launched as one block.
 #pragma once
 
-#include "decode_loop_plan.h"
+#include "decode_loop.h"
 
 namespace tide {
 

@@ -1,16 +1,15 @@
-// Parameters and launch plan of `loop_turn`.
+// Parameters of `loop_turn`, which is launched as one block.
 #pragma once
 
-#include "decode_loop_plan.h"
+#include "decode_loop.h"
 
 namespace tide {
 
 struct loop_turn_params {
-  const int64_t* tokens;      // [rows] tokens of this turn, where emitted
-  const int32_t* emitted;     // [rows]
+  const int32_t* emitted;     // [rows] whether the row has a token of this turn
   const uint8_t* exits;       // [rows] number of the exit that the token took, or 0
   const int64_t* length;      // [rows] position of the next token
-  const int64_t* last_token;  // [rows] the next token
+  const int64_t* last_token;  // [rows] that token, which is the next turn's input
   const int32_t* running;     // scalar: rows not finished
   int32_t* turns_left;        // scalar, in and out
   int64_t* ring;              // [ring_turns, rows] pinned: tokens, + 2^32 times the exit's number, or -1
