@@ -5,8 +5,9 @@
 The walk starts at the commands and entry points of pyproject.toml, at `python -m tide_plugins`, and at the modules of
 ``benchmarks.gpu`` that the Makefile or a page names. It follows names: a function reaches what it names, by its imports; a
 string reaches the module or the kernel that it names. A method counts as reached when its class is and something reached
-names an attribute like it, so the figure is a lower bound. CUDA sources are reached from the launch that names their kernel, and
-headers by ``#include``; other C++ is reached by nothing. Conformance cases and references may be reached by the kit alone.
+names an attribute like it, or another library's class declares it, so the figure is a lower bound. CUDA sources are reached from
+the launch that names their kernel, and headers by ``#include``; other C++ is reached by nothing. Conformance cases and references
+may be reached by the kit alone.
 """
 
 from __future__ import annotations
@@ -39,16 +40,22 @@ _KERNELS = "plugins/tide_plugins/csrc/"
 _REGISTRY = "tide_plugins.kernels"  # which names every kernel
 _ONLY_CHECKS = re.compile(r"plugins/tide_plugins/(conformance|reference)/|benchmarks/gpu/")
 _ENTRY = re.compile(r"tide_(\w+)_##suffix")
-Name = tuple[str, str]  # module, and a definition in it: a function, a class, Class.method, a variable; "" for what an import runs
+Name = tuple[
+    str, str
+]  # module, and a definition in it: a function, a class, Class.method, a variable; "" for what an import runs
 
 
 @dataclass
 class Definition:
-    """``uses``: names that it mentions, dotted where they are attributes. ``lines``: of its text, none for assignments."""
+    """``uses``: names that it mentions, dotted where they are attributes. ``lines``: of its text, none for assignments.
+
+    ``bases``: a class's, by the names in its file.
+    """
 
     uses: set[str] = field(default_factory=set)
     strings: set[str] = field(default_factory=set)
     lines: range = range(0)
+    bases: tuple[str, ...] = ()
 
 
 class Module:
@@ -75,8 +82,11 @@ class Module:
                 self.definitions[""].uses.add(node.name)
         elif isinstance(node, ast.ClassDef):
             methods = [child for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)]
-            rest = ast.ClassDef(node.name, node.bases, node.keywords, [c for c in node.body if c not in methods], node.decorator_list)
+            rest = ast.ClassDef(
+                node.name, node.bases, node.keywords, [c for c in node.body if c not in methods], node.decorator_list
+            )
             self.definitions[node.name] = _definition(node, rest)
+            self.definitions[node.name].bases = tuple(ast.unparse(base).partition("[")[0] for base in node.bases)
             self.definitions |= {f"{node.name}.{method.name}": _definition(method) for method in methods}
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -150,7 +160,10 @@ class Reach:
             for path in (text, *(prefix + text for prefix in short)):
                 if path in self.modules:
                     self._all_of(path)
-        self._methods += [(module, method) for method in here.definitions if method.startswith(f"{name}.") and name]
+        methods = [(module, method) for method in here.definitions if method.startswith(f"{name}.") and name]
+        self._methods += methods
+        if any(self._is_foreign(here, base) for base in definition.bases):  # another library calls what it declares
+            self._attributes |= {method.split(".")[1] for _, method in methods}
         for use in definition.uses:
             self._attributes.add(use.rsplit(".", 1)[-1])
             first, _, rest = use.partition(".")
@@ -162,6 +175,10 @@ class Reach:
                 whole = f"{source}.{imported}" if imported else source
                 if rest and whole in self.modules:
                     self._reach(whole, rest.split(".")[0])
+
+    def _is_foreign(self, here: Module, base: str) -> bool:
+        first = base.partition(".")[0]
+        return first not in here.definitions and here.imports.get(first, (first, ""))[0].partition(".")[0] not in PACKAGES
 
     def _all_of(self, module: str) -> None:
         for name in self.modules[module].definitions:
@@ -188,7 +205,9 @@ class Reach:
     def sources(self) -> set[str]:
         """CUDA files of the kernels whose names are reached, and the headers that they include."""
         folder, found = self.root / _KERNELS, set[str]()
-        waiting = [path.name for path in folder.glob("*.cuh") if self.strings & {path.stem, *_ENTRY.findall(path.read_text("utf-8"))}]
+        waiting = [
+            path.name for path in folder.glob("*.cuh") if self.strings & {path.stem, *_ENTRY.findall(path.read_text("utf-8"))}
+        ]
         while waiting:
             name = waiting.pop()
             if name not in found:

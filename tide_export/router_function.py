@@ -1,11 +1,11 @@
 """The exit router as an ONNX function of standard operators, by whose name targets find it and put a fused kernel in its place.
 
-    tide.TideExitRouter   hidden [..., H] T, down [R, H] T, down_bias [R], up [R], up_bias [1] → score [...] float32
+    tide.TideExitRouter   hidden [..., H] T, down [R, H], down_bias [R], up [R], up_bias [1] float32 → score [...] float32
 
     score = sigmoid(up · silu(down · rmsnorm(hidden) + down_bias) + up_bias)        computed in float32, whatever T
 
-ONNX Runtime inlines the function when it loads a file, and so does TensorRT's parser. In engines of TensorRT the exporter puts the
-kernels in (`targets.router_plugin`); the operators are their reference.
+ONNX Runtime inlines the function when it loads a file, and so does TensorRT's parser. The exporter puts the kernels into engines
+of TensorRT (`targets.router_plugin`), target torch runs them for the node; the operators are their reference.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def router_function() -> ir.Function:
     """The function's definition, the same for all exits of all models."""
     tape = Tape()
     hidden, down, down_bias, up, up_bias = inputs = [ir.val(name) for name in _INPUTS]
-    wide, matrix = (tape.op("Cast", [value], {"to": ir.DataType.FLOAT}) for value in (hidden, down))
+    wide = tape.op("Cast", [hidden], {"to": ir.DataType.FLOAT})
     epsilon = ir.RefAttr("epsilon", "epsilon", ir.AttributeType.FLOAT)
     normed = rms_norm(tape, wide, ones(tape, down, axis=1), epsilon)
-    inner = tape.op("Add", [tape.op("MatMul", [normed, tape.op("Transpose", [matrix], {"perm": [1, 0]})]), down_bias])
+    inner = tape.op("Add", [tape.op("MatMul", [normed, tape.op("Transpose", [down], {"perm": [1, 0]})]), down_bias])
     silu = tape.op("Mul", [inner, tape.op("Sigmoid", [inner])])
     score = tape.op("Sigmoid", [tape.op("Add", [tape.op("MatMul", [silu, up]), up_bias])])  # [..., R] · [R]
     score.name = "score"

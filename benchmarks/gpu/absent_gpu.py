@@ -36,9 +36,7 @@ class AbsentGpu:
     def zeros(self, count_bytes: int, stream: int) -> AbsentMemory:
         return AbsentMemory(self.allocate(count_bytes))
 
-    def launch(
-        self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()
-    ) -> None:
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
         raise TargetError(f"there is no GPU to launch {entry} on")
 
     def allocate(self, count_bytes: int) -> int:

@@ -59,7 +59,7 @@ def torch_router(hidden: Tensor, down: Tensor, down_bias: Tensor, up: Tensor, up
 
 
 def torch_arm(given: RouterTensors, compiled: bool, backend: str = "inductor") -> Work:
-    """Weights in the states' dtype, as an eager model has them: half the bytes that TIDE's reads. ``backend``: of `torch.compile`."""
+    """Weights in the states' dtype, as an eager model has them: half of TIDE's bytes. ``backend``: of `torch.compile`."""
     if compiled:
         torch.compiler.reset()  # one function compiled for nine shapes counts as recompiled too often, and runs eagerly
     dtype, tensors = given.tensors["hidden"].dtype, given.tensors

@@ -1,9 +1,9 @@
 """The speed of `exit_router`, against two floors (its bytes over measured bandwidth; an empty launch), eager torch,
 torch.compile, and, with ``--predecessor PATH``, the predecessor's published kernel compiled beside it.
 
-Times are medians on the GPU of one evaluation with a cold L2 cache, as between decode steps, from CUDA graphs for every arm; "call"
-columns are per call from Python, back to back. Without a GPU the launches are prepared for ``--arch`` and nothing is timed (exit
-code 2).
+Times are medians on the GPU of one evaluation with a cold L2 cache, as between decode steps, from CUDA graphs for every arm;
+"call" columns are per call from Python, back to back. Without a GPU the launches are prepared for ``--arch`` and nothing is timed
+(exit code 2).
 """
 
 from __future__ import annotations

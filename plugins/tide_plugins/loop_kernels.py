@@ -62,9 +62,7 @@ class PluginLoopKernels:
         return self._prepared(prepare_take_tokens, tensors)
 
     def turn(self, state: LoopState, inputs: NextInputs, slots: int) -> Enqueue:
-        tensors = self._per_sequence(state, "length", "last_token", dtype="i64") | self._per_sequence(
-            state, "exits", dtype="u8"
-        )
+        tensors = self._per_sequence(state, "length", "last_token", dtype="i64") | self._per_sequence(state, "exits", dtype="u8")
         tensors |= self._per_sequence(state, "emitted", dtype="i32") | self._scalars(state, "running", "turns_left", "proceed")
         tensors |= {"ring": self._array(state.ring.pointers[0], "i64", state.ring.turns, state.batch_size)} | self._counts(state)
         tensors |= self._input_tensors(inputs, (state.batch_size,))

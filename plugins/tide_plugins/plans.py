@@ -80,10 +80,6 @@ def plan_exit_join(rows: int, arriving: int) -> LaunchPlan:
     return LaunchPlan((max(rows, 1), max(arriving, 1), 1), (LOOP_THREADS, 1, 1))
 
 
-def _pitch(width: int) -> int:
-    return _divide_up(width, SLICE_WIDTH) * SLICE_WIDTH
-
-
 def _divide_up(value: int, by: int) -> int:
     return -(-value // by)
 

@@ -92,9 +92,7 @@ class HostDriver:
         skipped = -memory.ctypes.data % 256
         return HostMemory(memory, memory.ctypes.data + skipped)
 
-    def launch(
-        self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()
-    ) -> None:
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
         c_plan = _CPlan(plan.grid, plan.block, plan.shared_bytes)
         status = _loaded(self.library).tide_launch(entry.encode(), ctypes.byref(params), ctypes.byref(c_plan), self.order)
         assert status == 0, f"{entry}: {_STATUS[status]}"

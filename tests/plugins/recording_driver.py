@@ -47,8 +47,6 @@ class RecordingDriver:
         self.memory.append(FakeMemory(0x7000_0000_0000 + 2**30 * len(self.memory), count_bytes))
         return self.memory[-1]
 
-    def launch(
-        self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()
-    ) -> None:
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
         copy = type(params).from_buffer_copy(bytes(ctypes.string_at(ctypes.addressof(params), ctypes.sizeof(params))))
         self.launches.append(RecordedLaunch(entry, plan, copy, stream, tuple(arguments)))

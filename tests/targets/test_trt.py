@@ -130,7 +130,7 @@ def plugins(monkeypatch):
 
 
 def test_routers_are_tides_kernels(machine, plugins, tmp_path, monkeypatch):
-    """Exits would score with slower operators, with another exit's weights, or with kernels of an older tide-llm from the cache."""
+    """Exits would score with slower operators, another exit's weights, or kernels of an older tide-llm from the cache."""
     recording, lowered = machine(H200, "11.4.0"), with_router()
     info = build("trt-sm_90", job(tmp_path / "a"), lowered)
     score, hidden, weights, epsilon = plugins["score"]

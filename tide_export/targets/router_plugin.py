@@ -1,8 +1,8 @@
 """The fused router in TensorRT engines: two ahead-of-time plugins in place of the operators of the router's function.
 
 The parser reads the function as TensorRT's own operators (`router_function`). Here the network's score comes from the plugins
-instead, and the builder drops the operators, which no output needs any more. The kernels are part of the engine: nothing is loaded
-where it runs. Releases before 10.9 and TensorRT-RTX have no such plugins, and their engines keep the operators.
+instead, and the builder drops the operators, which no output needs any more. The kernels are part of the engine: nothing is
+loaded where it runs. Releases before 10.9 and TensorRT-RTX have no such plugins, and their engines keep the operators.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _router(file: GraphFile) -> tuple[str, list[NDArray[np.float32]], float]:
     assert states is not None
     arrays = [np.ascontiguousarray(value.const_value.numpy()) for value in weights if value and value.const_value]
     if node.outputs[0].name != SCORE or states not in graph.inputs or len(arrays) != len(weights):
-        raise TargetError(f"{file.name}: its router is not one of an input with constant weights. Please report the model's config")
+        raise TargetError(f"{file.name}: its router's states or weights are computed. Please report the model's config")
     return str(states.name), arrays, float(node.attributes["epsilon"].as_float())
 
 

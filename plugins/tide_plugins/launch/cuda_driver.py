@@ -76,9 +76,7 @@ class CudaDriver:
             raise DeviceMemoryError(f"GPU {self.device} has no {count_bytes} bytes left ({error})") from error
         return BufferMemory(buffer)
 
-    def launch(
-        self, entry: Any, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()
-    ) -> None:
+    def launch(self, entry: Any, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
         offsets = [getattr(type(params), name).offset for name in arguments] or [0]
         addresses = (ctypes.c_void_p * len(offsets))(*(ctypes.addressof(params) + offset for offset in offsets))
         result = self._api.cuLaunchKernel(

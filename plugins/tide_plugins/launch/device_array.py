@@ -52,7 +52,6 @@ class DeviceArray:
         return tuple(prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
 
 
-
 def device_array(value: Any, stream: int) -> DeviceArray:
     """``value`` as a `DeviceArray`, without a copy.
 

@@ -32,7 +32,5 @@ class Driver(Protocol):
     def zeros(self, count_bytes: int, stream: int) -> Memory:
         """Memory zeroed before later work on ``stream``."""
 
-    def launch(
-        self, entry: Any, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()
-    ) -> None:
+    def launch(self, entry: Any, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
         """Enqueue one launch on ``stream``, with the fields ``arguments`` of ``params`` one by one, or ``params`` by value."""

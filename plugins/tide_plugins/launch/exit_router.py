@@ -19,6 +19,7 @@ TENSORS = (
     Tensor("up", "f32", ("width",)),
     Tensor("up_bias", "f32"),
     Tensor("score", "f32", ("rows",), output=True),
+    Tensor("partial", "f32", ("partial",), optional=True, output=True),
 )
 _SIZES = ("rows", "hidden_size", "width", "chunk")
 _ARGUMENTS = {
@@ -33,7 +34,8 @@ def prepare_exit_router(library: KernelLibrary, *, epsilon: float, stream: Any, 
     Args:
         epsilon: the norm's epsilon.
         stream: the stream that will use the tensors, on which scratch memory is allocated.
-        tensors: the names, dtypes and shapes in `TENSORS`.
+        tensors: the names, dtypes and shapes in `TENSORS`. ``partial``: scratch memory of the plan's size; without it the launch
+            allocates its own.
 
     Raises:
         ParamsError: a tensor or a number breaks the contract.
@@ -46,7 +48,9 @@ def prepare_exit_router(library: KernelLibrary, *, epsilon: float, stream: Any, 
     plan = plan_exit_router(rows, hidden_size, width)
     params = ExitRouterParams(rows=rows, hidden_size=hidden_size, width=width, chunk=plan.chunk, epsilon=float_bits(epsilon))
     plans = {"exit_router_project": plan.project, "exit_router_score": plan.score}
-    return call.prepare(params, plans, {"partial": 4 * plan.partial}, _ARGUMENTS)
+    scratch = call.size("partial")
+    call.require(scratch in (0, plan.partial), f"partial has {scratch} elements; expected {plan.partial}")
+    return call.prepare(params, plans, {} if scratch else {"partial": 4 * plan.partial}, _ARGUMENTS)
 
 
 def float_bits(value: float) -> int:

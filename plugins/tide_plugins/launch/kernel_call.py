@@ -8,7 +8,7 @@ from typing import Any
 
 from tide_runtime.errors import ParamsError, TargetError
 
-from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray, device_array
+from tide_plugins.launch.device_array import ITEM_BYTES, device_array
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch, Step
 from tide_plugins.launch.stream_handle import stream_handle

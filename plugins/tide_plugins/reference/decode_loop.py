@@ -1,4 +1,4 @@
-"""The kernels of a decode loop in NumPy, by tensor name. csrc: take_tokens, loop_turn, exit_{candidates,score,join,gate,merge}.cuh."""
+"""The kernels of a decode loop in NumPy, by tensor name: csrc/{take_tokens,loop_turn}.cuh, exit_{candidates,score,join,gate,merge}.cuh."""
 
 from __future__ import annotations
 

@@ -30,9 +30,7 @@ from tide_plugins.plans import (
 _PTX = Architecture(75, 12, "every GPU of TensorRT 10.9 and newer", ptx=True)
 
 
-def add_exit_router(
-    network: Any, hidden: Any, down: Any, down_bias: Any, up: Any, up_bias: Any, *, epsilon: float = 1e-6
-) -> Any:
+def add_exit_router(network: Any, hidden: Any, down: Any, down_bias: Any, up: Any, up_bias: Any, *, epsilon: float = 1e-6) -> Any:
     """Add the router to a ``tensorrt.INetworkDefinition``; returns the score [...] float32, an ``ITensor``.
 
     score = sigmoid(up · silu(down · rmsnorm(hidden) + down_bias) + up_bias)

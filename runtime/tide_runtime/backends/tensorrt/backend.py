@@ -232,4 +232,3 @@ class _CopyBack:
 def _separate_outputs(engine: EngineInfo) -> list[str]:
     """Cache outputs that do not alias their inputs."""
     return [tensor.name for tensor in engine.outputs if "_cache_out_" in tensor.name and tensor.name not in engine.aliases]
-
