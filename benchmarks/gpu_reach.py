@@ -121,7 +121,7 @@ class Reach:
     def __init__(self, root: Path, modules: Mapping[str, Module], roots: Iterable[Name]) -> None:
         self.root, self.modules, self.reached, self._open = root, modules, set[Name](), list[Name]()
         self.strings, self._attributes = set[str](), set[str]()
-        self._methods: list[Name] = []  # of reached classes, not reached yet
+        self._methods: list[Name] = []  # of reached classes, and of modules used as values; not reached yet
         for name in roots:
             self._reach(*name)
         while self._open or self._open_methods():
@@ -175,6 +175,8 @@ class Reach:
                 whole = f"{source}.{imported}" if imported else source
                 if rest and whole in self.modules:
                     self._reach(whole, rest.split(".")[0])
+                elif whole in self.modules:  # a module as a value, which is used by attributes like an object
+                    self._methods += [(whole, name) for name in self.modules[whole].definitions if "." not in name]
 
     def _is_foreign(self, here: Module, base: str) -> bool:
         first = base.partition(".")[0]
@@ -186,7 +188,7 @@ class Reach:
                 self._mark(module, name)
 
     def _open_methods(self) -> bool:
-        named = [one for one in self._methods if (last := one[1].split(".")[1]) in self._attributes or last.startswith("__")]
+        named = [one for one in self._methods if (last := one[1].split(".")[-1]) in self._attributes or last.startswith("__")]
         self._methods = [one for one in self._methods if one not in named]
         for one in named:
             self._mark(*one)

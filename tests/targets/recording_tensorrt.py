@@ -101,8 +101,8 @@ class Profile:
 class Recording:
     """A fake module ``trt`` and its recorded calls.
 
-    ``builds``: network name and configuration of every build; ``outputs``: of its network. ``errors``: log lines while ``parsing``
-    or ``building``, which succeed all the same. ``goes_on``: the answers of the last build's progress monitor.
+    ``builds``: network name and configuration of every build; ``outputs``: of its network. ``errors``: log lines while
+    ``parsing`` or ``building``, which succeed all the same. ``goes_on``: the answers of the last build's progress monitor.
     """
 
     def __init__(self, version: str) -> None:

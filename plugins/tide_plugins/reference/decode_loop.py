@@ -1,4 +1,4 @@
-"""The kernels of a decode loop in NumPy, by tensor name: csrc/{take_tokens,loop_turn}.cuh, exit_{candidates,score,join,gate,merge}.cuh."""
+"""The kernels of a decode loop in NumPy, by tensor name: all of csrc but exit_router."""
 
 from __future__ import annotations
 
