@@ -120,6 +120,7 @@ class Recording:
             BuilderFlag=Members(),
             HardwareCompatibilityLevel=Members(),
             LayerType=Members(),
+            Weights=lambda array: array,
             Builder=self._with_log,
             OnnxParser=lambda network, log: SimpleNamespace(parse_from_file=lambda path: self._parse(network, path)),
         )

@@ -11,7 +11,6 @@ import onnx_ir as ir
 import pytest
 from export.passes.one_attention import SLOTS, one_attention
 from export.stub_calibration import exit_tensors
-from tide_plugins.trt import aot
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.engine_info import ProfileInfo
 from tide_runtime.errors import TargetError
@@ -23,7 +22,7 @@ from tide_export.exit_graphs import exit_graph_model
 from tide_export.lower import LoweredModel
 from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.progress import ExportProgress
-from tide_export.targets import TARGETS
+from tide_export.targets import TARGETS, router_plugin
 from tide_export.targets.base import BuildJob
 from tide_export.targets.choice import check_options
 from tide_export.targets.engine_cache import EngineCache
@@ -123,9 +122,9 @@ def plugins(monkeypatch):
         given["score"] = (made, hidden, weights, epsilon)
         return made
 
-    monkeypatch.setattr(aot, "add_exit_router", add)
-    monkeypatch.setattr(aot, "registered", lambda: None)
-    monkeypatch.setattr(aot, "ptx", lambda: "kernels")
+    monkeypatch.setattr(router_plugin, "add_exit_router", add)
+    monkeypatch.setattr(router_plugin, "registered", lambda: None)
+    monkeypatch.setattr(router_plugin, "ptx", lambda: "kernels")
     return given
 
 
@@ -141,7 +140,7 @@ def test_routers_are_tides_kernels(machine, plugins, tmp_path, monkeypatch):
         np.testing.assert_array_equal(array, tensors[f"router.1.{name}"])
     assert [tensor.name for tensor in info.engines["exit_1"].outputs] == ["score"]
     built = len(recording.builds)
-    monkeypatch.setattr(aot, "ptx", lambda: "other kernels")
+    monkeypatch.setattr(router_plugin, "ptx", lambda: "other kernels")
     build("trt-sm_90", job(tmp_path / "b"), lowered)
     assert len(recording.builds) == 2 * built
 
@@ -169,7 +168,7 @@ def test_a_missing_compiler_leaves_the_operators(machine, plugins, tmp_path, mon
     def refuse():
         raise TargetError("the package nvidia-cuda-nvrtc-cu12 is not installed")
 
-    monkeypatch.setattr(aot, "ptx", refuse)
+    monkeypatch.setattr(router_plugin, "ptx", refuse)
     work = replace(job(tmp_path / "a"), progress=ExportProgress(quiet=False))
     assert "router plugin" not in build("trt-sm_90", work, with_router()).tool
     assert "because the package nvidia-cuda-nvrtc-cu12 is not installed" in " ".join(capsys.readouterr().err.split())

@@ -68,7 +68,7 @@ def read_network(trt: Any, file: GraphFile, fused_router: bool = False) -> Engin
         check_attentions(trt, network, attentions)
     aliases = cache_updates(trt, network) if updates else {}
     check_cache_updates(network, aliases, updates)
-    weights = put_router(network, file) if fused_router else []
+    weights = put_router(trt, network, file) if fused_router else []
     return EngineNetwork(trt, file, log, builder, network, parser, attentions, aliases, weights)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from tide_plugins.trt import aot
+from tide_plugins.trt.aot import add_exit_router, ptx, registered
 from tide_runtime.errors import TargetError
 
 from tide_export.router_function import NAME
@@ -27,12 +27,12 @@ def router_key() -> str:
 
     Raises TargetError when this TensorRT has no ahead-of-time plugins, or the kernels cannot be compiled here.
     """
-    aot.registered()
-    return f", router plugin {hashlib.sha256(aot.ptx().encode()).hexdigest()[:8]}"
+    registered()
+    return f", router plugin {hashlib.sha256(ptx().encode()).hexdigest()[:8]}"
 
 
-def put_router(network: Any, file: GraphFile) -> list[NDArray[np.float32]]:
-    """Let the plugins compute the score of ``network``, parsed from ``file``, if it has a router.
+def put_router(trt: Any, network: Any, file: GraphFile) -> list[NDArray[np.float32]]:
+    """Let the plugins compute the score of ``network`` of module ``trt``, parsed from ``file``, if it has a router.
 
     Returns the weights, which have to live until the engine is built.
     """
@@ -41,8 +41,8 @@ def put_router(network: Any, file: GraphFile) -> list[NDArray[np.float32]]:
     hidden, weights, epsilon = _router(file)
     states = _named(network.num_inputs, network.get_input, hidden, network)
     operators = _named(network.num_outputs, network.get_output, SCORE, network)
-    constants = [network.add_constant(array.shape, array).get_output(0) for array in weights]
-    score = aot.add_exit_router(network, states, *constants, epsilon=epsilon)
+    constants = [network.add_constant(array.shape, trt.Weights(array)).get_output(0) for array in weights]
+    score = add_exit_router(network, states, *constants, epsilon=epsilon)
     network.unmark_output(operators)
     operators.name = f"{SCORE} of the operators"
     score.name = SCORE
