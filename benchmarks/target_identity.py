@@ -89,10 +89,9 @@ def int4_difference(device: str) -> float:
     import torch
 
     from tide_export.config import ExportConfig
-    from tide_export.export import write_bundle
+    from tide_export.export import quantize_loaded, write_bundle
     from tide_export.load import load_model
     from tide_export.progress import ExportProgress
-    from tide_export.quantization.quantizers import quantize_loaded
 
     quiet = ExportProgress(quiet=True)
     loaded = quantize_loaded(load_model(str(DEMO_MODELS / "layerskip"), "fp32"), "int4", "rtn", quiet)

@@ -211,6 +211,8 @@ def _product(  # type: ignore[no-untyped-def]
     made,
     count,
     width,
+    stored,
+    blocks,
     outputs,
     HAS_ZEROS: tl.constexpr,
     BITS: tl.constexpr,
@@ -223,8 +225,6 @@ def _product(  # type: ignore[no-untyped-def]
     each: tl.constexpr = 8 // BITS  # numbers in a byte
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    blocks = width // QUANT
-    stored = width // each
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, stored, BYTES):
         place = start + tl.arange(0, BYTES)
@@ -253,8 +253,9 @@ def low_bit_product(x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | N
     outputs, width, x = values.shape[0], x.shape[-1], x.contiguous()
     made = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
     _product[(triton.cdiv(outputs, _PRODUCT_COLUMNS),)](
-        x, values, scales, values if zeros is None else zeros, made, x.numel() // width, width, outputs, zeros is not None, bits,
-        block, MOST_LOW_BIT_ROWS, _PRODUCT_COLUMNS, _PRODUCT_BYTES, "ieee", num_warps=4, num_stages=3,
+        x, values, scales, values if zeros is None else zeros, made, x.numel() // width, width, values.shape[1], scales.shape[1],
+        outputs, zeros is not None, bits, block, MOST_LOW_BIT_ROWS, _PRODUCT_COLUMNS, _PRODUCT_BYTES, "ieee", num_warps=4,
+        num_stages=3,
     )  # fmt: skip
     return made
 

@@ -162,10 +162,12 @@ class Program:
         table: Tensor | None = None
         if tables:
             interleaved = bool(node.attributes.get("rotary_interleaved", 0))
-            table = self._weights.made(("rotation", interleaved), tables, lambda both: rotation_table(*both, interleaved))
+            table = self._weights.made(
+                ("rotation", interleaved), tables, lambda both: rotation_table(both[0], both[1], interleaved)
+            )
 
         def function(*operands: Any) -> tuple[Tensor, ...]:
-            return attend(*operands[:7], table, operands[7] if len(operands) > 7 else None)
+            return attend(*operands[:7], table=table, sinks=operands[7] if len(operands) > 7 else None)
 
         return function, frozenset(), [*given[:7], *([given[SINKS]] if given[SINKS] else [])]
 
