@@ -61,6 +61,7 @@ class TorchBackend:
         self.launches: dict[str, int] = Counter()
         self._weights = DeviceWeights(stream.place)
         self._programs = {name: self._program(name) for name in self.layers}
+        stream.wait_for_weights()
         last = self._programs[self.manifest.segments[-1].name].graph.types["logits"]
         self.logits_element = next(ELEMENT_TYPES[name] for name, dtype in _DTYPES.items() if dtype == last)
 
