@@ -112,7 +112,7 @@ def choose_drive(
         support: what graphs this machine can run.
     """
     device = getattr(backend, "device", None)
-    if device is None:
+    if device is None or device.kind == "cpu":
         return Drive(policy, "the target runs on the processor")
     steps, plan = cast(DeviceBackend, backend).step_graphs, _device_plan(policy, cast(DeviceBackend, backend))
     if isinstance(plan, str):
