@@ -87,7 +87,7 @@ class TorchBackend(DeviceTarget):
         def work() -> None:
             made = program.run(given)
             for name, target in written.items():
-                target.copy_(made[name])
+                target.copy_(made[name].reshape(target.shape))  # the tokens of the head are those of [B, S]
 
         return lambda _: stream.run(work)
 
