@@ -88,7 +88,7 @@ class DeviceContext:
 
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
         self.backend.device.use()
-        shape = StepShape.of(first_index, counts, wanted)
+        shape = StepShape.of(first_index, counts, wanted, doubles=True)  # each shape takes a graph, and rows take little time
         step = self._steps.get(shape)
         if step is None:
             step = self._steps[shape] = DeviceStep(self, shape)
