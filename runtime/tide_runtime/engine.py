@@ -25,7 +25,7 @@ from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.certificate_coverage import with_promises
 from tide_runtime.depth.policy import BackendFacts, EnginePolicy
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.device_loop.select import Drive, choose_drive
+from tide_runtime.device_loop.select import Drive, capture_steps, choose_drive
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
@@ -74,6 +74,7 @@ class Engine:
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         loaded = backend or load_backend(bundle, self.target, options.threads, device.ordinal, device.kind)
         self.backend: Backend = loaded.with_bits(options.bits)
+        capture_steps(self.backend)
         self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer

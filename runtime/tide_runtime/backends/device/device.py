@@ -43,12 +43,14 @@ class Mark(Protocol):
 class Device(Protocol):
     """One device and its stream. Queued work runs in order; only `synchronize` and `Mark.wait` block.
 
-    ``kind`` and ``ordinal`` identify the device to ONNX Runtime; ``stream`` is a ``cudaStream_t``. ``lock`` is re-entrant and has
-    to be held while queueing work: work that another thread queues during a capture would become part of the graph.
+    ``kind`` and ``ordinal`` identify the device to ONNX Runtime, ``name`` is its model; ``stream`` is a ``cudaStream_t``.
+    ``lock`` is re-entrant and has to be held while queueing work: work that another thread queues during a capture would become
+    part of the graph.
     """
 
     kind: str
     ordinal: int
+    name: str
     stream: int
     lock: AbstractContextManager[Any]
 

@@ -30,15 +30,24 @@ class DeviceCaches:
 
     Args:
         least: begin with ``limit`` / 2^k slots, at least so many; None: all of them, at all times.
+        of_draft_head: with the draft head's, which counts as one more layer.
 
     Raises DeviceMemoryError when memory is short.
     """
 
-    def __init__(self, device: Device, manifest: Manifest, element: ElementType, capacity: int, least: int | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        manifest: Manifest,
+        element: ElementType,
+        capacity: int,
+        least: int | None = None,
+        of_draft_head: bool = False,
+    ) -> None:
         self._device, self._element, self.limit, self._capacity = device, element, manifest.max_seq_len, capacity
         self._least, self.rows = least, 0
         self._heads: dict[str, tuple[int, int]] = {}
-        for layer, kv in manifest.kv.items():
+        for layer, kv in (manifest.caches if of_draft_head else manifest.kv).items():
             for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim)):
                 self._heads[f"{kind}_cache_{layer}"] = (kv.heads, head_dim)
         self._offsets, total = layout({name: capacity * self._row_bytes(name, self.limit) for name in self._heads})

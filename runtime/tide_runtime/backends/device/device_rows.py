@@ -56,7 +56,7 @@ class DeviceRows:
         if isinstance(source, DeviceRows):
             _copy_on_device(target, source)
         else:
-            _upload(target, np.broadcast_to(np.asarray(source, self.element.host), target.shape))
+            _upload(target, np.broadcast_to(self.element.narrowed(np.asarray(source)), target.shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         bits = np.empty(self.shape, self.element.host)

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.mapped_memory import WholeMemory
+from tide_runtime.machine_cache import processor
 
 _ALIGNMENT = 256  # bytes
 
@@ -124,6 +125,7 @@ class ProcessorDevice:
     kind, ordinal, stream, is_capturing = "cpu", 0, 0, False
 
     def __init__(self) -> None:
+        self.name = processor()
         self.lock: AbstractContextManager[Any] = RLock()
 
     def use(self) -> None:

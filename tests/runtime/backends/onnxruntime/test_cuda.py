@@ -85,8 +85,25 @@ def test_only_tokens_are_copied_to_the_host(on_device: Engine) -> None:
     device.downloads.clear()
     device.waits = 0
     [row] = on_device.generate(PROMPTS[:1], PARAMS)
-    assert max(device.downloads) <= 8 * len(PROMPTS[0])
-    assert len(device.downloads) == len(row.token_ids)
+    assert max(device.downloads) <= 8 * 13  # a token id for each of the drafts that a pass verifies, and one more
+    assert len(device.downloads) <= len(row.token_ids)
+
+
+def test_auto_drafts_by_what_passes_take_here(
+    on_device: Engine, reference: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against ``auto`` that ends in ``full`` on GPUs because nobody measured, and against launches of the measurement that
+    count as a request's, or that are timed before the device has run them."""
+    costs, device = on_device.backend.pass_costs, on_device.backend.device  # type: ignore[attr-defined]
+    assert on_device.policy.name == "exact" and costs is not None and {step.rows for step in costs.steps} == {1, 8}
+    on_device.backend.launches.clear()
+    del on_device.backend.pass_costs  # type: ignore[attr-defined]
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path))  # where nobody has measured
+    waits = device.waits
+    again = on_device.backend.pass_costs
+    assert again is not None and not on_device.backend.launches
+    assert device.waits - waits >= 2 * 7 * len(again.steps)  # a wait for each pass, and for the single tokens before it
+    assert on_device.generate(PROMPTS[0], PARAMS)[0].token_ids == reference[0]
 
 
 def test_sampling_sees_the_logits(on_device: Engine, bundle: Path) -> None:
