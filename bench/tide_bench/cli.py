@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -15,16 +15,18 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.cli.errors import run_app
 from tide_runtime.engine_options import BITS
 from tide_runtime.errors import ParamsError
+from tide_runtime.targets.select import AUTO, CUDA
 from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool, with_options
-from tide_bench.arms import ARMS, OTHER_ARMS, OURS, POLICIES, ArmSpec, in_bits
+from tide_bench.arms import OTHER_ARMS, OURS, POLICIES, ArmSpec, in_bits, on_target, title_on
 from tide_bench.arms.process import ArmError
 from tide_bench.comparison import Comparison, Place
-from tide_bench.config import MODES, BenchConfig
-from tide_bench.counters import EnergyMeter
+from tide_bench.config import BASELINES, MODES, BenchConfig, default_rivals
+from tide_bench.counters import EnergyMeter, free_gpu_bytes
 from tide_bench.curve import CurvePoint, measure_curve
+from tide_bench.device_choice import BenchDevice, choose_device
 from tide_bench.load_mode import load_rows
 from tide_bench.output_checks import Terms
 from tide_bench.prompts import joined, read_prompts, windows
@@ -37,6 +39,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _DEFAULTS = BenchConfig()
 _ROOMY = 8  # arms that fit into memory where two may get ready at once: making one may hold the model several times
 _PROCESS_SHARE = 2.2  # memory of an arm over its fp32 weights: runtimes keep them packed for their kernels as well
+_GPU_SHARE = 1.5  # GPU memory of an arm over its weights: caches and workspaces
+_WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2}
 LOAD_PROMPTS = 16
 CURVE_TEXTS = 8
 
@@ -51,9 +55,18 @@ def bench(
     model: Annotated[
         str | None, typer.Option(help="The HuggingFace model it was made from. Default: the one its manifest names.")
     ] = None,
-    vs: Annotated[str, typer.Option(help=f"Other ways to run the model, of {_list(tuple(OTHER_ARMS))}.")] = _list(
-        _DEFAULTS.rivals
-    ),
+    device: Annotated[
+        str, typer.Option(help="What all arms run on: cpu, cuda, cuda:1; auto: the GPU where there is one.")
+    ] = AUTO,
+    target: Annotated[
+        str, typer.Option(help="The bundle's targets to compare, the main one first. Default: all that run on the device.")
+    ] = "",
+    vs: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Other ways to run the model, of {_list(tuple(OTHER_ARMS))}. Default: those of the device that round nothing."
+        ),
+    ] = None,
     policy: Annotated[str, typer.Option(help=f"Depth policies, of {_list(tuple(POLICIES))}.")] = _list(_DEFAULTS.policies),
     bits: Annotated[str, typer.Option(help=f"Of TIDE's arms: {_list(BITS)}; see `tide-run --help`.")] = _DEFAULTS.bits,
     prompts: Annotated[
@@ -86,16 +99,20 @@ def bench(
 ) -> None:
     """Compare a bundle's depth policies with other ways to run its model: in turn, on the same prompts, outputs checked.
 
-    Example: `tide-bench engine/ --vs eager,unsplit --batch 1 --html report/`
+    Example: `tide-bench engine/ --device cuda --vs eager,cuda-graph --batch 1 --html report/`
     """
     import psutil  # noqa: F401  # what the extra brings is missed here, and not after minutes
 
     if html is not None:
         from tide_bench.page import write_report
     begin = perf_counter()
+    opened = Bundle.open(bundle, verify=False)
+    place = choose_device(opened.manifest, device, _names(target))
     config = BenchConfig(
         mode=mode,
-        rivals=_names(vs),
+        device=place.kind,
+        rivals=default_rivals(place.kind) if vs is None else _names(vs),
+        baselines=BASELINES[place.kind],
         policies=_names(policy),
         bits=bits,
         batches=_numbers(batch, int, "--batch"),
@@ -107,11 +124,14 @@ def bench(
         rates=_numbers(rate, float, "--rate"),
         seconds=seconds,
     )
-    opened = Bundle.open(bundle, verify=False)
-    report = Report("tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, **asdict(config))
+    report = Report(
+        "tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, targets=place.targets, **asdict(config)
+    )
+    if place.gpu:
+        report.machine["gpu"] = place.gpu
     points: list[CurvePoint] = []
     phases = Phases(lambda text: console().print(text, style="dim", markup=False))
-    with Bench(opened, config, model, prompts, cache or _default_cache(), long, phases, gguf) as run:
+    with Bench(opened, config, place, model, prompts, cache or _default_cache(), long, phases, gguf) as run:
         report.rows = run.rows()
         add_tables(report)
         if run.meter.absent:
@@ -137,6 +157,7 @@ class Bench:
         self,
         bundle: Bundle,
         config: BenchConfig,
+        device: BenchDevice,
         model: str | None,
         prompts: Path | None,
         cache: Path,
@@ -144,7 +165,7 @@ class Bench:
         phases: Phases,
         gguf: Path | None = None,
     ) -> None:
-        self.manifest, self.config, self.meter = bundle.manifest, config, EnergyMeter()
+        self.manifest, self.config, self.meter, self._device = bundle.manifest, config, EnergyMeter(), device
         info = bundle.manifest.tokenizer
         tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
         self._prompts = read_prompts(prompts, tokenizer)
@@ -154,8 +175,9 @@ class Bench:
             source = _source(bundle, config, model)
         kinds = [spec.kind for spec in self._specs()]
         lanes = 2 if self._most_in_memory() >= _ROOMY else 1
-        folders = ArmFolders(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, gguf)
-        self.pool = ArmPool(folders, lanes, phases)
+        best = device.targets[0]
+        folders = ArmFolders(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, gguf, best)
+        self.pool = ArmPool(folders, lanes, phases, device.of_arms)
 
     def __enter__(self) -> Bench:
         return self
@@ -180,7 +202,7 @@ class Bench:
         """The sweep; empty, with the reason printed, when the bundle has no exits."""
         length = self._lengths[0]
         texts = self._windows(length + self.config.new_tokens, CURVE_TEXTS)
-        self.pool.stop([kind for kind in ARMS if kind != OURS])
+        self.pool.stop_others(OURS)
         entries = self.pool.start([POLICIES["full"]])
         try:
             with self._phases("curve"):
@@ -190,7 +212,10 @@ class Bench:
             return []
 
     def _specs(self) -> list[ArmSpec]:
-        wanted = {name: in_bits(POLICIES[name], self.config.bits) for name in ("full", *self.config.policies)}
+        best, *further = self._device.targets
+        ours = [in_bits(POLICIES[name], self.config.bits) for name in dict.fromkeys(("full", *self.config.policies))]
+        wanted = {one.name: replace(one, title=title_on(one, best)) if further else one for one in ours}
+        wanted |= {one.name: one for target in further for one in (on_target(own, target) for own in ours)}
         wanted |= {name: OTHER_ARMS[name] for name in self.config.rivals}
         return list(with_options(wanted, self.manifest).values())
 
@@ -211,7 +236,12 @@ class Bench:
         import psutil  # `tide-bench --help` works without it
 
         need = 4 * self.manifest.model.parameters * _PROCESS_SHARE + 2**29  # libraries and buffers: half a GiB
-        return max(2, int(psutil.virtual_memory().available / need))
+        most = psutil.virtual_memory().available / need
+        if self._device.kind == CUDA:
+            free = free_gpu_bytes(self._device.choice.ordinal) or 0
+            need = _WIDTH[self._device.dtype] * self.manifest.model.parameters * _GPU_SHARE + 2**30  # a context and its libraries
+            most = min(most, free / need)
+        return max(2, int(most))
 
 
 def _source(bundle: Bundle, config: BenchConfig, model: str | None) -> SourceModel | str:
