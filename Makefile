@@ -64,9 +64,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.quantised_kv --json docs/results/$(DATE)-quantised_kv.json
 	$(BIN)/python -m benchmarks.gguf_agreement --json docs/results/$(DATE)-gguf_agreement.json
 	$(BIN)/python -m benchmarks.scoring_speed --json docs/results/$(DATE)-scoring_speed.json
-	$(BIN)/python -m benchmarks.hybrids --part speed --json docs/results/$(DATE)-hybrids.json
-	$(BIN)/python -m benchmarks.hybrids --part texts --json docs/results/$(DATE)-hybrids_texts.json
-	$(BIN)/python -m benchmarks.hybrids --part rewriting --json docs/results/$(DATE)-hybrids_rewriting.json
+	$(BIN)/python -m benchmarks.hybrids --json docs/results/$(DATE)-hybrids.json
 	$(BIN)/python -m benchmarks.long_chat --json docs/results/$(DATE)-long_chat.json
 	$(BIN)/python -m benchmarks.same_text --json docs/results/$(DATE)-same_text.json
 	$(BIN)/python -m benchmarks.same_text --weights layerskip --chats 200 --new-tokens 128 --json docs/results/$(DATE)-same_text_exits.json

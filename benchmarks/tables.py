@@ -33,11 +33,12 @@ PAGES = {
         "tide_bench", "tide_bench_prefill", "tide_bench_load",
     ),
     "docs/measured-policies.md": (
-        "tasks", "tasks_avx2", "tasks_second", "looped", "predicted_speedup", "adversarial_depth", "lm_eval_policies",
+        "tasks", "tasks_avx2", "tasks_second", "adversarial_depth", "lm_eval_policies",
         "policies_cpu", "exact_identity", "exact_identity_low_bits", "same_text_exits",
     ),
+    "docs/depth.md": ("looped", "drafters", "predicted_speedup"),
     "docs/measured-runtime.md": (
-        "segment_tax", "export_scale", "large_model", "hybrids", "hybrids_texts", "hybrids_rewriting", "long_chat",
+        "segment_tax", "export_scale", "large_model", "hybrids", "long_chat",
     ),
     "docs/certificate.md": (
         "certificate", "certificate_joint", "policy_quality", "calibration_quality", "capture_memory", "capture_memory_demo",

@@ -72,7 +72,7 @@ class Engine:
         self.options = options
         device = DeviceChoice.parse(options.device)
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
-        loaded = backend or load_backend(bundle, self.target, options.threads, device.ordinal)
+        loaded = backend or load_backend(bundle, self.target, options.threads, device.ordinal, device.kind)
         self.backend: Backend = loaded.with_bits(options.bits)
         self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
         self.policy = self.drive.policy

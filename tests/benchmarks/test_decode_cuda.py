@@ -219,7 +219,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     """Target `cuda` runs over host memory."""
     host, on_cpu = HostDevice(), ("CPUExecutionProvider", {})
     monkeypatch.setitem(
-        BACKENDS, "onnxruntime-cuda", lambda b, target, threads, _: OnnxRuntimeCudaBackend.load(b, target, threads, host, on_cpu)
+        BACKENDS, "onnxruntime-cuda", lambda b, target, threads, *_: OnnxRuntimeCudaBackend.load(b, target, threads, host, on_cpu)
     )
     return host
 

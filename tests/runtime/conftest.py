@@ -108,7 +108,7 @@ def write_bundle(model: Path, out: Path) -> Path:
     from tide_export.config import ExportConfig
     from tide_export.export import export
 
-    config = ExportConfig(checkpoints="1,3", max_seq_len=MAX_SEQ_LEN, verify=False, targets=("cpu", "cuda"))
+    config = ExportConfig(checkpoints="1,3", max_seq_len=MAX_SEQ_LEN, verify=False, targets=("cpu", "cuda", "torch"))
     export(str(model), out, config)
     return out
 

@@ -7,9 +7,10 @@ from tide_runtime.errors import TargetError
 from tide_export.targets.base import Target
 from tide_export.targets.onnxruntime import CPU, CUDA
 from tide_export.targets.rtx import RTX_TARGETS
+from tide_export.targets.torch import TORCH
 from tide_export.targets.trt import TRT_TARGETS
 
-TARGETS: dict[str, Target] = {target.name: target for target in (CPU, CUDA, *RTX_TARGETS, *TRT_TARGETS)}
+TARGETS: dict[str, Target] = {target.name: target for target in (CPU, CUDA, TORCH, *RTX_TARGETS, *TRT_TARGETS)}
 
 
 def find_target(name: str, dtype: str) -> Target:

@@ -36,7 +36,7 @@ def run_cuda_target_on_host() -> None:
     """From here on this process loads bundles of target `cuda` with the runtime's own backend for it, on the tests' device."""
     from runtime.host_device import HostDevice
 
-    BACKENDS["onnxruntime-cuda"] = lambda bundle, target, threads, _: OnnxRuntimeCudaBackend.load(
+    BACKENDS["onnxruntime-cuda"] = lambda bundle, target, threads, *_: OnnxRuntimeCudaBackend.load(
         bundle, target, threads, HostDevice(), _ON_CPU
     )
 

@@ -10,13 +10,13 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.errors import TargetError
 
 
-def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int) -> Backend:
+def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
     from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
 
     return OnnxRuntimeBackend.load(bundle, target, threads)
 
 
-def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int) -> Backend:
+def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
     from tide_runtime.backends.device.cuda_device import CudaDevice
     from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend, cuda_provider
 
@@ -24,23 +24,34 @@ def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions, ordin
     return OnnxRuntimeCudaBackend.load(bundle, target, threads, device, cuda_provider(device))
 
 
-def _tensorrt(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int) -> Backend:
+def _tensorrt(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
     from tide_runtime.backends.device.cuda_device import CudaDevice
     from tide_runtime.backends.tensorrt.backend import TensorRtBackend
 
     return TensorRtBackend.load(bundle, target, CudaDevice(ordinal))
 
 
-BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions, int], Backend]] = {
+def _torch(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
+    try:
+        from tide_runtime.backends.torch.backend import TorchBackend
+    except ImportError as error:
+        raise TargetError(f"target {target!r} needs torch and onnx ({error}): pip install 'tide-llm[torch]'") from error
+    return TorchBackend.load(bundle, target, threads, kind, ordinal)
+
+
+BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions, str, int], Backend]] = {
     "onnxruntime-cpu": _onnxruntime,
     "onnxruntime-cuda": _onnxruntime_cuda,
     "tensorrt-rtx": _tensorrt,
     "tensorrt": _tensorrt,
+    "torch": _torch,
 }
 
 
-def load_backend(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int = 0) -> Backend:
+def load_backend(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int = 0, kind: str = "auto") -> Backend:
     """Load ``target`` of the bundle; ``ordinal`` selects the GPU of a GPU target.
+
+    ``kind``: ``auto``, ``cuda`` or ``cpu``, for targets that run on both.
 
     Raises TargetError when the bundle lacks the target or this runtime cannot run it.
     """
@@ -59,4 +70,4 @@ def load_backend(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: i
             f"target {target!r} cannot run this model: its recurrent layers keep states, which this runtime holds in host memory "
             "only; use target cpu"
         )
-    return BACKENDS[backend](bundle, target, threads, ordinal)
+    return BACKENDS[backend](bundle, target, threads, kind, ordinal)

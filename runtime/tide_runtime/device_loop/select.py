@@ -98,7 +98,7 @@ def choose_drive(
         support: what graphs this machine can run.
     """
     device = getattr(backend, "device", None)
-    if device is None:
+    if device is None or device.kind == "cpu":
         return Drive(policy, "the target runs on the processor")
     plan = _device_plan(policy, cast(DeviceBackend, backend))
     if isinstance(plan, str):

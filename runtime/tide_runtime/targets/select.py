@@ -16,10 +16,10 @@ from tide_runtime.errors import ParamsError, TargetError
 from tide_runtime.targets.gpu_probe import PresentGpu, present_gpu, runs_code_for
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
-_CPU_BACKEND = "onnxruntime-cpu"
+_CPU_BACKEND, _TORCH = "onnxruntime-cpu", "torch"
 _MIN_COMPUTE_BF16 = 80
-# Best first: engines compiled for a GPU before backends that select kernels at run time.
-_PREFERRED = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda", _CPU_BACKEND)
+# Best first: engines compiled for a GPU before backends that select kernels at run time. On a processor torch comes last.
+_PREFERRED = ("tensorrt", "tensorrt-rtx", _TORCH, "onnxruntime-cuda", _CPU_BACKEND)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def choose_target(manifest: Manifest, device: DeviceChoice) -> str:
     """
     gpu = present_gpu(device.ordinal) if device.kind != CPU else None
     obstacles = {name: obstacle(target, device, gpu) for name, target in manifest.targets.items()}
-    fitting = sorted((name for name, why in obstacles.items() if why is None), key=lambda name: _rank(manifest.targets[name]))
+    fitting = sorted((name for name, why in obstacles.items() if why is None), key=lambda n: _rank(manifest.targets[n], gpu))
     if not fitting:
         raise TargetError(_nothing_fits(manifest, device, gpu, obstacles))
     chosen = fitting[0]
@@ -68,6 +68,8 @@ def obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) -
         return f"needs the backend {target.backend!r}, this runtime has: {', '.join(_PREFERRED)}; upgrade tide-llm"
     if target.backend == _CPU_BACKEND:
         return "runs on the processor" if device.kind == CUDA else None
+    if target.backend == _TORCH:
+        return _torch_obstacle(device, gpu)
     if device.kind == CPU:
         return "needs a GPU"
     if gpu is None:
@@ -103,6 +105,19 @@ def _missing_package(target: TargetInfo) -> str | None:
     return None
 
 
+def _torch_obstacle(device: DeviceChoice, gpu: PresentGpu | None) -> str | None:
+    """Reason why target ``torch`` cannot run on ``device``, or None."""
+    if missing := [name for name in ("torch", "onnx") if not _is_installed(name)]:
+        return f"the package {missing[0]} is not installed; pip install 'tide-llm[torch]'"
+    if gpu is None:
+        return f"there is no GPU number {device.ordinal} with a driver" if device.kind == CUDA else None
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} has no CUDA, and here is a {gpu.name}; pip install a torch with CUDA (pytorch.org)"
+    return None if _is_installed("cuda.core") else "the package cuda-core is not installed; pip install 'tide-llm[kernels]'"
+
+
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -110,9 +125,10 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _rank(target: TargetInfo) -> tuple[int, int]:
+def _rank(target: TargetInfo, gpu: PresentGpu | None) -> tuple[int, int]:
     """Sort key: backend, then engines for a single architecture before portable ones."""
-    return _PREFERRED.index(target.backend), len(target.compute)
+    last = target.backend == _TORCH and gpu is None
+    return len(_PREFERRED) if last else _PREFERRED.index(target.backend), len(target.compute)
 
 
 def _nothing_fits(manifest: Manifest, device: DeviceChoice, gpu: PresentGpu | None, obstacles: dict[str, str | None]) -> str:

@@ -1,0 +1,115 @@
+"""Target ``torch``: a bundle's graphs as torch calls, on a GPU or the processor, with one form of a graph for all steps.
+
+A step is [B, S] tokens, padded in uneven steps. Captured graphs hold kernels and memsets, which conditional bodies allow, so
+loops on the device run on every GPU that torch supports.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.device.cuda_device import CudaDevice
+from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
+from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
+from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.graph_contract import check_interface, read_name
+from tide_runtime.backends.kv_caches import kv_bytes_per_token
+from tide_runtime.backends.onnxruntime.threads import ThreadOptions
+from tide_runtime.backends.step_arrays import NO_PADDING, StepShape
+from tide_runtime.backends.torch.graph_file import DeviceWeights, read_graph
+from tide_runtime.backends.torch.program import Program
+from tide_runtime.backends.torch.stream import CudaStream, ProcessorDevice, ProcessorStream, TorchStream
+from tide_runtime.bundle import Bundle
+
+_DTYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+}
+
+
+class TorchBackend:
+    """The target ``torch`` of a bundle on ``stream``. Several threads may run steps, each with its own ``ExecutionContext``."""
+
+    name = "torch"
+    pads_sequences, copies_caches = True, False
+    # Captured steps are child graphs, so that what a conditional body refuses is an error (see `TensorRtBackend`), and cuBLAS
+    # and the pool of intermediate tensors serve one stream.
+    fixed_stream = True
+    least_slots: int | None = 512  # attention reads all slots that it is bound to
+    packs_steps, has_prefix_blocks = False, False
+    state_bytes = 0  # models with recurrent layers are refused
+    row_padding, padding_price, pass_costs, loop_costs, private_weights = NO_PADDING, 1.0, None, None, ""
+    input_types: Mapping[str, ElementType] = {}
+
+    def __init__(self, bundle: Bundle, target: str, stream: TorchStream) -> None:
+        self.manifest, self.device, self._stream, self._bundle = bundle.manifest, stream.device, stream, bundle
+        self._files = bundle.manifest.targets[target].graphs
+        self.element = ELEMENT_TYPES[self.manifest.dtype]
+        self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in self.manifest.graphs}
+        self.launches: dict[str, int] = Counter()
+        self._weights = DeviceWeights(stream.place)
+        self._programs = {name: self._program(name) for name in self.layers}
+        last = self._programs[self.manifest.segments[-1].name].graph.types["logits"]
+        self.logits_element = next(ELEMENT_TYPES[name] for name, dtype in _DTYPES.items() if dtype == last)
+
+    @classmethod
+    def load(cls, bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> TorchBackend:
+        """Load the graphs of ``target``. ``kind``: ``cuda``, ``cpu``, or ``auto``: the GPU where torch sees one.
+
+        Raises BundleError when a graph breaks the contract or has operators that no torch function computes, TargetError when the
+        GPU cannot be used.
+        """
+        if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
+            return cls(bundle, target, CudaStream(CudaDevice(ordinal)))
+        torch.set_num_threads(threads.resolved)
+        return cls(bundle, target, ProcessorStream(ProcessorDevice()))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return kv_bytes_per_token(self.manifest.kv, self.element.bytes)
+
+    def with_bits(self, bits: str) -> TorchBackend:
+        return self
+
+    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
+        return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
+
+    def form(self, graph: str, shape: StepShape) -> str:
+        return graph
+
+    def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
+        program, stream = self._programs[graph], self._stream
+        inputs, outputs = program.graph.inputs, program.graph.outputs
+        given = {name: self._tensor(tensor) for name, tensor in step.tensors(graph, False, [*inputs, *outputs]).items()}
+        wanted = {name: given.pop(name) for name in outputs}
+        written = {name: tensor for name, tensor in wanted.items() if read_name(name) not in given}  # caches are, in place
+
+        def work() -> None:
+            made = program.run(given)
+            for name, target in written.items():
+                target.copy_(made[name].reshape(target.shape))  # the tokens of the head are those of [B, S]
+
+        return lambda _: stream.run(work)
+
+    def _program(self, name: str) -> Program:
+        file = self._files[name]
+        graph = read_graph(self._bundle.path(file))
+        check_interface(self.manifest, name, file, graph.inputs, graph.outputs)
+        return Program(name, graph, self._weights)
+
+    def _tensor(self, tensor: DeviceTensor) -> Tensor:
+        dtype = _DTYPES[tensor.element.name]
+        if tensor.on_host:  # which no function reads
+            return torch.empty(tensor.shape, dtype=dtype)
+        raw = self._stream.memory(tensor.pointer, prod(tensor.shape) * dtype.itemsize)
+        return raw.view(dtype).view(tensor.shape)

@@ -1,0 +1,107 @@
+"""Target torch on CPU torch: the tokens and logits of target cpu, and the loops that a GPU's driver runs, on a simulated GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runtime.numpy_loop_kernels import NumpyLoopKernels
+from runtime.simulated_gpu import SimulatedGpu
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.torch.backend import TorchBackend
+from tide_runtime.backends.torch.stream import ProcessorStream
+from tide_runtime.bundle import Bundle
+from tide_runtime.depth.policy import DevicePlan
+from tide_runtime.device_loop.graph_driver import GraphDriver
+from tide_runtime.device_loop.host_driver import HostDriver
+from tide_runtime.device_loop.policy import DrivenDepth, Drivers
+from tide_runtime.errors import CacheFullError
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4], [100] * 30, [17, 17, 17]]
+PARAMS = GenerationParams(max_new_tokens=24)
+
+
+def load(bundle: Path, target: str, policy: str = "full", rows: int = 4) -> Engine:
+    options = EngineOptions(threads=ThreadOptions(1), target=target, policy=policy, device="cpu", max_batch=rows)
+    return Engine.load(bundle, options)
+
+
+@pytest.fixture(scope="module")
+def on_torch(bundle: Path) -> Iterator[Engine]:
+    with load(bundle, "torch") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def tokens(exits_bundle: Path) -> Callable[[str], list[tuple[int, ...]]]:
+    """Tokens of target cpu under a policy."""
+
+    def generate(policy: str) -> list[tuple[int, ...]]:
+        with load(exits_bundle, "cpu", policy) as engine:
+            return [row.token_ids for row in engine.generate(PROMPTS, PARAMS)]
+
+    return generate
+
+
+@pytest.mark.parametrize("policy", ["full", "exact", "exit"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_tokens_are_the_cpu_targets(exits_bundle: Path, tokens: Callable, policy: str, rows: int) -> None:
+    """Guards against wrong operators, masks and bindings, alone and in ragged batches."""
+    with load(exits_bundle, "torch", policy, rows) as engine:
+        assert [row.token_ids for row in engine.generate(PROMPTS, PARAMS)] == tokens(policy)
+
+
+def test_rows_of_uneven_length_compute_the_cpu_targets_logits(bundle: Path, on_torch: Engine) -> None:
+    """Guards against tokens written to another sequence's cache when drafts are verified in batches."""
+    with load(bundle, "cpu") as cpu:
+        found = [_uneven(engine) for engine in (cpu, on_torch)]
+    np.testing.assert_allclose(found[1], found[0], atol=5e-5)  # the targets' attentions sum in another order
+
+
+def _uneven(engine: Engine) -> np.ndarray:
+    context, logits = engine.backend.context(3), []
+    steps = (([0, 0, 0], [5, 2, 3], []), ([5, 2, 3], [1, 4, 2], [1, 3, 0]), ([6, 6, 4], [1, 1, 1], [1, 1, 1]))
+    for lengths, counts, wanted in steps:
+        step = context.step(0, counts, wanted)
+        step.input_ids[: sum(counts)] = np.arange(sum(counts)) + 11
+        step.place(lengths)
+        for segment in engine.manifest.segments:
+            step.run(segment.name)
+        logits.append(np.array(step.logits[: sum(wanted)]))
+    return np.concatenate(logits)
+
+
+def test_a_full_cache_is_refused(on_torch: Engine) -> None:
+    """Guards against writes past the end of a cache."""
+    step = on_torch.backend.context(1).step(0, [3])
+    with pytest.raises(CacheFullError, match="ends at slot 65, the KV cache has 64"):
+        step.place([62])
+
+
+class SimulatedStream(ProcessorStream):
+    """What a stream that may be captured does: work is recorded."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        gpu: SimulatedGpu = self.device  # type: ignore[assignment]
+        gpu.submit(gpu.stream, lambda: ProcessorStream.run(self, work))
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("policy", ["full", "exit"])
+def test_loops_on_the_device_run_its_graphs(exits_bundle: Path, policy: str, rows: int) -> None:
+    """Guards against segments that conditional bodies refuse, or that read lengths on the host, which a loop does not update."""
+    gpu = SimulatedGpu()
+    backend = TorchBackend(Bundle.open(exits_bundle), "torch", SimulatedStream(gpu))
+    backend.least_slots = 16  # of 64: the texts of these tests outgrow them
+    drivers = Drivers(HostDriver(gpu).compile, GraphDriver(gpu).compile)
+    with load(exits_bundle, "cpu", policy, rows) as engine:
+        plan = engine.policy.device_plan(backend.pads_sequences)
+        assert isinstance(plan, DevicePlan)
+        with Engine(engine.bundle, engine.options, backend=engine.backend, policy=plan.host) as always:  # type: ignore[arg-type]
+            expected = [row.token_ids for row in always.generate(PROMPTS, PARAMS)]
+        driven = DrivenDepth(plan, NumpyLoopKernels(gpu), 5, drivers, 4)
+        with Engine(engine.bundle, engine.options, backend=backend, policy=driven) as looped:  # type: ignore[arg-type]
+            assert [row.token_ids for row in looped.generate(PROMPTS, PARAMS)] == expected
+    assert gpu.graph_launches > 0 and drivers.execution is not None and drivers.execution.refusal is None
