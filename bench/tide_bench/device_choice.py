@@ -55,9 +55,14 @@ def choose_device(manifest: Manifest, asked: str = AUTO, targets: Sequence[str] 
     """
     choice = DeviceChoice.parse(asked)
     gpu = present_gpu(choice.ordinal) if choice.kind != CPU else None
+    given = asked
     if choice.kind == AUTO:
         choice, asked = (DeviceChoice(CUDA), CUDA) if gpu is not None else (DeviceChoice(CPU), CPU)
-    best = choose_target(manifest, choice)
+    try:
+        best = choose_target(manifest, choice)
+    except TargetError as error:
+        elsewhere = "; or compare on the processor with --device cpu" if given == AUTO and asked == CUDA else ""
+        raise TargetError(f"{error}{elsewhere}") from error
     obstacles = {name: obstacle(target, choice, gpu) for name, target in manifest.targets.items()}
     for name in targets:
         if name not in obstacles:

@@ -57,7 +57,7 @@ def test_a_gpu_is_the_default_and_takes_its_own_targets(bundle: Path, h100: None
 
 def test_a_bundle_without_a_target_for_the_gpu_says_what_it_has_and_how_to_add_one(bundle: Path, h100: None) -> None:
     """The comparison would run on the processor beside an idle GPU, or end with a traceback."""
-    with pytest.raises(TargetError, match=r"It has: cpu \(runs on the processor\).*tide-export .* --target cuda"):
+    with pytest.raises(TargetError, match=r"It has: cpu \(runs on the processor\).*tide-export .* --target cuda.*--device cpu"):
         choose_device(_manifest(bundle, cpu="onnxruntime-cpu"))
     with pytest.raises(TargetError, match="--target has torch; the bundle has: cpu, cuda; add it: tide-export"):
         choose_device(_manifest(bundle, cpu="onnxruntime-cpu", cuda="onnxruntime-cuda"), targets=["torch"])
