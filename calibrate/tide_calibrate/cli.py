@@ -103,6 +103,9 @@ def calibrate(
             show_default=False,
         ),
     ] = _DEFAULTS.reference,
+    device: Annotated[
+        str, typer.Option(help="What PyTorch runs on: cpu, cuda, cuda:1. Step costs are measured on a target of this machine.")
+    ] = _DEFAULTS.device,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[
         bool,
@@ -145,6 +148,7 @@ def calibrate(
         weights=weights,
         quantizer=quantizer,
         reference=reference,
+        device=device,
     )
     with progress.interruptible():
         from tide_calibrate.calibrate import calibrate as run  # torch takes seconds to import; --help should not
