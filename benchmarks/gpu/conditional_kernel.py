@@ -7,11 +7,15 @@ library. Source: CUDA Programming Guide, "Conditional Graph Nodes".
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from tide_plugins.launch.cuda_driver import CudaDriver
+from tide_runtime.bundle.architectures import architecture_for
 
-from benchmarks.gpu.driver_api import DriverApi
+from benchmarks.gpu.driver_api import AbsentDriverApi, DriverApi
+from benchmarks.gpu.kit.case import Bench, Figures, KitCase
 from benchmarks.gpu.small_kernel import compile_cubin
 
 _SOURCE = b"""
@@ -72,11 +76,34 @@ class CountDown:
 
 def conditional_body(api: DriverApi, graph: Any, handle: Any, kind: str, after: list[Any]) -> Any:
     """The body of a conditional node that is added to ``graph``. ``kind``: IF or WHILE."""
-    node = api.names.CUgraphNodeParams()
-    node.type = api.names.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
-    node.conditional.handle, node.conditional.size = handle, 1
-    node.conditional.type = getattr(api.names.CUgraphConditionalNodeType, f"CU_GRAPH_COND_TYPE_{kind}")
-    node.conditional.ctx = api.call("cuCtxGetCurrent")
-    api.call("cuGraphAddNode", graph, after or None, None, len(after), node)
-    bodies = node.conditional.phGraph_out
-    return bodies[0] if bodies else api.names.CUgraph()  # empty where no driver has filled it in
+    return conditional_node(api, graph, handle, kind, after)[1]
+
+
+def conditional_node(api: DriverApi, graph: Any, handle: Any, kind: str, after: list[Any]) -> tuple[Any, Any]:
+    """A conditional node that is added to ``graph``, and its body."""
+    parameters = api.names.CUgraphNodeParams()
+    parameters.type = api.names.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+    parameters.conditional.handle, parameters.conditional.size = handle, 1
+    parameters.conditional.type = getattr(api.names.CUgraphConditionalNodeType, f"CU_GRAPH_COND_TYPE_{kind}")
+    parameters.conditional.ctx = api.call("cuCtxGetCurrent")
+    node = api.call("cuGraphAddNode", graph, after or None, None, len(after), parameters)
+    bodies = parameters.conditional.phGraph_out
+    return node, bodies[0] if bodies else api.names.CUgraph()  # empty where no driver has filled it in
+
+
+def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
+    yield KitCase("count_down", _count_down, lambda: _assembled(bench))
+
+
+def _count_down() -> Figures:
+    """WHILE and a nested IF, set by kernels, without any library."""
+    graph = CountDown(DriverApi(), architecture_for(CudaDriver().compute).name)
+    found = [graph.run() for _ in range(2)]
+    assert found == [EXPECTED] * 2, f"the counts are {found}, expected {EXPECTED} after both launches"
+    return {"counts": found}
+
+
+def _assembled(bench: Bench) -> Figures:
+    api = AbsentDriverApi()
+    CountDown(api, bench.arch)
+    return {"calls": len(api.calls)}

@@ -3,25 +3,24 @@
 Without a workspace of the caller's, cuBLAS allocates one under capture, as memory nodes, which a conditional body refuses; ONNX
 Runtime sets none. One process per `ARMS` entry, because cuBLAS reads its environment once. Source: cuBLAS documentation, section
 "CUDA Graphs Support", and CUDA Programming Guide, "Conditional Graph Node Body Requirements".
-
-python -m benchmarks.gpu.cublas_capture ARM [--dry]    prints JSON
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_runtime.errors import TargetError
 
 from benchmarks.gpu.conditional_kernel import conditional_body
 from benchmarks.gpu.driver_api import AbsentDriverApi, DriverApi
+from benchmarks.gpu.kit.case import Bench, Figures, KitCase
 
 # Name → value of CUBLAS_WORKSPACE_CONFIG; "own" calls cublasSetWorkspace.
 ARMS: dict[str, str | None] = {"default": None, "none": ":0:0", "small": ":16:8", "own": None}
@@ -144,18 +143,13 @@ def prepare() -> dict[str, Any]:
     return made | {"calls": len(api.calls)}
 
 
-def main() -> None:
-    arm, dry = sys.argv[1], "--dry" in sys.argv
-    if (config := ARMS[arm]) is not None:
+def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
+    """``argument``: of `ARMS`."""
+    if (config := ARMS[argument]) is not None:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = config
-    if dry:
-        print(json.dumps(prepare()))
-        return
-    from tide_plugins.launch.cuda_driver import CudaDriver
+    yield KitCase(argument, lambda: _on_gpu(argument), prepare)
 
+
+def _on_gpu(arm: str) -> Figures:
     CudaDriver()  # makes the GPU's context current
-    print(json.dumps(captured_gemms(DriverApi(), Cublas(), own_workspace=arm == "own")))
-
-
-if __name__ == "__main__":
-    main()
+    return captured_gemms(DriverApi(), Cublas(), own_workspace=arm == "own")

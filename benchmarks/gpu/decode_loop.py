@@ -3,7 +3,7 @@
 Policies `full` and `exit`, the latter with two exits that half of the tokens take each (`stub_exits`), one condition inside
 the other; whole texts, and texts that an EOS token ends in the middle of a launch. In fp16 with ONNX Runtime, whose fp32
 attention needs the host; in fp32 with TensorRT's engines, the only ones whose exits the device can evaluate: small differences
-then decide about few tokens. Stage 7 of the kit runs this.
+then decide about few tokens. The GPU kit runs this.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from tide_runtime.device_loop.policy import DrivenDepth
 from tide_runtime.outputs import Generation, finished
 from tide_runtime.scheduling.step import run
 
-from benchmarks.gpu.loop_cases import LoopCase, Prompts
-
 _NEW, _ENDS = 96, 3  # new tokens; EOS tokens that are tried
+Prompts = list[list[int]]
 
 
 def compare(engine: Engine, prompts: Prompts) -> dict[str, Any]:
@@ -95,12 +94,12 @@ def ms_per_token(rows: list[Generation]) -> float:
     return max(1e3 * row.stats.decode_time / (row.stats.new_tokens - 1) for row in rows)
 
 
-def complaint(case: LoopCase, row: dict[str, Any]) -> str | None:
+def complaint(policy: str, row: dict[str, Any]) -> str | None:
     """What is wrong with a row; None: nothing."""
     if row["reason"] is not None:
         return f"the host drove: {row['reason']}"
     if row["different"]:
         return f"{row['different']} of {row['texts']} texts are not the host's"
-    if case.policy == "exit" and row["least_taken"] == 0:
+    if policy == "exit" and row["least_taken"] == 0:
         return f"{row['left_early']:.0%} of the tokens left early, at some exit or at the end none: not every way out was tried"
     return None

@@ -6,7 +6,8 @@ Without a GPU every case is made, its launch is prepared for ``--arch``, and not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from benchmarks.gpu.absent_gpu import AbsentGpu, say_not_run
 from benchmarks.gpu.device_copy import DeviceCopy
 from benchmarks.gpu.gpu import Gpu
 from benchmarks.gpu.gpu_report import gpu_report
+from benchmarks.gpu.kit.case import Bench, Figures, KitCase
 
 Array = NDArray[Any]
 _STREAM = LEGACY_DEFAULT_STREAM
@@ -87,6 +89,45 @@ def spread(specs: Sequence[CaseSpec], most: int) -> list[CaseSpec]:
     kernels = dict.fromkeys(spec.kernel for spec in specs)
     lists = [[spec for spec in specs if spec.kernel == kernel] for kernel in kernels]
     return [spec for some in lists for spec in some[:: -(-len(some) // most)]]
+
+
+def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
+    """``argument``: `loop` or a kernel's name, and the repetitions; a loop's kernels are all but those with exit selection."""
+    group, repeats = argument.split()
+    for spec in cases():
+        if (spec.kernel in _OUTSIDE_LOOPS) != (group == "loop") and (group == "loop" or spec.kernel == group):
+            name = f"{spec.kernel} {spec.name}"
+            yield KitCase(name, partial(_run, spec, int(repeats)), partial(_prepare, spec, bench.compute))
+
+
+_OUTSIDE_LOOPS = ("exit_router", "exit_select", "exit_translate", "draft_verify")
+
+
+def _run(spec: CaseSpec, repeats: int) -> Figures:
+    gpu, library = _gpu()
+    try:
+        run_case(spec.build(), library, gpu, repeats)
+    finally:
+        gpu.free_all()
+    return {}
+
+
+def _prepare(spec: CaseSpec, compute: int) -> Figures:
+    gpu, library = _absent(compute)
+    prepare_case(spec.build(), library, gpu)
+    return {}
+
+
+@cache
+def _gpu() -> tuple[Gpu, KernelLibrary]:
+    gpu = Gpu()
+    return gpu, KernelLibrary(gpu.driver)
+
+
+@cache
+def _absent(compute: int) -> tuple[AbsentGpu, KernelLibrary]:
+    gpu = AbsentGpu(compute)
+    return gpu, KernelLibrary(gpu)
 
 
 def main(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from tide_export.load import LoadedModel, load_model, quantized
+if TYPE_CHECKING:
+    from tide_export.load import LoadedModel
 
-_DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "layerskip"
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "layerskip"
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MAX_SEQ_LEN = 512  # as many slots for every arm
 _INT4_BYTES = 4.5 / 8  # a scale of 16 bits for 32 weights
@@ -36,7 +38,7 @@ class ModelShape:
 
     def config(self) -> LlamaConfig:
         if not self.layers:
-            return AutoConfig.from_pretrained(_DEMO)
+            return AutoConfig.from_pretrained(DEMO)
         return LlamaConfig(
             vocab_size=self.vocab,
             hidden_size=self.hidden,
@@ -49,11 +51,15 @@ class ModelShape:
 
     def load(self, dtype: str) -> LoadedModel:
         """The model in host memory, with rounded weights for int4; random weights by a seed."""
+        from tide_export.load import quantized  # not at import: the GPU kit reads shapes, and takes no exporter along
+
         return quantized(self._load(dtype_of(dtype)), dtype, "rtn")
 
     def _load(self, dtype: str) -> LoadedModel:
+        from tide_export.load import LoadedModel, load_model
+
         if not self.layers:
-            return load_model(str(_DEMO), dtype)
+            return load_model(str(DEMO), dtype)
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config(), dtype=TORCH_DTYPES[dtype])
         return LoadedModel(model.eval(), None, self.name)

@@ -8,7 +8,9 @@ code 2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,11 +29,13 @@ from tide_runtime.errors import TargetError
 
 from benchmarks.gpu.absent_gpu import AbsentGpu, say_not_run
 from benchmarks.gpu.cuda_timing import Work, call_time, gpu_time
-from benchmarks.gpu.gpu_floors import Floors, measure_floors
+from benchmarks.gpu.gpu_floors import NOTHING, Floors, measure_floors
 from benchmarks.gpu.gpu_report import gpu_report
+from benchmarks.gpu.kit.case import Bench, Figures, KitCase
 from benchmarks.gpu.predecessor_kernel import compile_predecessor, predecessor_arm
 from benchmarks.gpu.router_arms import EPSILON, THRESHOLD, RouterTensors, tide_arm, torch_arm
 from benchmarks.gpu.router_problem import RouterProblem, problems
+from benchmarks.gpu.small_kernel import compile_cubin
 
 _SCORE_TOLERANCE = {"f16": 2e-3, "bf16": 1e-2}
 
@@ -60,7 +64,7 @@ def prepare_launch(problem: RouterProblem, library: KernelLibrary, gpu: AbsentGp
     prepare_exit_router(library, threshold=THRESHOLD, epsilon=EPSILON, stream=LEGACY_DEFAULT_STREAM, **tensors)
 
 
-def measure(problem: RouterProblem, library: KernelLibrary, predecessor: Path | None) -> dict[str, Any]:
+def measure(problem: RouterProblem, library: KernelLibrary, predecessor: Path | None, compiles: bool = True) -> dict[str, Any]:
     """Arm → µs on the GPU and per call, or a note why it could not run. Raises TargetError when TIDE's scores are wrong: its
     time would mean nothing."""
     given = RouterTensors.random(problem)
@@ -68,8 +72,9 @@ def measure(problem: RouterProblem, library: KernelLibrary, predecessor: Path | 
     check_scores(given, tide)
     others: dict[str, Callable[[], Work]] = {
         "eager": lambda: torch_arm(given, compiled=False),
-        "compile": lambda: torch_arm(given, compiled=True),
     }
+    if compiles:
+        others["compile"] = lambda: torch_arm(given, compiled=True)
     if predecessor is not None:
         others["predecessor"] = lambda: predecessor_arm(predecessor, given, library.architecture.name)
     return {"tide": timed(tide)} | {name: _timed_or_note(make) for name, make in others.items()}
@@ -94,6 +99,49 @@ def check_scores(given: RouterTensors, work: Work) -> None:
     error = ((given.tensors["score"].double() - expected).abs() / expected).max().item()
     if not error <= _SCORE_TOLERANCE[given.problem.dtype]:
         raise TargetError(f"{given.problem.name}: the scores are off by {error:.2g} relative; nothing is timed")
+
+
+_KIT_PROBLEMS = ((4096, 1), (4096, 8), (2048, 1), (8192, 1), (4096, 64), (4096, 512))  # hidden size and rows, in fp16
+_COMPILED = _KIT_PROBLEMS[:2]  # compiling takes longer than all else
+
+
+def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
+    yield KitCase("floors", lambda: asdict(_floors()), lambda: {"cubin_bytes": len(compile_cubin(NOTHING, bench.arch))})
+    for compiles in (False, True):
+        for hidden_size, rows in _COMPILED if compiles else _KIT_PROBLEMS:
+            problem = RouterProblem("f16", hidden_size, rows)
+            name = f"{problem.name}_compile" if compiles else problem.name
+            yield KitCase(name, partial(_kit_row, problem, compiles), partial(_kit_prepared, problem, compiles, bench))
+
+
+def _kit_row(problem: RouterProblem, compiles: bool) -> Figures:
+    arms = measure(problem, _library(), None, compiles)
+    times = {f"{name}_{time}": arm[time] for name, arm in arms.items() for time in ("gpu_us", "call_us") if time in arm}
+    notes = {f"{name}_note": arm["note"] for name, arm in arms.items() if "note" in arm}
+    ratios = {f"vs_{name}": arm["gpu_us"] / arms["tide"]["gpu_us"] for name, arm in arms.items() if "gpu_us" in arm}
+    row = row_of(problem, _floors(), arms)
+    return times | notes | ratios | {name: row[name] for name in ("problem", "bytes", "floor_us", "floor_share", "gb_s")}
+
+
+@cache
+def _floors() -> Floors:
+    CudaDriver()
+    return measure_floors()
+
+
+@cache
+def _library() -> KernelLibrary:
+    return KernelLibrary(CudaDriver())
+
+
+def _kit_prepared(problem: RouterProblem, compiles: bool, bench: Bench) -> Figures:
+    """TIDE's launch, and torch's arm where it takes no time on a processor: run, or traced by dynamo."""
+    gpu = AbsentGpu(bench.compute)
+    prepare_launch(problem, KernelLibrary(gpu), gpu)
+    if problem.rows == 1:
+        with torch.no_grad():
+            torch_arm(RouterTensors.random(problem, device="cpu"), compiles, backend="eager")()
+    return {"bytes": problem.bytes}
 
 
 def main(

@@ -9,20 +9,26 @@ initcheck   reads of device memory that nothing wrote
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from tide_runtime.errors import TargetError
+
+from benchmarks.gpu.absent_gpu import NOT_RUN
+from benchmarks.gpu.kit.case import Bench, Figures, KitCase, NotRun
 
 PROGRAM = "compute-sanitizer"
 # Tool → its own options, and how many cases of each kernel it gets: shadow memory makes racecheck and initcheck slow. memcheck
 # would count errors that cuda.core handles itself, such as calls which an older driver lacks (cuda-python pull request 687).
 TOOLS: dict[str, tuple[tuple[str, ...], int]] = {
-    "memcheck": (("--padding", "32", "--report-api-errors", "no"), 24),
-    "racecheck": (("--racecheck-report", "all"), 10),
+    "memcheck": (("--padding", "32", "--report-api-errors", "no"), 12),
+    "racecheck": (("--racecheck-report", "all"), 8),
     "synccheck": ((), 10),
     "initcheck": ((), 10),
 }
@@ -81,3 +87,28 @@ def judged(tool: str, exit_code: int, log: str, output: str) -> ToolRun:
         verdict = {0: "clean", _FOUND: "errors"}.get(exit_code, "broken")
     lines = log.splitlines()[-_LAST_LINES:] + ([] if verdict in ("clean", "errors") else output.splitlines()[-_LAST_LINES:])
     return ToolRun(tool, verdict, exit_code, severities, lines)
+
+
+def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
+    """``argument``: of `TOOLS`."""
+    yield KitCase(argument, partial(_run, argument, bench), partial(_prepare, argument, bench))
+
+
+def _run(tool: str, bench: Bench) -> Figures:
+    if shutil.which(PROGRAM) is None:
+        raise NotRun(f"{PROGRAM} is not on this machine")
+    run = run_tool(tool, bench.work / "sanitizers")
+    if run.verdict == "refused":
+        raise NotRun(f"{PROGRAM} refuses this machine: {' | '.join(run.summary[-3:])}")
+    if run.verdict != "clean":
+        raise RuntimeError(f"{run.verdict}, exit code {run.exit_code}, {run.severities}:\n" + "\n".join(run.summary))
+    return asdict(run)
+
+
+def _prepare(tool: str, bench: Bench) -> Figures:
+    """The command, of which the part that is the program's own runs: it ends before its first launch."""
+    full = command(tool, bench.work / "sanitizers" / f"{tool}.log", 1)
+    program = full[full.index(sys.executable) :]
+    done = subprocess.run([*program, "--only", "draft_verify"], capture_output=True, text=True, check=False)
+    assert done.returncode == NOT_RUN, f"exit code {done.returncode}: {done.stderr[-1000:]}"
+    return {"command": shlex.join(full), "program": done.stderr.strip().splitlines()[-1]}

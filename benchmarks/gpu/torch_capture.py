@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import subprocess
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,9 @@ from typing import Any
 
 import torch
 from tide_runtime import Engine, EngineOptions, GenerationParams
+
+from benchmarks.gpu.carried_bundle import unpack
+from benchmarks.gpu.kit.case import Bench, Figures, KitCase
 
 LIMIT_S = 90  # of one check
 TOKENS = 64
@@ -126,6 +131,22 @@ def _against_cpu(folder: str, rows: int, tokens: int, found: list[list[int]]) ->
         expected, _ = generated(engine, rows, tokens)
     same = [_first_difference(a, b) for a, b in zip(expected, found, strict=True)]
     return {"equal": same.count(None), "of": rows, "first_difference": same}
+
+
+def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
+    """A case for each bundle of ``argument`` that the kit carries; a process of its own, as a check may hang."""
+    for name in argument.split():
+        yield KitCase(name, partial(_checked, bench, name), dict)
+
+
+def _checked(bench: Bench, name: str) -> Figures:
+    folder = unpack(bench.carried / name, bench.work / "bundles" / name, bench.device)
+    done = subprocess.run([sys.executable, "-m", __spec__.name, str(folder)], capture_output=True, text=True, check=False)
+    checks = {facts.pop("check"): facts for facts in map(json.loads, done.stdout.splitlines())}
+    wrong = [name for name, facts in checks.items() if "error" in facts or facts.get("equal") != facts.get("of")]
+    if done.returncode or wrong:
+        raise RuntimeError(f"{wrong}, exit code {done.returncode}: {json.dumps(checks)}\n{done.stderr}")
+    return checks
 
 
 def main() -> None:

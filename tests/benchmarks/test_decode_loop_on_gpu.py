@@ -30,7 +30,7 @@ from tide_runtime.errors import TargetError
 from tide_runtime.sequence import TokenSequence
 
 from benchmarks.gpu import decode_loop
-from benchmarks.gpu.loop_cases import LoopCase, Prompts
+from benchmarks.gpu.loop_cases import Prompts
 from benchmarks.gpu.model_shapes import ModelShape
 from benchmarks.gpu.stub_exits import COSTS, stub_exits
 from tide_export.config import ExportConfig
@@ -74,7 +74,7 @@ def test_a_device_with_the_same_text_has_no_complaint(policy: str, prompts: Prom
     row = compared(engine, monkeypatch, prompts)
     assert engine.gpu.graph_launches > 0
     assert row["reason"] is None and row["different"] == 0 and row["texts"] == 4 * len(prompts)
-    assert decode_loop.complaint(LoopCase("trt-sm_90", "fp32", policy), row) is None
+    assert decode_loop.complaint(policy, row) is None
 
 
 class MixesUpTwoTokens(DrivenDepth):
@@ -91,7 +91,7 @@ def test_a_device_with_another_text_is_found(policy: str, prompts: Prompts, monk
     engine.drive.policy.__class__ = MixesUpTwoTokens
     row = compared(engine, monkeypatch, prompts)
     assert row["reason"] is None and row["different"] > 0
-    assert "texts are not the host's" in str(decode_loop.complaint(LoopCase("trt-sm_90", "fp32", policy), row))
+    assert "texts are not the host's" in str(decode_loop.complaint(policy, row))
 
 
 def test_a_graph_that_was_not_captured_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_graph_that_was_not_captured_is_found(monkeypatch: pytest.MonkeyPatch)
 
     engine.drivers.compile = refuse
     row = compared(engine, monkeypatch)
-    complaint = decode_loop.complaint(LoopCase("cuda", "fp16", "full"), row)
+    complaint = decode_loop.complaint("full", row)
     assert complaint is not None and complaint.startswith("the host drove: the decode step cannot be captured")
 
 
@@ -112,7 +112,7 @@ def test_a_host_that_drives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SimulatedEngine("full")
     engine.drive = Drive(engine.policy, "the driver is for CUDA 12.2")
     row = compared(engine, monkeypatch)
-    assert decode_loop.complaint(LoopCase("cuda", "fp16", "full"), row) == "the host drove: the driver is for CUDA 12.2"
+    assert decode_loop.complaint("full", row) == "the host drove: the driver is for CUDA 12.2"
 
 
 def test_the_hosts_waits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_the_hosts_waits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exits_that_were_not_tried_are_found() -> None:
     """A router with one decision leaves the other ways untried."""
     row = {"reason": None, "different": 0, "texts": 4, "left_early": 1.0, "least_taken": 0.0}
-    assert "left early" in str(decode_loop.complaint(LoopCase("trt-sm_90", "fp32", "exit"), row))
+    assert "left early" in str(decode_loop.complaint("exit", row))
 
 
 def test_the_device_can_evaluate_the_exits(tmp_path: Path) -> None:

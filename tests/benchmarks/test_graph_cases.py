@@ -17,7 +17,7 @@ from tide_runtime.errors import TargetError
 from benchmarks.gpu import graph_cases
 from benchmarks.gpu.graph_cases import EXITS, GraphCase, refused_capture, run_case
 from benchmarks.gpu.graph_cases import graph_cases as all_cases
-from benchmarks.gpu.kit.without_gpu import refuse_on_simulated_gpu
+from benchmarks.gpu.graphs_without_gpu import refuse_on_simulated_gpu
 from benchmarks.gpu.small_kernel import compile_cubin
 from benchmarks.gpu.stub_model import Wanted, reference
 from benchmarks.gpu.stub_segments import SOURCE, SYMBOLS, ExitArguments, HeadArguments, SegmentArguments

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import pytest
 from export.architectures import MAX_POSITIONS, tiny_model
-from tide_runtime import Engine
+from tide_runtime import Engine, EngineOptions, ThreadOptions
 from tide_runtime.bundle.manifest import Manifest
 from transformers import PreTrainedModel
 
@@ -28,6 +29,11 @@ class Exported:
     engine: Engine
     traced: TracedModel
 
+    @cached_property
+    def on_torch(self) -> Engine:
+        """The engine of target torch, on the processor."""
+        return Engine.load(self.engine.bundle.directory, EngineOptions(target="torch", threads=ThreadOptions(1), device="cpu"))
+
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Exported]]:
@@ -38,11 +44,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
         if name not in made:
             model = tiny_model(name)
             directory: Path = tmp_path_factory.mktemp(name)
-            config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
+            config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False, targets=("cpu", "torch"))
             traced = trace(model)
             copy = replace(traced, model=traced.model.clone())  # lowering works in place; tests need the trace too
             manifest, _ = write_bundle(LoadedModel(model, None, name), directory, config, ExportProgress(quiet=True), traced=copy)
-            made[name] = Exported(model, manifest, Engine.load(directory), traced)
+            made[name] = Exported(model, manifest, Engine.load(directory, EngineOptions(target="cpu")), traced)
         return made[name]
 
     yield make

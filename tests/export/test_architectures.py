@@ -73,6 +73,22 @@ def test_ragged_batch_equals_one_by_one(exported, name):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+def test_target_torch_equals_target_cpu(exported, name):
+    """An operator, mask or table of target torch would be another than the model's, alone or in a ragged batch."""
+    case = exported(name)
+    if "torch" not in case.manifest.targets:
+        pytest.skip(f"{name}: target torch is refused")
+    ids = prompt(21, seed=1)
+    difference = abs(prompt_logits(case.on_torch, ids) - prompt_logits(case.engine, ids)).max()
+    print(f"{name}: max |Δlogit| {difference:.1e}")
+    assert difference <= MAX_LOGIT_DIFFERENCE
+    params = GenerationParams(max_new_tokens=12, ignore_eos=True)
+    prompts = [prompt(n, seed=n) for n in (3, 17, 9)]
+    on_cpu, on_torch = ([row.token_ids for row in engine.generate(prompts, params)] for engine in (case.engine, case.on_torch))
+    assert on_cpu == on_torch
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_lowering_passes_fire(exported, name):
     """An attention or norm left unfused, or lowered twice, would cost speed without failing anything else."""
     case = exported(name)

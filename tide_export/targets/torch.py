@@ -11,6 +11,7 @@ from dataclasses import replace
 from tide_export.passes.attention_gqa import lower_attention_gqa
 from tide_export.passes.canonicalize import inline_functions
 from tide_export.passes.guard_token import guard_token
+from tide_export.passes.onnxruntime_fusions import fuse_skip_norm
 from tide_export.passes.pack_projections import pack_products, pack_projections
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.quantized_matmul import lower_quantized_matmul
@@ -33,7 +34,7 @@ TORCH = replace(
         attention="fused; decomposed with soft-cap or sinks",
     ),
     whole=(QuantizeWeights((4, 8), look_ups=True), *CPU.whole[1:]),
-    pieces=(*_LAYERS, pack_projections, pack_products, lower_quantized_matmul, guard_token),
+    pieces=(*_LAYERS, pack_projections, fuse_skip_norm, pack_products, lower_quantized_matmul, guard_token),
     scattered_form=(),
     padded=(),
     kv_fill=(*_LAYERS, lower_quantized_matmul),

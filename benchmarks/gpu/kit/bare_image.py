@@ -9,12 +9,9 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
-from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = (".", "runtime", "calibrate", "plugins", "bench")  # of this repository's packages
@@ -23,27 +20,7 @@ OWN = frozenset({"benchmarks", "tide_runtime", "tide_serve", "tide_calibrate", "
 _OF_TESTS = frozenset({"runtime", "plugins"})
 
 # The packages of the image on which the kit has to run, as its list of 2026-11-17 names them.
-_LIST = """
-absl-py accelerate aiofiles aiohappyeyeballs aiohttp aiosignal annotated-doc anyio attrs botorch build certifi
-charset-normalizer chex click cloudpickle cmake colorama contourpy coverage cuda-bindings cuda-core cuda-pathfinder
-cuda-toolkit cupy-cuda13x cycler cython diffrax e3nn einops equinox etils execnet filelock flatbuffers flax fonttools
-formulaic frozenlist fsspec gpytorch grpcio h11 h5py hf-xet httpcore httpx huggingface-hub humanize hypothesis idna imageio
-iniconfig interface-meta jax jax-cuda13-pjrt jax-cuda13-plugin jaxlib jaxtyping jinja2 joblib kiwisolver lazy-loader
-lightning lightning-utilities linear-operator lineax llvmlite lxml markdown markdown-it-py markupsafe matplotlib mdurl meson
-ml-dtypes mpi4py mpmath msgpack multidict multipledispatch mypy-extensions nanobind narwhals networkx ninja numba numba-cuda
-numpy numpyro nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft
-nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-ml-py nvidia-nccl-cu13
-nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx onnx onnx-ir onnxruntime onnxscript opencv-python-headless optax opt-einsum
-opt-einsum-fx optimistix orbax-checkpoint packaging pandas pathspec patsy peft pillow pip pluggy portalocker prometheus-client
-propcache protobuf psutil pyarrow pybind11 py-cpuinfo pygments pyparsing pyproject-hooks pyre-extensions pytest
-pytest-benchmark pytest-cov pytest-mock pytest-timeout pytest-xdist python-dateutil pytorch-lightning pyyaml regex requests
-rich sacrebleu safetensors scikit-build-core scikit-image scikit-learn scipy seaborn sentencepiece sentence-transformers
-setuptools shellingham simplejson six sortedcontainers statsmodels sympy tabulate tensorboard tensorboard-data-server
-tensorstore threadpoolctl tifffile tiktoken timm tokenizers toolz torch torchaudio torchdiffeq torch-geometric torchmetrics
-torchvision tqdm transformers treescope triton typer typing-extensions typing-inspect urllib3 uvloop wadler-lindig werkzeug
-wheel wrapt xarray xxhash yarl zipp
-"""
-PACKAGES = frozenset(_LIST.split())
+PACKAGES = frozenset(Path(__file__).with_name("image_packages.txt").read_text(encoding="utf-8").split())
 
 
 def make_importable(work: Path) -> None:
@@ -73,24 +50,10 @@ def _metadata(work: Path) -> Path:
 def hide_other_packages() -> None:
     """From here on, only the image's packages, the standard library and this repository can be imported."""
     sys.path.append(str(ROOT / _SIMULATIONS))
-    finders = [finder for finder in sys.meta_path if finder is not PathFinder and "editable" not in str(finder).lower()]
-    sys.meta_path[:] = [*finders, _ImageFinder]  # type: ignore[list-item]
-
-
-class _ImageFinder:
-    """`PathFinder`, blind to packages that the image lacks."""
-
-    @classmethod
-    def find_spec(cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(name, path, target) if path is not None or in_image(name) else None
-
-    @classmethod
-    def find_distributions(cls, *arguments: object, **options: object) -> object:
-        return PathFinder.find_distributions(*arguments, **options)  # type: ignore[arg-type]
-
-    @classmethod
-    def invalidate_caches(cls) -> None:
-        PathFinder.invalidate_caches()
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+    for module in _owners().keys() - sys.modules.keys():
+        if not in_image(module):
+            sys.modules[module] = None  # type: ignore[assignment]  # importing it raises ModuleNotFoundError
 
 
 def in_image(module: str) -> bool:

@@ -1,11 +1,11 @@
-"""A case of a stage: what it runs on a GPU, and what it prepares where there is none."""
+"""A case of a stage, and where it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 Figures = dict[str, Any]  # of a case; anything that JSON holds
 
@@ -16,19 +16,11 @@ class NotRun(Exception):
 
 @dataclass(frozen=True)
 class KitCase:
-    """``execute`` runs it on the GPU, ``prepare`` does the same up to the launch where there is none.
-
-    Args:
-        name: identifies the case in the stage's file.
-        seconds: what it is expected to take on an H100 (a guess until a run is in docs/results).
-        limit: seconds after which it is stopped.
-    """
+    """``execute`` runs it on the GPU; ``prepare`` does the same up to the launch where there is none."""
 
     name: str
-    seconds: float
     execute: Callable[[], Figures]
     prepare: Callable[[], Figures]
-    limit: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -38,10 +30,12 @@ class Bench:
     Args:
         arch: the architecture that a dry run prepares launches for.
         work: a folder for bundles and logs, which outlives the stage's process.
+        carried: the folder of bundles that came along.
     """
 
     arch: str
     work: Path
+    carried: Path
     dry: bool
 
     @property
@@ -49,9 +43,7 @@ class Bench:
         """Ten times the compute capability of ``arch``."""
         return int(self.arch.removeprefix("sm_"))
 
-
-class StageModule(Protocol):
-    """A module of `benchmarks.gpu.kit.stages`."""
-
-    def cases(self, bench: Bench) -> Iterable[KitCase]:
-        """The stage's cases, what teaches most first."""
+    @property
+    def device(self) -> str:
+        """torch's."""
+        return "cpu" if self.dry else "cuda"

@@ -1,114 +1,79 @@
-"""The command line of the kit: chooses the stages that fit into a call, runs them one after the other, sums up."""
+"""The command line of the kit: one call of the short plan, or chosen stages, and a summary of what they found."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import hashlib
 import os
+import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
-from rich.console import Console
-from rich.table import Table
-from tide_bench.report import machine
+from typing import Any
 
 from benchmarks.gpu.kit.bare_image import FOLDERS, ROOT
-from benchmarks.gpu.kit.case import Bench
-from benchmarks.gpu.kit.journal import FAILED, NOT_RUN, PASSED, PREPARED
-from benchmarks.gpu.kit.pack import archive
-from benchmarks.gpu.kit.pack import pack as pack_archive
-from benchmarks.gpu.kit.plan import STAGES, Stage, chosen, numbers
-from benchmarks.gpu.kit.run_stage import StageRun
-from benchmarks.gpu.kit.stage_files import StageFiles
-from benchmarks.gpu.kit.wheel_parts import collect
+from benchmarks.gpu.kit.child import FAILED, NOT_RUN, PASSED, PREPARED
+from benchmarks.gpu.kit.plan import CALLS, SECONDS, chosen, expected_seconds
+from benchmarks.gpu.kit.runner import Call, Result, ResultFiles
 
-OUT, WHEELS = Path("build") / "gpu-kit", Path("build") / "ort-parts"
-WORK = ROOT / OUT / "work"  # journals, logs, bundles: too many files for a folder of results
-_LEAST_S = 20.0  # of a call that are left for a stage to be begun
-_DRY_LIMIT_S = 1800.0  # of a stage on any machine
-_COLORS = {PASSED: "green", PREPARED: "green", NOT_RUN: "yellow"}
+WORK, CARRIED = ROOT / "build" / "gpu-kit", ROOT / "build" / "kit-bundles"
+_LEFT_BEHIND = ("examples/demo_model/stock", "examples/demo_model/looped")  # of what would travel; no stage reads them
+_DRY_SECONDS, _MIN_CORE = 3600.0, (1, 2)
+_MOST_FAILURES, _MOST_CHARACTERS = 20, 300  # of a summary, and of one of its lines
 
 
-def main(
-    out: Annotated[Path, typer.Option(help="Results, one file for each stage; earlier ones are gone on with.")] = OUT,
-    stages: Annotated[str, typer.Option(help="Comma-separated numbers.")] = numbers(STAGES),
-    minutes: Annotated[float, typer.Option(min=0.5, help="Time of this call; what does not fit is left to the next.")] = 9.0,
-    again: Annotated[bool, typer.Option("--again", help="Run stages anew that have a result.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything up to the launches; needs no GPU.")] = False,
-    arch: Annotated[str, typer.Option(help="The architecture that --dry-run prepares launches for.")] = "sm_90",
-    wheels: Annotated[Path, typer.Option(help="Parts of onnxruntime-gpu, for stages 6 and 7.")] = WHEELS,
-    report: Annotated[bool, typer.Option("--report", help="Write the results into the documentation; runs nothing.")] = False,
-    pack: Annotated[Path | None, typer.Option(help="Write what has to travel to this tar file; runs nothing.")] = None,
-) -> None:
-    """Exit code 0: every stage that ran passed; 1: one did not; 2: nothing ran."""
-    if report:
-        from benchmarks.gpu.kit.report import write_report
+def main() -> None:
+    """Exit code 0: no case failed; 1: some did; 2: nothing ran."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plan", choices=["short"], default="short", help="for a GPU that is lent for 15 minutes")
+    parser.add_argument("--call", type=int, choices=sorted(CALLS), default=1, help="which of the plan's calls")
+    parser.add_argument("--stages", help="comma-separated beginnings of stages' names, instead of the call's")
+    parser.add_argument("--seconds", type=float, help="the call's time; what does not fit is left")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", WORK / "out")), help="folder of results")
+    parser.add_argument("--dry-run", action="store_true", help="do everything up to the launches; needs no GPU")
+    parser.add_argument("--arch", default="sm_90", help="the architecture that --dry-run prepares launches for")
+    parser.add_argument("--report", type=Path, nargs="+", help="write these kit.jsonl into the documentation; run nothing")
+    given = parser.parse_args()
+    if given.report:
+        from benchmarks.gpu.kit_report import write_report
 
-        write_report(out)
-        return
-    if pack is not None:
-        pack_archive(pack)
+        write_report(given.report)
         return
     try:
-        some = chosen(stages)
+        rows = chosen(given.stages) if given.stages else CALLS[given.call]
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if dry_run:
-        with tempfile.TemporaryDirectory(prefix="gpu-kit-") as folder:
-            results = Call(Path(folder), Path(folder), 60.0 * 60, again=True, dry_arch=arch).run(some)
-        _print_estimates(results)
-    elif (refusal := no_gpu()) is not None:
+        parser.error(str(error))
+    if not given.dry_run and (refusal := no_gpu()) is not None:
         print(f"NOT RUN: {refusal}; --dry-run does everything up to the launches")
-        raise typer.Exit(2)
-    else:
-        print(use_wheel(wheels, WORK / "onnxruntime-gpu"))
-        mirrors = (Path(os.environ["OUT"]),) if "OUT" in os.environ else ()
-        results = Call(out, WORK, 60.0 * minutes, mirrors, again).run(some)
-    raise typer.Exit(0 if all(result["state"] in _COLORS for result in results) else 1)
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call's runs of stages, in ``seconds`` at most.
-
-    Args:
-        out: folder of results; ``work``: of everything else; ``mirrors``: folders that get copies of results.
-        again: also run stages that have a result.
-        dry_arch: make a dry run for this architecture.
-    """
-
-    out: Path
-    work: Path
-    seconds: float
-    mirrors: tuple[Path, ...] = ()
-    again: bool = False
-    dry_arch: str | None = None
-
-    def run(self, some: Sequence[Stage]) -> list[dict[str, Any]]:
-        """The results of the stages that ran, after a table of all."""
-        end, facts, console = time.monotonic() + self.seconds, _facts(), Console(width=140, highlight=False)
-        ran: dict[int, dict[str, Any]] = {}
-        for stage in some:
-            files, left = StageFiles(stage, self.out, self.work, self.mirrors), end - time.monotonic()
-            earlier = None if self.again else _earlier(files, facts["sources"])
-            if earlier is not None and earlier["complete"]:
-                files.write(earlier)  # into the mirrors too: a folder of results is whole
-                continue
-            if left < _LEAST_S:
-                break
-            limit = min(stage.limit, left) if self.dry_arch is None else _DRY_LIMIT_S
-            console.print(f"[bold]stage {stage.number}[/bold]: {stage.title}, {limit:.0f} s at most")
-            bench = Bench(self.dry_arch or "", self.work.resolve(), self.dry_arch is not None)
-            run = StageRun(files, bench, limit, facts, lambda line: console.print(line, markup=False, soft_wrap=True))
-            ran[stage.number] = run.run(earlier)
-        console.print(_table([StageFiles(stage, self.out, self.work) for stage in some], ran))
-        return list(ran.values())
+        sys.exit(2)
+    own_network(given.dry_run)
+    work = Path(tempfile.mkdtemp(prefix="gpu-kit-")) if given.dry_run else WORK / "work"
+    print(use_cuda_core(CARRIED, work / "site"))
+    facts = {"call": given.call, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "dry": given.dry_run}
+    files = ResultFiles(work / "out" if given.dry_run else given.out, facts | {"commit": _commit(), "sources": sources_key()})
+    seconds = _DRY_SECONDS if given.dry_run else given.seconds or SECONDS[given.call]
+    call = Call(files, seconds, {"arch": given.arch, "work": str(work), "carried": str(CARRIED), "dry": given.dry_run})
+    try:
+        call.run(rows)
+    finally:
+        print(summary(files.results))
+        files.archive(work)
+        if given.dry_run:
+            shutil.copytree(files.folder, given.out, dirs_exist_ok=True)
+            shutil.rmtree(work)
+    if given.dry_run:
+        for number, some in CALLS.items():
+            print(f"RESULT kit_call{number}_s={expected_seconds(some):.4g}")
+        print(f"RESULT kit_mib={travelling_bytes() / 2**20:.4g}")
+        print(f"RESULT kit_lines={sum(len(path.read_text().splitlines()) for path in Path(__file__).parent.rglob('*.py'))}")
+    print(f"RESULT kit_seconds={time.monotonic() - call.begun:.4g}")
+    sys.exit(any(result["state"] == FAILED for result in files.results))
 
 
 def no_gpu() -> str | None:
@@ -121,28 +86,31 @@ def no_gpu() -> str | None:
     return f"cuInit returned {status}" if status else None
 
 
-def use_wheel(parts: Path, store: Path) -> str:
-    """Put onnxruntime-gpu before other packages in child processes, once all its parts have come; what was done."""
-    done = collect(parts, store)
-    if (store / "site").exists():
-        os.environ["PYTHONPATH"] = os.pathsep.join([str((store / "site").resolve()), os.environ.get("PYTHONPATH", "")])
-    return done
+def own_network(dry: bool) -> None:
+    """Start a dry run again without a network, as a lent machine has none, where this machine allows it."""
+    unshare = ["unshare", "--user", "--map-root-user", "--net"]
+    if not dry or "KIT_NETWORK" in os.environ or shutil.which("unshare") is None:
+        return
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        print("this machine allows no network namespace: the dry run has a network")
+        return
+    os.environ["KIT_NETWORK"] = "none"
+    os.execvp("unshare", [*unshare, sys.executable, "-m", "benchmarks.gpu.kit", *sys.argv[1:]])
 
 
-def _earlier(files: StageFiles, sources: str) -> dict[str, Any] | None:
-    """The result of an earlier call with the same sources; results of other sources do not count.
-
-    Cases that could not run then are left out: what they lacked may be here now.
-    """
-    found = files.read()
-    if found is None or found["sources"] != sources or found["dry"]:
-        return None
-    cases = [case for case in found["cases"] if case["state"] != NOT_RUN]
-    return found | {"cases": cases, "complete": found["complete"] and len(cases) == len(found["cases"])}
-
-
-def _facts() -> dict[str, Any]:
-    return {"machine": machine(), "commit": _commit(), "sources": sources_key()}
+def use_cuda_core(carried: Path, site: Path) -> str:
+    """Put the carried wheel of cuda-core before the installed one where that is too old; what was done."""
+    try:
+        found = version("cuda-core")
+    except PackageNotFoundError:
+        found = "0"
+    wheels = sorted(carried.glob("cuda_core-*.whl"))
+    if tuple(int(part) for part in found.split(".")[:2]) >= _MIN_CORE or not wheels:
+        return f"cuda-core {found}"
+    with zipfile.ZipFile(wheels[-1]) as wheel:
+        wheel.extractall(site)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    return f"cuda-core {found} is replaced by {wheels[-1].name}"
 
 
 def _commit() -> str:
@@ -155,7 +123,7 @@ def _commit() -> str:
 
 
 def sources_key() -> str:
-    """Changes with every source file of this repository's packages."""
+    """Changes with every source file of this repository's packages: later results of other code are told apart by it."""
     key = hashlib.sha256()
     tops = [ROOT / folder for folder in FOLDERS if folder != "."] + [ROOT / "tide_export", ROOT / "benchmarks" / "gpu"]
     for path in sorted(path for top in tops for path in top.rglob("*") if path.suffix in {".py", ".cuh", ".h"}):
@@ -163,30 +131,39 @@ def sources_key() -> str:
     return key.hexdigest()[:12]
 
 
-def _table(files: Sequence[StageFiles], ran: dict[int, dict[str, Any]]) -> Table:
-    table = Table("stage", "", "result", "cases", "failed", "not run", "seconds", "expected", title="The kit")
-    for file in files:
-        content, stage = ran.get(file.stage.number) or file.read(), file.stage
-        if content is None:
-            table.add_row(str(stage.number), stage.title, "[yellow]left for the next call")
-            continue
-        counts = {state: sum(case["state"] == state for case in content["cases"]) for state in (FAILED, NOT_RUN)}
-        state = content["state"] + ("" if stage.number in ran else " (earlier)")
-        table.add_row(
-            str(stage.number),
-            stage.title,
-            f"[{_COLORS.get(content['state'], 'red')}]{state}",
-            f"{len(content['cases'])}/{content['cases_planned']}",
-            *(str(count or "") for count in counts.values()),
-            f"{content['seconds']:.0f}",
-            f"{content['expected_seconds']:.0f}",
-        )
-    return table
+def travelling_bytes() -> int:
+    """Of the files that git knows or does not ignore, without `_LEFT_BEHIND`, and of the carried folder."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    tree = [ROOT / name for name in listed.stdout.splitlines() if not name.startswith(_LEFT_BEHIND)]
+    return sum(path.stat().st_size for path in [*tree, *CARRIED.rglob("*")] if path.is_file())
 
 
-def _print_estimates(results: Sequence[dict[str, Any]]) -> None:
-    """Time on an H100, as the cases expect it, and the size of what travels."""
-    for result in results:
-        print(f"RESULT kit_stage{result['stage']}_seconds_estimate={result['expected_seconds']:.4g}")
-    print(f"RESULT kit_minutes_estimate={sum(result['expected_seconds'] for result in results) / 60:.4g}")
-    print(f"RESULT kit_mib={len(archive()) / 2**20:.4g}")
+def summary(results: Sequence[Result]) -> str:
+    """Figures, then what failed, then a line for each stage: a caller may see only the end of the output."""
+    passed = [r for r in results if r["state"] == PASSED and r.get("figures") and r["stage"] not in ("machine", "graphs")]
+    lines = [f"{r['stage']}, {r['case']}: {shown(r['figures'])[:_MOST_CHARACTERS]}" for r in passed]
+    failed = [result for result in results if result["state"] == FAILED]
+    lines += [f"FAILED {r['stage']}, {r['case']}: {r['reason'][:_MOST_CHARACTERS]}" for r in failed[:_MOST_FAILURES]]
+    stages = dict.fromkeys(result["stage"] for result in results)
+    lines += [_stage_line(name, [result for result in results if result["stage"] == name]) for name in stages]
+    return "\n".join(lines)
+
+
+def _stage_line(name: str, results: Sequence[Result]) -> str:
+    counts = {state: sum(result["state"] == state for result in results) for state in (PASSED, PREPARED, FAILED, NOT_RUN, "left")}
+    words = [f"{count} {state}" for state, count in counts.items() if count]
+    seconds = sum(result["seconds"] for result in results if result["case"] == "stage")
+    return f"{name:<18} {', '.join(words) or 'no case':<40} {seconds:6.1f} s"
+
+
+def shown(figures: Mapping[str, Any]) -> str:
+    """Numbers first, without lists."""
+    parts = []
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            parts.append(f"{name} {{{shown(value)}}}")
+        elif not isinstance(value, list):
+            parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return ", ".join(parts)

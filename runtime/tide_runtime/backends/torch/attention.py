@@ -45,13 +45,14 @@ def rotation_table(cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 class Attention:
-    """The function of a node. ``shared``: of the graph."""
+    """The function of a node. ``shared``: of the graph; ``kernels``: the module `fused_kernels`, or None."""
 
-    def __init__(self, attributes: Mapping[str, Any], shared: Shared) -> None:
+    def __init__(self, attributes: Mapping[str, Any], shared: Shared, kernels: Any = None) -> None:
         self.heads, self.kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
         self.softcap, self.window = attributes.get("softcap", 0.0), attributes.get("local_window_size", -1)
         self._scale, self._rotates = attributes.get("scale", 0.0), bool(attributes.get("do_rotary", 0))
         self._interleaved, self._shared = bool(attributes.get("rotary_interleaved", 0)), shared
+        self._kernels = kernels if not self.softcap else None
 
     def __call__(
         self,
@@ -75,6 +76,11 @@ class Attention:
             table: `rotation_table`.
         """
         batch, seq, width = *query.shape[:2], key_cache.shape[-1]
+        if self._is_fused(seq, width) and key is None and sinks is None:
+            angles = query.new_empty(2, 1, 0) if table is None else table
+            caches, scale = (key_cache, value_cache), self._scale or width**-0.5
+            output = self._kernels.attention(query, angles, seqlens_k, *caches, self.heads, scale, self._interleaved, self.window)
+            return output, *caches
         places = self._places(seqlens_k, seq, key_cache.shape[2])
         if key is None or value is None:
             every = query.view(batch, seq, self.heads + 2 * self.kv_heads, width)
@@ -89,6 +95,9 @@ class Attention:
             by_head = new.transpose(1, 2)
             cache.scatter_(2, places[:, None, :, None].expand_as(by_head), by_head)  # one kernel, index_put_ has several
         return self._attended(queries, key_cache, value_cache, places, sinks), key_cache, value_cache
+
+    def _is_fused(self, seq: int, width: int) -> bool:
+        return self._kernels is not None and self._kernels.fits(seq, self.heads // self.kv_heads, width)
 
     def _places(self, seqlens_k: Tensor, seq: int, slots: int) -> Tensor:
         """[B, S] slot of each token. Padding may lie behind the last slot: it takes the last one, which no token needs then."""

@@ -105,7 +105,7 @@ class TorchBackend:
         file = self._files[name]
         graph = read_graph(self._bundle.path(file))
         check_interface(self.manifest, name, file, graph.inputs, graph.outputs)
-        return Program(name, graph, self._weights)
+        return Program(name, graph, self._weights, self._stream.kernels)
 
     def _tensor(self, tensor: DeviceTensor) -> Tensor:
         dtype = _DTYPES[tensor.element.name]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
+import onnx
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -109,6 +110,10 @@ def _gather(attributes: Attributes) -> Function:
     return lambda x, indices: x[(*before, indices)]
 
 
+def _gather_nd(x: Tensor, indices: Tensor) -> Tensor:
+    return x[indices.unbind(-1)]
+
+
 def _scatter_elements(attributes: Attributes) -> Function:
     axis, how = attributes.get("axis", 0), attributes.get("reduction", "none")
     if how == "none":
@@ -152,6 +157,21 @@ def _shape(attributes: Attributes) -> Function:
 
 def _range(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     return torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
+
+
+def _constant_of_shape(attributes: Attributes) -> Function:
+    given = attributes.get("value")
+    number = torch.zeros(1) if given is None else torch.from_numpy(onnx.numpy_helper.to_array(given).copy())
+    return lambda shape: number.expand(_ints(shape) or [1]).clone()
+
+
+def _pad(x: Tensor, pads: Tensor, fill: Tensor | None = None, axes: Tensor | None = None) -> Tensor:
+    numbers, along = _ints(pads), _ints(axes) if axes is not None else list(range(x.dim()))
+    around = [0] * 2 * x.dim()  # of the last axis first
+    for i, axis in enumerate(along):
+        from_last = 2 * (x.dim() - 1 - axis % x.dim())
+        around[from_last], around[from_last + 1] = numbers[i], numbers[i + len(along)]
+    return F.pad(x, around, value=0 if fill is None else fill.item())
 
 
 def _cum_sum(attributes: Attributes) -> Function:
@@ -231,6 +251,7 @@ OPERATORS: dict[str, Operator] = {
     "Cast": Operator(_cast),
     "Clip": _plain(_clip),
     "Concat": Operator(_concat),
+    "ConstantOfShape": _reads_host(_constant_of_shape, 0),
     "Cos": _plain(torch.cos),
     "CumSum": _reads_host(_cum_sum, 1),
     "Div": _plain(_divide),
@@ -241,6 +262,7 @@ OPERATORS: dict[str, Operator] = {
     "Floor": _plain(torch.floor),
     "Gather": Operator(_gather),
     "GatherElements": Operator(lambda attributes: lambda x, indices: x.gather(attributes.get("axis", 0), indices)),
+    "GatherND": _plain(_gather_nd),
     "Gelu": Operator(_gelu),
     "Gemm": Operator(_gemm),
     "Greater": _plain(torch.gt),
@@ -258,6 +280,7 @@ OPERATORS: dict[str, Operator] = {
     "Neg": _plain(operator.neg),
     "Not": _plain(torch.logical_not),
     "Or": _plain(torch.logical_or),
+    "Pad": _reads_host(lambda attributes: _pad, 1, 2, 3),
     "Pow": _plain(torch.pow),
     "RMSNormalization": Operator(_rms_norm),
     "Range": _reads_host(lambda attributes: _range, 0, 1, 2),

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from tide_runtime.backends.torch.attention import ROTARY_TABLES, SINKS, Attention, Shared, rotation_table
 from tide_runtime.backends.torch.graph_file import DeviceWeights, GraphFile, GraphNode, Weight
+from tide_runtime.backends.torch.joined_nodes import GATE, LINEAR, with_gates, with_linear
 from tide_runtime.backends.torch.low_bits import LowBitProduct, look_up
 from tide_runtime.backends.torch.operators import OPERATORS, Function
 from tide_runtime.errors import BundleError
 
-ATTENTION, PRODUCT, LOOK_UP = (
-    f"com.microsoft::{name}" for name in ("GroupQueryAttention", "MatMulNBits", "GatherBlockQuantized")
+ATTENTION, PRODUCT, LOOK_UP, SKIP_NORM = (
+    f"com.microsoft::{name}"
+    for name in ("GroupQueryAttention", "MatMulNBits", "GatherBlockQuantized", "SkipSimplifiedLayerNormalization")
 )
 _MOST_ON_HOST = 64  # elements of an integer constant that may be a size or an axis
 _INTEGERS = (torch.int64, torch.int32, torch.bool)
@@ -41,18 +43,20 @@ class _Call:
 class Program:
     """The function of a graph: `run` takes tensors of its inputs by name and returns its outputs.
 
+    ``kernels``: the module `fused_kernels`, or None.
+
     Raises BundleError when the graph has operators that `OPERATORS` lacks, or sizes that are known on the device only.
     """
 
-    def __init__(self, name: str, graph: GraphFile, weights: DeviceWeights) -> None:
-        self.name, self.graph, self._weights = name, graph, weights
+    def __init__(self, name: str, graph: GraphFile, weights: DeviceWeights, kernels: Any = None) -> None:
+        self.name, self.graph, self._weights, self._kernels = name, graph, weights, kernels
         self._shared = Shared()
         self._index: dict[str, int] = {}
         self._constants: list[Tensor | None] = []
         self._lifted: dict[tuple[Any, ...], Tensor] = {}
         self._check_operators()
         self._on_host = {n for n, w in graph.weights.items() if _may_be_size(w)}
-        nodes = _with_silu(graph.nodes)
+        nodes = with_gates(with_linear(graph), graph.outputs)
         calls = [self._call(node) for node in nodes]
         self._calls = self._with_last_uses(calls)
 
@@ -89,59 +93,71 @@ class Program:
 
     def _call(self, node: GraphNode) -> _Call:
         function, host, inputs = self._function(node)
-        lifted = list[int]()
-        if node.op == "Shape" or (host is not None and all(not name or name in self._on_host for name in inputs)):
-            self._on_host |= {*node.outputs}
-        elif host is not None:
-            for i, name in enumerate(inputs):
-                if name and i in host and name not in self._on_host:
-                    raise BundleError(f"{self.name}: {node.op} {node.name} reads a size that is known on the device only")
-                if name in self._on_host and i not in host:
-                    lifted.append(i)
-        places = [self._place(name) if name else -1 for name in inputs]
+        on_host = node.op == "Shape" or all(not name or name in self._on_host for name in inputs)
+        places, lifted = list[int](), list[int]()
         for i, name in enumerate(inputs):
-            if (weight := self.graph.weights.get(name)) is None:
+            stays = on_host or i in host
+            if (weight := self.graph.weights.get(name)) is not None:
+                places.append(self._constant(name, weight, stays))
                 continue
-            stays = name in self._on_host and i not in lifted
-            places[i] = self._place(name if stays else f"{name} on the device")
-            if self._constants[places[i]] is None:
-                self._constants[places[i]] = weight.on_host() if stays else self._weights.get(weight)
+            if i in host and name and name not in self._on_host:
+                raise BundleError(f"{self.name}: {node.op} {node.name} reads a size that is known on the device only")
+            if name in self._on_host and not stays:
+                lifted.append(i)
+            places.append(self._place(name) if name else -1)
+        if on_host:
+            self._on_host |= {*node.outputs}
         outputs = tuple(self._place(name or f"unused of {node.outputs[0]}") for name in node.outputs)
-        computed = tuple(i for i in lifted if inputs[i] not in self.graph.weights)
-        return _Call(function, tuple(places), outputs, computed, ())
+        return _Call(function, tuple(places), outputs, tuple(lifted), ())
 
-    def _function(self, node: GraphNode) -> tuple[Function, frozenset[int] | None, Sequence[str]]:
-        """The function of ``node``, its operands in host memory (None: of no interest), and the names of its operands."""
+    def _constant(self, name: str, weight: Weight, stays: bool) -> int:
+        """The place of a constant, which ``stays`` on the host or is on the device."""
+        place = self._place(name if stays else f"{name} on the device")
+        if self._constants[place] is None:
+            self._constants[place] = weight.on_host() if stays else self._weights.get(weight)
+        return place
+
+    def _function(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
+        """The function of ``node``, which of its operands are in host memory, and their names."""
         if node.op == ATTENTION:
             return self._attention(node)
         if node.op in (PRODUCT, LOOK_UP):
             made = LowBitProduct(node.attributes) if node.op == PRODUCT else look_up(node.attributes)
             return made, frozenset(), node.inputs
-        if node.op == _SILU:
-            return F.silu, frozenset(), node.inputs
-        if node.op == "MatMul" and self._is_matrix(node.inputs[1]):
+        if node.op == LINEAR:
             return self._linear(node)
+        if node.op == GATE:
+            return self._kernels.gated if self._kernels is not None else _gated, frozenset(), node.inputs
+        if node.op == SKIP_NORM and self._kernels is not None:
+            return self._skip_norm(node), frozenset(), node.inputs
         operator = OPERATORS[node.op]
         return operator.make(node.attributes), operator.host, node.inputs
 
-    def _is_matrix(self, name: str) -> bool:
-        weight = self.graph.weights.get(name)
-        return weight is not None and len(weight.shape) == 2
+    def _skip_norm(self, node: GraphNode) -> Function:
+        epsilon, kernels = node.attributes["epsilon"], self._kernels
+
+        def norm(x: Tensor, skip: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
+            normed, total = kernels.add_norm(x, skip, weight, epsilon)
+            return normed, None, None, total
+
+        return norm
 
     def _linear(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
-        """A product with a constant matrix [K, N], held as [N, K] on a GPU: cuBLAS's kernels for few rows read it fastest."""
-        source, name = node.inputs
-        if self._weights.device.type == "cpu":
-            return torch.matmul, frozenset(), node.inputs
-        weight = self._weights.made("transposed", [self.graph.weights[name]], lambda tensors: tensors[0].t().contiguous())
-        return lambda x: F.linear(x, weight), frozenset(), (source,)
+        """Products of one input with constant matrices [K, N], held as one [N, K]: cuBLAS reads it fastest for few rows."""
+        source, *names = node.inputs
+        parts = [self.graph.weights[name] for name in names]
+        weight = self._weights.made("rows", parts, lambda tensors: torch.cat([tensor.t() for tensor in tensors]).contiguous())
+        sizes = [part.shape[1] for part in parts]
+        if len(parts) == 1:
+            return lambda x: F.linear(x, weight), frozenset(), (source,)
+        return lambda x: F.linear(x, weight).split(sizes, -1), frozenset(), (source,)
 
     def _attention(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
         given = [*node.inputs, *[""] * (SINKS + 1 - len(node.inputs))]
         foreign = [i for i, name in enumerate(given) if name and i > ROTARY_TABLES[1] and i != SINKS]
         if foreign:
             raise BundleError(f"{self.name}: {node.op} {node.name} has operands {foreign}, which target torch does not read")
-        attend = Attention(node.attributes, self._shared)
+        attend = Attention(node.attributes, self._shared, self._kernels)
         tables = [self.graph.weights[given[i]] for i in ROTARY_TABLES if given[i]]
         table: Tensor | None = None
         if tables:
@@ -177,18 +193,5 @@ def _may_be_size(weight: Weight) -> bool:
     return weight.dtype in _INTEGERS and weight.data.size // weight.dtype.itemsize <= _MOST_ON_HOST
 
 
-_SILU = "silu"
-
-
-def _with_silu(nodes: Sequence[GraphNode]) -> list[GraphNode]:
-    """x · sigmoid(x) as one call."""
-    uses = Counter(value for node in nodes for value in node.inputs)
-    sigmoids = {node.outputs[0]: node for node in nodes if node.op == "Sigmoid"}
-    made, gone = list[GraphNode](), set[str]()
-    for node in nodes:
-        gate = next((sigmoids[name] for name in node.inputs if name in sigmoids), None) if node.op == "Mul" else None
-        if gate is not None and {*node.inputs} == {gate.inputs[0], gate.outputs[0]} and uses[gate.outputs[0]] == 1:
-            gone.add(gate.outputs[0])
-            node = GraphNode(_SILU, node.name, gate.inputs, node.outputs, {})
-        made.append(node)
-    return [node for node in made if node.outputs[0] not in gone]
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import RLock
@@ -24,6 +25,7 @@ class TorchStream(Protocol):
 
     device: Device
     place: torch.device
+    kernels: Any  # the module `fused_kernels`, or None
 
     def memory(self, pointer: int, count_bytes: int) -> Tensor:
         """The bytes at a device address, which their owner keeps, as a tensor."""
@@ -52,6 +54,7 @@ class CudaStream:
         self.device, self.place = device, torch.device("cuda", device.ordinal)
         self._stream = torch.cuda.ExternalStream(device.stream, self.place)
         self._pool = torch.cuda.MemPool()
+        self.kernels = _fused_kernels(self.place)
 
     def memory(self, pointer: int, count_bytes: int) -> Tensor:
         return torch.as_tensor(_DeviceBytes(pointer, count_bytes), device=self.place)
@@ -62,8 +65,23 @@ class CudaStream:
             work()
 
 
+def _fused_kernels(place: torch.device) -> Any:
+    """The module `fused_kernels` where Triton runs: from Ampere on."""
+    if torch.cuda.get_device_capability(place) < (8, 0):
+        return None
+    try:
+        from tide_runtime.backends.torch import fused_kernels
+    except ImportError as error:
+        slower = f"without Triton ({error}) target torch runs each operator as a kernel of its own"
+        warnings.warn(slower, RuntimeWarning, stacklevel=2)
+        return None
+    return fused_kernels
+
+
 class ProcessorStream:
     """The processor: work runs at once."""
+
+    kernels = None
 
     def __init__(self, device: Device) -> None:
         self.device, self.place = device, torch.device("cpu")

@@ -1,22 +1,16 @@
-"""What a dry run puts in a GPU's place: target `cuda` over host memory, and decode loops on the tests' simulated GPU."""
+"""What a dry run puts in a GPU's place for decode loops over stub segments: the tests' simulated GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import Structure
-from pathlib import Path
 from typing import Any
 
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.loop_kernels import PluginLoopKernels
 from tide_plugins.plans import LaunchPlan
-from tide_runtime.backends import BACKENDS
-from tide_runtime.backends.device.device_step import DeviceStep
-from tide_runtime.backends.device.program import Enqueue, Node, Run
-from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend
-from tide_runtime.backends.onnxruntime.threads import ThreadOptions
-from tide_runtime.bundle import Bundle
+from tide_runtime.backends.device.program import Node, Run
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
@@ -25,35 +19,16 @@ from tide_runtime.device_loop.host_driver import HostDriver
 
 from benchmarks.gpu.absent_gpu import AbsentGpu
 from benchmarks.gpu.graph_cases import EXITS, FORMS, GraphCase, StubKernels, refused_capture
-from benchmarks.gpu.loop_cases import LoopCase
 from benchmarks.gpu.stub_segments import StubBackend
 
-_ON_CPU: Any = ("CPUExecutionProvider", {})
 _TURNS, _WINDOW = 16, 8
 
 
-def run_cuda_target_on_host() -> None:
-    """From here on this process loads bundles of target `cuda` with the runtime's own backend for it, on the tests' device."""
-    from runtime.host_device import HostDevice
-
-    BACKENDS["onnxruntime-cuda"] = lambda bundle, target, threads, *_: OnnxRuntimeCudaBackend.load(
-        bundle, target, threads, HostDevice(), _ON_CPU
-    )
-
-
-def assembled_loop(folder: Path, case: LoopCase, rows: int, compute: int) -> dict[str, int]:
-    """The node types of the graph that the loop of a bundle for target `cuda` is captured in.
-
-    Kernels are compiled and their launches prepared, sessions loaded and bound; the simulated GPU records instead of launching.
-    """
-    gpu = _simulated_gpu()
-    gpu.kind = "cpu"  # what ONNX Runtime's CPU provider binds
-    backend = _Recorded.load(Bundle.open(folder), case.target, ThreadOptions(), gpu, _ON_CPU)
-    return _captured(backend, gpu, rows, compute, [])
-
-
 def assembled_stub_loop(case: GraphCase, compute: int) -> dict[str, int]:
-    """As `assembled_loop`, of stub segments, whose kernels are compiled too."""
+    """The node types of the graph that a loop over stub segments is captured in.
+
+    Kernels are compiled and their launches prepared; the simulated GPU records instead of launching.
+    """
     gpu = _simulated_gpu()
     stub = StubKernels(_RecordingGpu(compute, gpu), f"sm_{compute}").launch
     fixed_stream, allocates = FORMS[case.form]
@@ -106,14 +81,6 @@ def _run_every_node(program: Sequence[Node], stream: int) -> None:
             node.enqueue(stream)
         else:
             _run_every_node(node.body, stream)
-
-
-class _Recorded(OnnxRuntimeCudaBackend):
-    """Bound sessions are recorded by the device's stream, as the CUDA provider's kernels are."""
-
-    def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
-        run, gpu = super().bind(form, step, graph), self.device
-        return lambda stream: gpu.submit(gpu.stream, lambda: run(stream))  # type: ignore[attr-defined]
 
 
 class _RecordingGpu(AbsentGpu):

@@ -1,13 +1,14 @@
-"""Stage 0: what the machine is, what it lacks, and whether the kernels can be built and loaded there."""
+"""What a GPU machine is and lacks, how long its imports take, and whether the kernels can be built and loaded there."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import distributions
 from typing import Any
 
@@ -21,37 +22,41 @@ from benchmarks.gpu.absent_gpu import AbsentGpu
 from benchmarks.gpu.kit.bare_image import PACKAGES
 from benchmarks.gpu.kit.case import Bench, Figures, KitCase
 
-_TOOLS = ("nvcc", "compute-sanitizer", "cuobjdump", "ncu", "gcc", "git", "make")
-_REGISTRY = ("pypi.org", 443)
+_TOOLS = ("nvcc", "compute-sanitizer", "gcc")
+# Read from the disk before the stages that need them, and timed: the first import on a fresh machine is slow.
+_IMPORTS = ("torch", "transformers", "onnx", "onnxruntime", "cuda.core")
 
 
-def cases(bench: Bench) -> Iterator[KitCase]:
-    for name, seconds, look in (("system", 3, _system), ("packages", 1, _packages), ("gpu", 3, _gpu)):
-        yield KitCase(name, seconds, look, look)
-    yield KitCase("kernels_built", 40, _built_here, lambda: _built(architecture_for(bench.compute)), 80)
-    yield KitCase("kernels_loaded", 5, lambda: _loaded(CudaDriver()), lambda: _loaded(AbsentGpu(bench.compute)))
+def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
+    if argument == "imports":
+        for name in _IMPORTS:
+            yield KitCase(name, partial(_imported, name), partial(_imported, name))
+        return
+    for look in (_system, _packages, _gpu):
+        yield KitCase(look.__name__.strip("_"), look, look)
+    yield KitCase("kernels_built", lambda: _built(_here()), lambda: _built(architecture_for(bench.compute)))
+    yield KitCase("kernels_loaded", lambda: _loaded(CudaDriver()), lambda: _loaded(AbsentGpu(bench.compute)))
+
+
+def _imported(name: str) -> Figures:
+    """In a process of its own; torch's first context too, as far as there is a GPU."""
+    touch = "; torch.cuda.is_available() and torch.zeros(8, device='cuda').sum().item()" if name == "torch" else ""
+    code = f"import time; begin = time.perf_counter(); import {name}{touch}; print(time.perf_counter() - begin)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-1500:])
+    return {"seconds": float(done.stdout.split()[-1])}
 
 
 def _system() -> Figures:
-    """Kernel, cores, free disk, tools, and whether a package registry answers."""
-    free = {place: round(shutil.disk_usage(place).free / 2**30, 1) for place in (".", "/tmp")}
-    versions = {tool: _first_lines([tool, "--version"]) for tool in _TOOLS if shutil.which(tool)}
-    return {
-        "kernel": os.uname().release,
-        "cores": len(os.sched_getaffinity(0)),
-        "free_gib": free,
-        "tools": versions,
-        "tools_absent": [tool for tool in _TOOLS if tool not in versions],
-        "registry": _registry(),
+    """Kernel, cores, free disk and memory, tools."""
+    free = {place: round(shutil.disk_usage(place).free / 2**30, 1) for place in (".", "/tmp", "/dev/shm")}
+    versions = {tool: _last_lines([tool, "--version"]) for tool in _TOOLS if shutil.which(tool)}
+    absent = [tool for tool in _TOOLS if tool not in versions]
+    return {"kernel": os.uname().release, "cores": len(os.sched_getaffinity(0)), "free_gib": free, "tools": versions} | {
+        "tools_absent": absent,
+        "python": sys.version.split()[0],
     }
-
-
-def _registry() -> str:
-    try:
-        with socket.create_connection(_REGISTRY, timeout=2):
-            return "answers"
-    except OSError as error:
-        return f"none ({error})"
 
 
 def _packages() -> Figures:
@@ -64,7 +69,7 @@ def _packages() -> Figures:
 def _gpu() -> Figures:
     """As nvidia-smi and the driver tell it; without a GPU, why there is none."""
     asked = "name,driver_version,memory.total,compute_cap,clocks.sm,clocks.mem,power.limit,ecc.mode.current"
-    smi = _first_lines(["nvidia-smi", f"--query-gpu={asked}", "--format=csv"]) if shutil.which("nvidia-smi") else "absent"
+    smi = _last_lines(["nvidia-smi", f"--query-gpu={asked}", "--format=csv"]) if shutil.which("nvidia-smi") else "absent"
     return {"nvidia_smi": smi, **_driver(), "nvrtc": compiler(13).versions}
 
 
@@ -72,15 +77,15 @@ def _driver() -> dict[str, Any]:
     from cuda.bindings import driver
 
     try:
-        error, version = driver.cuDriverGetVersion()
+        _, version = driver.cuDriverGetVersion()
         gpu = CudaDriver()
     except Exception as error:  # cuda.bindings raises RuntimeError where libcuda is missing
         return {"driver": f"{type(error).__name__}: {error}"}
     return {"driver": version, "name": gpu.name, "compute": gpu.compute, "sm_count": gpu.sm_count}
 
 
-def _built_here() -> Figures:
-    return _built(architecture_for(CudaDriver().compute))
+def _here() -> Architecture:
+    return architecture_for(CudaDriver().compute)
 
 
 def _built(architecture: Architecture) -> Figures:
@@ -109,7 +114,7 @@ def _loaded(driver: Any) -> Figures:
     return {"entry_points": sum(len(kernel.entry_points) for kernel in KERNELS)}
 
 
-def _first_lines(command: list[str]) -> str:
+def _last_lines(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,1 +1,0 @@
-"""The kit's stages; ``cases`` of each module lists what it runs on the GPU."""

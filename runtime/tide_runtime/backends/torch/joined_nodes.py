@@ -1,0 +1,57 @@
+"""Nodes of a graph that one torch call or kernel computes: products of the same input, and the gate of an MLP."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tide_runtime.backends.torch.graph_file import GraphFile, GraphNode
+
+LINEAR = "linear"  # x and constant matrices → a product with each
+GATE = "gate"  # silu(x) · y
+
+
+def with_linear(graph: GraphFile) -> list[GraphNode]:
+    """The nodes of ``graph`` with one `LINEAR` for all products of a value with constant matrices."""
+    together: dict[str, list[GraphNode]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.op == "MatMul" and len(graph.weights[node.inputs[1]].shape if node.inputs[1] in graph.weights else ()) == 2:
+            together[node.inputs[0]].append(node)
+    made = list[GraphNode]()
+    for node in graph.nodes:
+        products = together.get(node.inputs[0], []) if node.inputs else []
+        if node not in products:
+            made.append(node)
+        elif node is products[0]:
+            names = (node.inputs[0], *(product.inputs[1] for product in products))
+            made.append(GraphNode(LINEAR, node.name, names, tuple(product.outputs[0] for product in products), {}))
+    return made
+
+
+def with_gates(nodes: Sequence[GraphNode], outputs: Iterable[str]) -> list[GraphNode]:
+    """The ``nodes`` with one `GATE` for x · sigmoid(x) · y, whose parts nothing else reads."""
+    uses = Counter([*outputs, *(value for node in nodes for value in node.inputs)])
+    makers = {name: node for node in nodes for name in node.outputs}
+    made, gone = list[GraphNode](), set[str]()
+    for node in nodes:
+        found = _gate(node, makers, uses) if node.op == "Mul" else None
+        if found is not None:
+            source, other, silu = found
+            gone |= {silu.outputs[0], *silu.inputs} - {source}
+            node = replace(node, op=GATE, inputs=(source, other))
+        made.append(node)
+    return [node for node in made if node.outputs[0] not in gone]
+
+
+def _gate(node: GraphNode, makers: dict[str, GraphNode], uses: Counter[str]) -> tuple[str, str, GraphNode] | None:
+    """x, y and the node of x · sigmoid(x), if ``node`` multiplies these."""
+    for name, other in (node.inputs, node.inputs[::-1]):
+        silu = makers.get(name)
+        if silu is None or silu.op != "Mul" or uses[name] != 1:
+            continue
+        for source, opened in (silu.inputs, silu.inputs[::-1]):
+            sigmoid = makers.get(opened)
+            if sigmoid is not None and sigmoid.op == "Sigmoid" and sigmoid.inputs[0] == source and uses[opened] == 1:
+                return source, other, silu
+    return None

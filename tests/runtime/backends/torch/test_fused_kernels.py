@@ -1,0 +1,81 @@
+"""The Triton kernels of target torch compute what its torch calls do. Run with TRITON_INTERPRET=1, which needs no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.torch.attention import Attention, Shared, rotation_table
+from tide_runtime.backends.torch.backend import TorchBackend
+from tide_runtime.backends.torch.stream import ProcessorDevice, ProcessorStream
+from tide_runtime.bundle import Bundle
+
+if importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs Triton, and TRITON_INTERPRET=1", allow_module_level=True)
+
+from tide_runtime.backends.torch import fused_kernels
+
+CLOSE = 1e-6  # fp32
+
+
+def test_sum_and_norm() -> None:
+    """Guards against a norm of another width, or without its epsilon."""
+    x, skip, weight = torch.randn(2, 3, 100), torch.randn(2, 3, 100), torch.randn(100)
+    normed, total = fused_kernels.add_norm(x, skip, weight, 0.1)
+    torch.testing.assert_close(total, x + skip)
+    torch.testing.assert_close(normed, F.rms_norm(x + skip, (100,), weight, 0.1))
+
+
+def test_gate_of_parts_of_one_product() -> None:
+    """Guards against rows read at another distance than they lie."""
+    both = torch.randn(2, 3, 2200)
+    gate, up = both.split(1100, -1)
+    torch.testing.assert_close(fused_kernels.gated(gate, up), F.silu(gate) * up)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "heads", "kv", "width", "rotated", "interleaved", "window", "slots"),
+    [
+        (2, 1, 8, 2, 48, 48, False, -1, 512),
+        (1, 5, 4, 4, 64, 32, True, -1, 100),
+        (3, 4, 4, 1, 40, 40, False, 20, 200),
+        (2, 1, 6, 2, 16, 0, False, -1, 64),
+    ],
+)
+def test_attention(
+    batch: int, tokens: int, heads: int, kv: int, width: int, rotated: int, interleaved: bool, window: int, slots: int
+) -> None:
+    """Guards against a wrong mask, slot or angle, in any part of the slots."""
+    every = torch.randn(batch, tokens, (heads + 2 * kv) * width)
+    keys, values = torch.randn(2, batch, kv, slots, width)
+    angles = torch.randn(slots, rotated // 2)
+    table = rotation_table(angles.cos(), angles.sin(), interleaved) if rotated else None
+    lengths = torch.randint(tokens, slots, (batch,), dtype=torch.int32)
+    attributes = {"num_heads": heads, "kv_num_heads": kv, "scale": 0.13, "local_window_size": window}
+    attributes |= {"do_rotary": int(rotated > 0), "rotary_interleaved": int(interleaved)}
+    found = []
+    for kernels in (None, fused_kernels):
+        caches = keys.clone(), values.clone()
+        made = Attention(attributes, Shared(), kernels)(every, None, None, *caches, lengths, None, table)
+        found.append((made[0], *caches))
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, atol=CLOSE, rtol=CLOSE)
+
+
+def test_tokens_are_those_of_torch_calls(bundle: Path) -> None:
+    """Guards against kernels that a graph calls with other operands."""
+    params, prompts = GenerationParams(max_new_tokens=6), [[5, 6, 7, 8], [3, 4]]
+    texts = []
+    for kernels in (None, fused_kernels):
+        stream = ProcessorStream(ProcessorDevice())
+        stream.kernels = kernels
+        backend = TorchBackend(Bundle.open(bundle), "torch", stream)
+        options = EngineOptions(threads=ThreadOptions(1), target="torch", policy="full", device="cpu", max_batch=2)
+        with Engine(Bundle.open(bundle), options, backend=backend) as engine:
+            texts.append([row.token_ids for row in engine.generate(prompts, params)])
+    assert texts[0] == texts[1]
