@@ -21,6 +21,7 @@ from tide_calibrate.config import OWN_REFERENCE, CalibrationConfig
 from tide_calibrate.costs.measure import load_costs, save_costs
 from tide_calibrate.costs.model_costs import measure_model_costs, nominal_costs
 from tide_calibrate.exit_training import write_exits
+from tide_calibrate.measured_target import CPU, measured_target
 from tide_calibrate.placement.search import GATE, Placement, choose_exits, gate_exits, predict
 from tide_calibrate.rehearsal import rehearse
 from tide_calibrate.report.data import collect
@@ -36,6 +37,7 @@ from tide_export.calibration.exit_calibration import check_can_exit, read_exit_c
 from tide_export.export import quantize_loaded
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
+from tide_export.targets.choice import AUTO
 
 COSTS_NAME = "costs.json"
 HOST = torch.device("cpu")
@@ -51,6 +53,7 @@ def calibrate(
     *,
     also: Mapping[float, str | Path] | None = None,
     costs: str = "measure",
+    target: str = AUTO,
     revision: str | None = None,
     trust_remote_code: bool = False,
     tokenizer: str | None = None,
@@ -63,12 +66,14 @@ def calibrate(
     Args:
         also: further ε → directory; these calibrations differ only in their certified thresholds.
         costs: ``measure`` on this machine, ``none``, or a file that an earlier calibration wrote.
+        target: the target that is measured; ``auto``: see `measured_target`.
         tokenizer: the tokenizer in place of the model's own; see `tide_export.source_tokenizer`.
         keep_capture: keep ``<out>.work``, the captured states. An interrupted run keeps it too, and the next run with the same
             model, text and candidates resumes from it.
         force: replace an existing calibration, and capture anew.
 
-    Raises a child of TideError when model, text, costs or options cannot be used, or ``out`` exists; ``out`` is then unchanged.
+    Raises a child of TideError when model, text, costs, target or options cannot be used, or ``out`` exists; ``out`` is then
+    unchanged.
     """
     config, progress = config or CalibrationConfig(), progress or ExportProgress(quiet=True)
     out, also = Path(out), also or {}
@@ -85,6 +90,7 @@ def calibrate(
         with progress.phase(f"load {source}"):
             loaded = load()
         check_can_exit(loaded)
+        measured = measured_target(config.dtype, target, loaded.mixed_layers) if costs == "measure" else None
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
         reference = None
@@ -104,14 +110,15 @@ def calibrate(
                 loaded = load()
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, data)
         stack.enter_context(model_on(loaded, device))
-        shared = costs == "measure" and not loaded.quantized  # step costs are those of low-bit products, which do not capture
+        shared = measured == CPU and not loaded.quantized  # step costs are those of low-bit products, which do not capture
         with capture_bundle(loaded, text, config, directories[0], shared) as bundle:
             learned = learn(loaded, text, work, config, progress, bundle)
-            if costs == "measure":
-                with progress.phase("measure step costs"), model_on(loaded, HOST):  # where the exporter reads it
-                    cost_table = measure_model_costs(loaded, config.dtype, directories[0], bundle if shared else None)
+            if measured is not None:
+                with progress.phase(f"measure step costs of {measured}"), model_on(loaded, HOST):  # where the exporter reads it
+                    own = bundle if shared else None
+                    cost_table = measure_model_costs(loaded, config.dtype, directories[0], measured, own)
             info = text.info(data, config.seed)
-            placed = _Placed.place(loaded, info, learned, reference, cost_table, costs == "measure", config, progress)
+            placed = _Placed.place(loaded, info, learned, reference, cost_table, measured, config, progress)
             files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:
         shutil.rmtree(work, ignore_errors=True)
@@ -133,7 +140,7 @@ class _Placed:
     Args:
         reference: the tokens to certify agreement with; None: the model's own.
         costs: the measured cost table; None when nothing was measured and ``assumed`` is nominal.
-        on_this_machine: ``costs`` are of this machine, so policies are measured here too.
+        measured: the target that ``costs`` were measured on here, so policies are measured on it too; None: they were not.
     """
 
     loaded: LoadedModel
@@ -141,7 +148,7 @@ class _Placed:
     learned: Learned
     reference: ReferenceTokens | None
     costs: CostTable | None
-    on_this_machine: bool
+    measured: str | None
     assumed: CostTable
     placement: Placement
 
@@ -152,7 +159,7 @@ class _Placed:
         learned: Learned,
         reference: ReferenceTokens | None,
         costs: CostTable | None,
-        on_this_machine: bool,
+        measured: str | None,
         config: CalibrationConfig,
         progress: ExportProgress,
     ) -> _Placed:
@@ -167,7 +174,7 @@ class _Placed:
                 chosen = choose(learned.own_threshold.only(shortlist))
             if chosen.exits:
                 chosen = gate_exits(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
-        return _Placed(loaded, data, learned, reference, costs, on_this_machine, assumed, chosen)
+        return _Placed(loaded, data, learned, reference, costs, measured, assumed, chosen)
 
     def certify_and_write(self, config: CalibrationConfig, directory: Path, progress: ExportProgress) -> CalibrationFile:
         date, learned = _now(), self.learned
@@ -192,22 +199,22 @@ class _Placed:
             date=date,
         )
         _write(file, learned, certified, directory)
-        if self.on_this_machine:
+        if self.measured is not None:
             with progress.phase("measure the policies"):
-                file = self._rehearsed(file, config, directory)
+                file = self._rehearsed(file, config, directory, self.measured)
                 file.write(directory)
         with progress.phase("draw the report"):
             _draw(file, learned, certified, directory)
         return file
 
-    def _rehearsed(self, file: CalibrationFile, config: CalibrationConfig, directory: Path) -> CalibrationFile:
+    def _rehearsed(self, file: CalibrationFile, config: CalibrationConfig, directory: Path, target: str) -> CalibrationFile:
         """``file``, which is in ``directory``, with measured speeds in the place of simulated ones."""
         captured, info = self.learned.captured, file.calibration
         prompts = captured.held_out_prompts()
         exported = read_exit_calibration(directory)
         with (
             model_on(self.loaded, HOST),
-            TemporaryBundle(self.loaded, config.dtype, [], directory, config.window, exported) as bundle,
+            TemporaryBundle(self.loaded, config.dtype, [], directory, config.window, exported, target) as bundle,
         ):
             found = rehearse(bundle, prompts, config.new_tokens)
         predicted = info.predicted | {name: one.speedup for name, one in found.items()}

@@ -180,7 +180,7 @@ def draft_head_layer(num_layers: int) -> int:
 def capture_bundle(
     loaded: LoadedModel, text: SplitText, config: CalibrationConfig, directory: Path, shared: bool
 ) -> AbstractContextManager[TemporaryBundle | None]:
-    """A bundle of the dequantised weights with a cut at every captured boundary, in a folder in ``directory``.
+    """A bundle for ``cpu`` of the dequantised weights with a cut at every captured boundary, in a folder in ``directory``.
 
     It is also cut where step costs can be measured. None where PyTorch takes no longer: on a GPU, for a small model, little text,
     or not in fp32.

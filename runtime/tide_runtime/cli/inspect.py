@@ -133,6 +133,7 @@ def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
         "uncut_bytes": _graph_bytes(manifest, name, UNCUT),
         "weight_bytes": sum(manifest.files[file].bytes for file in weights),
         "passes": target.passes,
+        "verified": target.verified,
         **(engine_facts(target, sizes) if target.engines else {}),
     }
 
@@ -172,12 +173,19 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
             for name, target in targets.items()
             if target["bytes_by_purpose"]
         ),
+        _pairs("Verified", {name: _verified(target["verified"]) for name, target in targets.items()}),
         _pairs("Runs here", {name: target["here"] for name, target in targets.items()}),
         *engines_table(targets),
         _pairs("Tokenizer", _tokenizer_rows(facts["tokenizer"])),
         _pairs("Generation defaults", {name: _listed(value) for name, value in facts["generation"].items()}),
         _pairs("Made with", facts["tools"]),
     ]
+
+
+def _verified(found: str) -> str:
+    if not found:
+        return "not recorded: the bundle is of an older version"
+    return found if found.startswith("not ") else f"held to the eager model {found}"
 
 
 def _segments_table(facts: dict[str, Any]) -> Table:

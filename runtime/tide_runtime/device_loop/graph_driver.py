@@ -45,7 +45,10 @@ class CapturingDevice(Device, Protocol):
         """Whether a call that captures do not allow has made the capture of ``builder`` invalid."""
 
     def discard(self, builder: Any) -> None:
-        """End the invalid capture of ``builder``."""
+        """End the capture of ``builder``, which gives no graph: the stream can be used again."""
+
+    def copies_host_memory(self, node: Any) -> bool:
+        """Whether ``node``, a captured memcpy, reads or writes host memory other than `pinned`."""
 
 
 class GraphDriver:
@@ -162,7 +165,7 @@ class _FlatProgram:
         for run in runs:
             run.enqueue(self._device.stream)
         _end(self._device, builder)
-        self.types += node_types(builder.graph_definition)
+        self.types += node_types(builder.graph_definition, self._device.copies_host_memory)
         stretch = _Stretch(builder)
         self._stretches.append(stretch)
         return Run(", ".join(run.name for run in runs), lambda _: _launch(self._device, stretch.graph), fixed_stream=True)
@@ -186,10 +189,14 @@ def _begin(device: CapturingDevice, builder: Any, captures: ExitStack) -> Any:
 
 
 def _end(device: CapturingDevice, builder: Any) -> None:
-    """End the capture of ``builder``. Libraries may ignore the error that made it invalid."""
+    """End the capture of ``builder``. Libraries may ignore the error that made it invalid, or leave streams unjoined."""
     if device.is_invalid(builder):
         raise TargetError("a call that a capture does not allow has made it invalid")
-    builder.end_building()
+    try:
+        builder.end_building()
+    except Exception:
+        device.discard(builder)
+        raise
 
 
 def _close(device: CapturingDevice, builder: Any) -> None:

@@ -19,6 +19,7 @@ from tide_runtime.errors import TargetError
 from tide_runtime.generation_params import GenerationParams
 
 MEMORY = "captured nodes of type mem_alloc, mem_free are not allowed in conditional bodies"
+COPIES = "it holds 3 copies of a library's host memory"
 HOST = "it holds 3 host functions, which a library queued for one run only"
 
 
@@ -100,13 +101,18 @@ def test_a_body_that_fails_for_another_reason_leaves_the_flat_form(monkeypatch: 
     assert str(Drive(driven.policy, loop=driven.policy)).endswith("RuntimeError: not supported") and not driven.gpu.recording
 
 
-@pytest.mark.parametrize(("beside", "reason"), [("host", HOST), ("wait", "CudaError: synchronization")])
+@pytest.mark.parametrize(
+    ("beside", "reason"),
+    [("host", HOST), ("copy", COPIES), ("wait", "CudaError: synchronization"), ("fork", "CudaError: unjoined")],
+)
 def test_what_no_graph_may_hold_is_driven_by_the_host(beside: str, reason: str) -> None:
-    """Guards against a process that ends in a second release of ONNX Runtime's buffers (onnxruntime pull request 32081)."""
+    """Guards against a process that ends in a second release of ONNX Runtime's buffers (onnxruntime pull request 32081), wrong
+    tokens from a node on the processor whose input is copied from memory of another run, and a stream that stays unusable."""
     driven, wanted = Driven(fixed=True, queued_beside=beside), requests()
     with pytest.warns(RuntimeWarning, match=f"cannot be captured in a CUDA graph: {reason}"):
         assert driven.tokens(wanted) == expected(wanted, ())
     assert driven.gpu.graph_launches == 0 and not driven.gpu.recording
+    assert str(Drive(driven.policy, loop=driven.policy)).startswith("host-driven: the decode step cannot be captured")
 
 
 @pytest.mark.parametrize("body", [False, True], ids=["flat", "in-a-body"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import weakref
 from contextlib import AbstractContextManager
+from importlib.metadata import PackageNotFoundError, version
 from threading import RLock
 from typing import Any
 
@@ -14,6 +17,18 @@ from tide_runtime.backends.device.deferred_frees import DeferredFrees
 from tide_runtime.errors import DeviceMemoryError, TargetError
 
 INSTALL = "pip install 'tide-llm[kernels]'"
+_LEAST_CORE = (1, 2)  # earlier ones name methods otherwise, list no captured nodes, or embed no graph where a body begins
+
+
+def missing_cuda_core() -> str | None:
+    """Reason why the package cuda-core cannot be used, with the command that installs it, or None."""
+    try:
+        found = version("cuda-core")
+    except PackageNotFoundError:
+        return f"the package cuda-core is not installed; {INSTALL}"
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < _LEAST_CORE:
+        return f"cuda-core {found} is installed, {'.'.join(map(str, _LEAST_CORE))} or newer is needed; {INSTALL}"
+    return None
 
 
 class CudaMemory:
@@ -32,8 +47,9 @@ class _PinnedBytes:
 
     def __init__(self, buffer: Any, count_bytes: int) -> None:
         self._buffer = buffer
-        data = (int(buffer.handle), False)
-        self.__array_interface__ = {"data": data, "shape": (count_bytes,), "typestr": "|u1", "version": 3}
+        first = int(buffer.handle)
+        self.addresses = range(first, first + count_bytes)
+        self.__array_interface__ = {"data": (first, False), "shape": (count_bytes,), "typestr": "|u1", "version": 3}
 
 
 class CudaMark:
@@ -50,12 +66,14 @@ class CudaDevice:
     """GPU number ``ordinal`` with a stream of its own.
 
     Raises:
-        TargetError: cuda.core is not installed, or this machine has no driver or no such GPU; with the reason.
+        TargetError: cuda.core is not installed or too old, or this machine has no driver or no such GPU; with the reason.
     """
 
     kind = "cuda"
 
     def __init__(self, ordinal: int = 0) -> None:
+        if (missing := missing_cuda_core()) is not None:
+            raise TargetError(missing)
         try:
             from cuda.bindings import driver
             from cuda.core import Device, LegacyPinnedMemoryResource
@@ -70,6 +88,7 @@ class CudaDevice:
             raise TargetError(f"GPU {ordinal} cannot be used: {type(error).__name__}: {error}") from error
         self.stream = int(self.core_stream.handle)
         self._pinned = LegacyPinnedMemoryResource()
+        self._pinned_bytes: weakref.WeakSet[_PinnedBytes] = weakref.WeakSet()
         lock = RLock()
         self.lock: AbstractContextManager[Any] = lock
         self._frees = DeferredFrees(lock)
@@ -101,13 +120,35 @@ class CudaDevice:
         return status == self._api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED
 
     def discard(self, builder: Any) -> None:
-        """End the invalid capture of ``builder``, and keep the object for as long as the process lives.
+        """End the capture of ``builder``, which gives no graph, and keep the object for as long as the process lives.
 
-        The driver destroys the graph of an invalid capture. cuda-core up to 1.2 destroys it again when the builder is closed or
-        collected, which ends the process (cuda-python issue 2834).
+        The driver destroys the graph of an invalid capture, and of one with streams that are not joined. cuda-core up to 1.2
+        destroys it again when the builder is closed or collected, which ends the process (cuda-python issue 2834).
         """
         self._api.cuStreamEndCapture(builder.stream.handle)  # returns the error that made the capture invalid
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(builder))
+
+    def copies_host_memory(self, node: Any) -> bool:
+        result = self._api.cuGraphMemcpyNodeGetParams(node.handle)
+        self._check("cuGraphMemcpyNodeGetParams", result)
+        copy = result[1]
+        return self._is_foreign_host(copy.srcMemoryType, copy.srcHost, copy.srcDevice) or self._is_foreign_host(
+            copy.dstMemoryType, copy.dstHost, copy.dstDevice
+        )
+
+    def _is_foreign_host(self, kind: Any, host: Any, device: Any) -> bool:
+        """Whether an end of a copy is in host memory that is not `pinned`.
+
+        A copy with the direction *default* has unified addresses; the driver has no attributes of pageable memory.
+        """
+        if kind == self._api.CUmemorytype.CU_MEMORYTYPE_UNIFIED:
+            attribute = self._api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+            error, found = self._api.cuPointerGetAttribute(attribute, device)
+            known = error == self._api.CUresult.CUDA_SUCCESS
+            kind, host = found if known else self._api.CUmemorytype.CU_MEMORYTYPE_HOST, device
+        if kind != self._api.CUmemorytype.CU_MEMORYTYPE_HOST:
+            return False
+        return not any(int(host) in one.addresses for one in self._pinned_bytes)
 
     def use(self) -> None:
         self.gpu.set_current()
@@ -126,7 +167,9 @@ class CudaDevice:
         return CudaMemory(buffer, self._frees)
 
     def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
-        return np.asarray(_PinnedBytes(self._pinned.allocate(count_bytes), count_bytes))
+        held = _PinnedBytes(self._pinned.allocate(count_bytes), count_bytes)
+        self._pinned_bytes.add(held)
+        return np.asarray(held)
 
     def upload(self, pointer: int, source: NDArray[Any]) -> None:
         with self.lock:

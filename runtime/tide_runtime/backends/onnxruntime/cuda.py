@@ -26,6 +26,8 @@ from tide_runtime.bundle.manifest import Manifest, batched_graph
 from tide_runtime.errors import BundleError, TargetError
 
 PROVIDER = "CUDAExecutionProvider"
+# A node without a CUDA kernel would run on the processor, and each of its copies would be captured with a run's own addresses.
+_NO_FALLBACK = ("session.disable_cpu_ep_fallback", "1")
 _FUSED_TYPES = ("fp16", "bf16")  # of the CUDA provider's GroupQueryAttention kernels
 Provider = tuple[str, dict[str, str]]
 
@@ -57,13 +59,16 @@ class OnnxRuntimeCudaBackend(Sessions):
     ) -> OnnxRuntimeCudaBackend:
         """Load the graphs of ``target`` for ``device`` and ONNX Runtime's ``provider`` for it (`cuda_provider`).
 
-        Raises BundleError when ONNX Runtime refuses a graph, or it breaks the contract.
+        Raises BundleError when ONNX Runtime refuses a graph, as it does where it has no CUDA kernel for a node, or a graph breaks
+        the contract.
         """
         manifest, options, files = bundle.manifest, session_options(threads, chained=True), bundle.manifest.targets[target].graphs
         missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}; export the bundle again with this version")
         layers = decoder_layers(manifest, files)
+        if provider[0] == PROVIDER:
+            options.add_session_config_entry(*_NO_FALLBACK)
         return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
 
     @property

@@ -25,6 +25,7 @@ from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, LOOP, UNCUT, Mani
 from tide_runtime.errors import BundleError, TargetError
 
 CPU_PROVIDER = "CPUExecutionProvider"
+_PROCESSOR = "CPU EP"  # in the errors of sessions whose nodes must not run there
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
     "fp32": np.float32,
     "fp16": np.float16,
@@ -122,28 +123,29 @@ def load_session(
 
     Raises:
         BundleError: ONNX Runtime refuses the graph's ``file``, or it breaks the contract.
-        TargetError: ONNX Runtime cannot start the provider. It would use another, which cannot read the first one's memory.
+        TargetError: ONNX Runtime would run nodes on the processor, which cannot read the provider's memory.
     """
     path = bundle.path(file)
+    wanted = next(p if isinstance(p, str) else p[0] for p in providers)
     try:
         model = packed.model(path, options) if packed is not None else None
         session = ort.InferenceSession(model or str(path), options, providers=list(providers))
     except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
+        if wanted != CPU_PROVIDER and _PROCESSOR in str(error):
+            raise TargetError(
+                f"ONNX Runtime {ort.__version__} cannot start {wanted}, for which it may have logged a reason, or has no kernel "
+                f"for a node there, and would run {file} on the processor; check the driver with nvidia-smi, and pip install "
+                "'tide-llm[cuda]'"
+            ) from error
         fix = "export the bundle again"
         if any(target.pads_attention for target in bundle.manifest.targets.values()):
             fix = f"the target cpu needs ONNX Runtime 1.32 or newer (pip install -U onnxruntime); with it, {fix}"
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); {fix}") from error
-    wanted, used = next(p if isinstance(p, str) else p[0] for p in providers), session.get_providers()[0]
-    if used != wanted:
-        raise TargetError(
-            f"ONNX Runtime {ort.__version__} cannot start {wanted}, for which it may have logged the reason, and would run "
-            f"{file} with {used}; check the driver with nvidia-smi, and pip install 'tide-llm[cuda]'"
-        )
     values = [*session.get_inputs(), *session.get_outputs()]
     foreign = sorted({value.type for value in values} - set(_ORT_DTYPES))
     if foreign:
         raise BundleError(f"{file} has inputs or outputs of type {', '.join(foreign)}; export the bundle again")
     inputs, outputs = ({v.name: v.shape for v in part} for part in (session.get_inputs(), session.get_outputs()))
     outputs.pop(PACKED_OUTPUT, None)
-    check_interface(bundle.manifest, name, file, inputs, outputs, host_picks=used == CPU_PROVIDER)
+    check_interface(bundle.manifest, name, file, inputs, outputs, host_picks=wanted == CPU_PROVIDER)
     return session

@@ -39,7 +39,10 @@ HELD = {
         "self._api.CUresult": driver.CUresult,
         "self._api.CUmemorytype": driver.CUmemorytype,
         "self._api.CUstreamCaptureStatus": driver.CUstreamCaptureStatus,
+        "self._api.CUpointer_attribute": driver.CUpointer_attribute,
         "parameters": driver.CUDA_MEMCPY2D,
+        "copy": driver.CUDA_MEMCPY3D,
+        "node": graph.MemcpyNode,
         "builder": graph.GraphBuilder,
         "builder.stream": core.Stream,
         "graph": graph.Graph,
@@ -120,7 +123,8 @@ def test_graphs_are_completed_with_options_that_exist() -> None:
 def test_calls_take_what_they_are_given() -> None:
     """Guards against a wrong number of arguments to the driver's functions, which have no keyword names."""
     copies = {"cuMemcpyHtoDAsync": 4, "cuMemcpyDtoHAsync": 4, "cuMemcpyDtoDAsync": 4, "cuMemcpy2DAsync": 2}
-    for name, count in (copies | {"cuStreamIsCapturing": 1, "cuStreamEndCapture": 1}).items():
+    captures = {"cuStreamIsCapturing": 1, "cuStreamEndCapture": 1, "cuGraphMemcpyNodeGetParams": 1, "cuPointerGetAttribute": 2}
+    for name, count in (copies | captures).items():
         call = next(
             node
             for node in ast.walk(ast.parse((RUNTIME / "backends/device/cuda_device.py").read_text()))
