@@ -90,7 +90,8 @@ def calibrate(
         with progress.phase(f"load {source}"):
             loaded = load()
         check_can_exit(loaded)
-        measured = measured_target(config.dtype, target, loaded.mixed_layers) if costs == "measure" else None
+        on_gpu = device.type == "cuda"
+        measured = measured_target(config.dtype, target, loaded.mixed_layers, on_gpu) if costs == "measure" else None
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
         reference = None

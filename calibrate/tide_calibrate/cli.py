@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from tide_runtime.cli.errors import run_app
+from tide_runtime.targets.select import AUTO
 from typer.core import TyperGroup
 
 from tide_calibrate.config import CalibrationConfig
@@ -103,9 +104,11 @@ def calibrate(
             show_default=False,
         ),
     ] = _DEFAULTS.reference,
-    device: Annotated[
-        str, typer.Option(help="What PyTorch runs on: cpu, cuda, cuda:1. Step costs are measured on a target of this machine.")
-    ] = _DEFAULTS.device,
+    device: Annotated[str, typer.Option(help="What PyTorch runs on: cpu, cuda, cuda:1.")] = _DEFAULTS.device,
+    target: Annotated[
+        str,
+        typer.Option(help="Step costs and policies are timed on it; auto: cpu, with --device cuda one of that GPU."),
+    ] = AUTO,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[
         bool,
@@ -160,6 +163,7 @@ def calibrate(
             out,
             config,
             costs=costs,
+            target=target,
             revision=revision,
             trust_remote_code=trust_remote_code,
             keep_capture=keep_capture,

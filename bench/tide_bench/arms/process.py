@@ -116,8 +116,8 @@ def _serve(
     """Load the arm, then answer calls. One that fails is answered with the reason; the arm stays for the next."""
     if threads is not None:
         os.environ[FEW_THREADS] = str(threads)
-    load = partial(ARMS[kind], device=device or ArmDevice()) if isinstance(kind, str) else kind
-    arm = _answer(pipe, lambda: load(folder), keep=True)
+    load = (lambda: ARMS[kind](folder, device or ArmDevice())) if isinstance(kind, str) else partial(kind, folder)
+    arm = _answer(pipe, load, keep=True)
     while arm is not None and (request := pipe.recv()) is not None:
         method, args, options = request
         call = partial(args[0], arm, *args[1:]) if method == "__call__" else partial(getattr(arm, method), *args, **options)
