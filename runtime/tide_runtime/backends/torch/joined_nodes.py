@@ -21,6 +21,8 @@ def with_linear(graph: GraphFile) -> list[GraphNode]:
             together[node.inputs[0]].append(node)
     made = list[GraphNode]()
     for node in graph.nodes:
+        if node.op == "com.microsoft::FusedMatMul" and _reads_rows(node, graph):
+            node = replace(node, op=LINEAR)
         products = together.get(node.inputs[0], []) if node.inputs else []
         if node not in products:
             made.append(node)
@@ -28,6 +30,13 @@ def with_linear(graph: GraphFile) -> list[GraphNode]:
             names = (node.inputs[0], *(product.inputs[1] for product in products))
             made.append(GraphNode(LINEAR, node.name, names, tuple(product.outputs[0] for product in products), {}))
     return made
+
+
+def _reads_rows(node: GraphNode, graph: GraphFile) -> bool:
+    """Whether ``node`` is the product with a constant matrix [N, K] as it is stored: a head that shares the embedding."""
+    others = {name: value for name, value in node.attributes.items() if (name, value) not in (("transB", 1), ("alpha", 1.0))}
+    matrix = graph.weights.get(node.inputs[1])
+    return node.attributes.get("transB") == 1 and not any(others.values()) and matrix is not None and len(matrix.shape) == 2
 
 
 def with_gates(nodes: Sequence[GraphNode], outputs: Iterable[str]) -> list[GraphNode]:

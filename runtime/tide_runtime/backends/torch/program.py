@@ -152,8 +152,12 @@ class Program:
         """Products of one input with constant matrices [K, N], held as one [N, K]: cuBLAS reads it fastest for few rows."""
         source, *names = node.inputs
         parts = [self.graph.weights[name] for name in names]
-        weight = self._weights.made("rows", parts, lambda tensors: torch.cat([tensor.t() for tensor in tensors]).contiguous())
-        sizes, kernels = [part.shape[1] for part in parts], self._kernels if weight.dtype == torch.float32 else None
+        if node.attributes.get("transB"):
+            weight, sizes = self._weights.get(parts[0]), [parts[0].shape[0]]
+        else:
+            sizes = [part.shape[1] for part in parts]
+            weight = self._weights.made("rows", parts, lambda tensors: torch.cat([each.t() for each in tensors]).contiguous())
+        kernels = self._kernels if weight.dtype == torch.float32 else None
 
         def product(x: Tensor) -> Tensor | tuple[Tensor, ...]:
             few = kernels is not None and x.numel() // x.shape[-1] <= kernels.MOST_ROWS
