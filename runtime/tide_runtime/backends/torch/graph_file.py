@@ -131,8 +131,3 @@ class DeviceWeights:
         if key not in self._made:
             self._made[key] = make([weight.on_host().to(self.device) for weight in weights])
         return self._made[key]
-
-    @property
-    def count_bytes(self) -> int:
-        """Bytes on the device; on a processor those that are mapped are among them."""
-        return sum({tensor.untyped_storage().data_ptr(): tensor.nbytes for tensor in self._made.values()}.values())
