@@ -166,8 +166,10 @@ class Program:
                 ("rotation", interleaved), tables, lambda both: rotation_table(both[0], both[1], interleaved)
             )
 
-        def function(*operands: Any) -> tuple[Tensor, ...]:
-            return attend(*operands[:7], table=table, sinks=operands[7] if len(operands) > 7 else None)
+        def function(
+            query: Tensor, key: Any, value: Any, keys: Tensor, values: Tensor, lengths: Tensor, total: Any, sinks: Any = None
+        ) -> tuple[Tensor, ...]:
+            return attend(query, key, value, keys, values, lengths, total, table, sinks)
 
         return function, frozenset(), [*given[:7], *([given[SINKS]] if given[SINKS] else [])]
 
