@@ -64,17 +64,17 @@ def attention(batch: int, slots: int) -> Figures:
     from tide_runtime.backends.torch import fused_kernels
     from tide_runtime.backends.torch.attention import Attention, Shared
 
-    every, caches = random(batch, 1, (_HEADS + 2 * _KV) * _DIM), random(2, batch, _KV, slots, _DIM).unbind()
+    every, (keys, values) = random(batch, 1, (_HEADS + 2 * _KV) * _DIM), random(2, batch, _KV, slots, _DIM)
     lengths, table = torch.full((batch,), slots - 2, device="cuda", dtype=torch.int32), random(2, slots, _DIM)
     attributes = {"num_heads": _HEADS, "kv_num_heads": _KV, "do_rotary": 1}
 
     def arm(kernels: Any) -> Tensor:
-        return Attention(attributes, Shared(), kernels)(every, None, None, *caches, lengths, None, table)[0]
+        return Attention(attributes, Shared(), kernels)(every, None, None, keys, values, lengths, None, table)[0]
 
     return compared(partial(arm, fused_kernels), partial(arm, None))
 
 
-def product(outputs: int, width: int, rows: int, dtype: torch.dtype) -> Figures:
+def low_bit_product(outputs: int, width: int, rows: int, dtype: torch.dtype) -> Figures:
     """int4 in blocks of 32 against a dense matrix."""
     from tide_runtime.backends.torch import fused_kernels
     from tide_runtime.backends.torch.low_bits import dequantised
@@ -83,6 +83,13 @@ def product(outputs: int, width: int, rows: int, dtype: torch.dtype) -> Figures:
     scales = (torch.rand(outputs, width // 32, device="cuda") / 64).to(dtype)
     x, dense = random(rows, width).to(dtype), dequantised(packed, scales, None, 4, 32)
     return compared(partial(fused_kernels.low_bit_product, x, packed, scales, None, 4, 32), partial(F.linear, x, dense))
+
+
+def product(outputs: int, width: int, rows: int, dtype: torch.dtype) -> Figures:
+    from tide_runtime.backends.torch import fused_kernels
+
+    x, weight = random(rows, width).to(dtype), random(outputs, width).to(dtype)
+    return compared(partial(fused_kernels.product, x, weight), partial(F.linear, x, weight))
 
 
 def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
@@ -104,8 +111,11 @@ def cases() -> dict[str, Callable[[], Figures]]:
         made |= {f"attention_b{batch}_{slots}": partial(attention, batch, slots) for slots in (512, 2048)}
     for outputs, width in _PRODUCTS:
         for rows in (1, 8, 16):
-            made[f"int4_{outputs}x{width}_b{rows}"] = partial(product, outputs, width, rows, torch.float16)
-    made["int4_3072x2048_b1_bf16"] = partial(product, 3072, 2048, 1, torch.bfloat16)
+            made[f"int4_{outputs}x{width}_b{rows}"] = partial(low_bit_product, outputs, width, rows, torch.float16)
+    made["int4_3072x2048_b1_bf16"] = partial(low_bit_product, 3072, 2048, 1, torch.bfloat16)
+    for rows, dtype in ((1, torch.float16), (8, torch.float16), (1, torch.float32), (8, torch.float32)):
+        name = str(dtype).removeprefix("torch.")
+        made |= {f"{name}_{n}x{k}_b{rows}": partial(product, n, k, rows, dtype) for n, k in ((3072, 2048), (576, 192))}
     return made
 
 
