@@ -110,7 +110,10 @@ class CudaDevice:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(builder))
 
     def use(self) -> None:
-        self.gpu.set_current()
+        from cuda.core import Device
+
+        # cuda.core keeps one Device a thread, and asks that of the calling thread whether it was made current.
+        Device(self.ordinal).set_current()
 
     def allocate(self, count_bytes: int) -> CudaMemory:
         try:
