@@ -212,7 +212,7 @@ def test_a_sanitizer_runs_the_cases_and_leaves_its_log(tmp_path: Path, monkeypat
     fake.write_text('#!/bin/sh\necho "$@"\nwhile [ "$1" != --log-file ]; do shift; done\necho "========= clean" >"$2"\n')
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    run = sanitize.run_tool("initcheck", tmp_path / "logs")
+    run = sanitize.run_tool("memcheck", tmp_path / "logs")
     assert run.verdict == "clean" and run.summary == ["========= clean"]
     command = sanitize.command("racecheck", tmp_path, most=4)
     assert "--racecheck-report" in command and command[-2:] == ["--most", "4"]

@@ -13,6 +13,7 @@ from tide_export.config import TrtOptions
 from tide_export.targets import TARGETS, find_target
 from tide_export.targets.base import Target
 
+_MIN_COMPUTE_TORCH = 70  # its wheels have code for V100 and newer
 AUTO, ALL = "auto", "all"
 COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "low bits", "built", "attention", "here")
 
@@ -119,6 +120,8 @@ def _for_present_gpu(dtype: str, kv: str, mixed: str) -> list[str]:
 def _fits(target: Target, compute: int) -> bool:
     if target.backend == "onnxruntime-cuda":  # one build runs on several capabilities
         return runs_code_for(onnxruntime_compute(), compute)
+    if target.backend == "torch":
+        return compute >= _MIN_COMPUTE_TORCH
     return target.machine.compute == (compute,)
 
 
