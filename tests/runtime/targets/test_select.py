@@ -52,7 +52,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def be(gpu: PresentGpu | None, *packages: str) -> None:
         monkeypatch.setattr(choose_target, "present_gpu", lambda ordinal: gpu)
-        monkeypatch.setattr(choose_target, "_is_installed", lambda module: True)
+        monkeypatch.setattr(choose_target, "missing_cuda_core", lambda: None)
         for name in ("tensorrt", "tensorrt_rtx"):
             monkeypatch.setitem(sys.modules, name, SimpleNamespace(__version__="1.0") if name in packages else None)  # type: ignore[arg-type]
         providers = ["CPUExecutionProvider", *(["CUDAExecutionProvider"] if "onnxruntime-gpu" in packages else [])]
@@ -105,7 +105,9 @@ def test_an_engine_for_this_gpu_alone_before_a_portable_one(machine: Callable[..
 def test_a_gpu_without_cuda_core_is_passed_over(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a failing load where the processor target runs: the extra for building engines lacks the runtime."""
     machine(T4, "tensorrt_rtx", "onnxruntime-gpu")
-    monkeypatch.setattr(choose_target, "_is_installed", lambda module: module != "cuda.core")
+    monkeypatch.setattr(
+        choose_target, "missing_cuda_core", lambda: "the package cuda-core is not installed; pip install 'tide-llm[kernels]'"
+    )
     with pytest.warns(
         RuntimeWarning, match=r"rtx-sm_75: the package cuda-core is not installed; pip install 'tide-llm\[kernels\]'"
     ):

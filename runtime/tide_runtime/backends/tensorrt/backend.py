@@ -12,16 +12,15 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
-from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.arena import Arena
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
+from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
+from tide_runtime.backends.device.device_target import DeviceTarget, costs_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType, element_type
 from tide_runtime.backends.device.program import Enqueue
-from tide_runtime.backends.kv_caches import kv_bytes_per_token
-from tide_runtime.backends.step_arrays import NO_PADDING, StepShape
+from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.tensorrt.package import load_module
 from tide_runtime.backends.tensorrt.refit import refit, stripped_graph
 from tide_runtime.backends.tensorrt.validity import SLOWER
@@ -31,7 +30,7 @@ from tide_runtime.bundle.manifest import HEAD, TargetInfo
 from tide_runtime.errors import BundleError, ParamsError, TargetError
 
 
-class TensorRtBackend:
+class TensorRtBackend(DeviceTarget):
     """A ``trt-sm_*`` or ``rtx-*`` target on ``device``. ``trt``: the imported module."""
 
     pads_sequences = True
@@ -39,9 +38,6 @@ class TensorRtBackend:
     # body itself invalid would end the process (a fault of the driver, cuda-python issue 2918).
     fixed_stream = True
     least_slots: int | None = None  # engines are built for a fixed number
-    packs_steps, has_prefix_blocks = False, False
-    state_bytes = 0  # models with recurrent layers are refused
-    row_padding, padding_price, pass_costs, loop_costs, private_weights = NO_PADDING, 1.0, None, None, ""
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
         self.manifest, self.device, self._trt, self.target = bundle.manifest, device, trt, target
@@ -76,17 +72,12 @@ class TensorRtBackend:
         """
         info = bundle.manifest.targets[target]
         trt = load_module(info)
-        return cls(bundle, target, device, trt)
+        backend = cls(bundle, target, device, trt)
+        backend.costs_key = costs_key(bundle, target, device.name, f"{backend.name} {trt.__version__}")
+        return backend
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.manifest.kv, self.element.bytes)
-
-    def with_bits(self, bits: str) -> TensorRtBackend:
-        return self
-
-    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
-        return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
+    def takes(self, rows: int, tokens: int) -> bool:
+        return any(profile.takes(rows, tokens) for profile in self._info.profiles)
 
     def form(self, graph: str, shape: StepShape) -> str:
         return graph
