@@ -155,7 +155,7 @@ class Reach:
                 self._mark(imported, "")
         definition = here.definitions[name]
         self.strings |= definition.strings if module != _REGISTRY else set()
-        short = ("benchmarks.gpu.", "benchmarks.gpu.kit.stages.") if module.startswith("benchmarks.") else ()
+        short = ("benchmarks.gpu", "benchmarks.gpu.", "benchmarks.gpu.kit.stages.") if module.startswith("benchmarks.") else ()
         for text in definition.strings:
             for path in (text, *(prefix + text for prefix in short)):
                 if path in self.modules:
