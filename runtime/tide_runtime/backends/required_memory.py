@@ -10,6 +10,7 @@ from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32
 from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.model_proto import ExternalWeight, external_weights
 from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.manifest import DRAFT
 from tide_runtime.errors import BundleError, DeviceMemoryError
 
 _PROMPT_TOKENS = 512  # of a step, by default
@@ -67,7 +68,7 @@ def required_memory(bundle: Bundle, target: str, rows: int = 1, context: int | N
     widest = max([4 * model.hidden_size, *narrow])
     states = tokens * element.bytes * (len(manifest.segments) * model.hidden_size + _TENSORS_OF_A_LAYER * widest)
     logits = rows * model.vocab_size * FP32.bytes
-    row = slots * kv_bytes_per_token(manifest.kv, element.bytes)
+    row = slots * kv_bytes_per_token(manifest.caches if DRAFT in info.graphs else manifest.kv, element.bytes)
     return RequiredMemory(weights, row, states + logits, rows, context)
 
 
