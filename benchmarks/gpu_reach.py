@@ -264,11 +264,11 @@ def reach(root: Path) -> list[FileReach]:
     by_commands, by_all = Reach(root, modules, product(root)), Reach(root, modules, [*product(root), *checks(root)])
     rows, kernels = [], by_commands.sources()
     for name, module in modules.items():
-        path = str(module.path.relative_to(root))
-        if FOR_GPUS.match(path):
+        name_of_file = str(module.path.relative_to(root))
+        if FOR_GPUS.match(name_of_file):
             commands = by_commands.lines(name)
-            checked = by_all.lines(name) - commands if _ONLY_CHECKS.match(path) else 0
-            rows.append(FileReach(path, module.lines, commands, checked))
+            checked = by_all.lines(name) - commands if _ONLY_CHECKS.match(name_of_file) else 0
+            rows.append(FileReach(name_of_file, module.lines, commands, checked))
     for file in sorted((root / "plugins").rglob("*")):
         path = file.relative_to(root)
         if file.suffix in (".cuh", ".h", ".cpp") and "test" not in path.parts:

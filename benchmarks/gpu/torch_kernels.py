@@ -64,12 +64,12 @@ def attention(batch: int, slots: int) -> Figures:
     from tide_runtime.backends.torch import fused_kernels
     from tide_runtime.backends.torch.attention import Attention, Shared
 
-    every, caches = random(batch, 1, (_HEADS + 2 * _KV) * _DIM), random(2, batch, _KV, slots, _DIM).unbind()
+    every, (keys, values) = random(batch, 1, (_HEADS + 2 * _KV) * _DIM), random(2, batch, _KV, slots, _DIM)
     lengths, table = torch.full((batch,), slots - 2, device="cuda", dtype=torch.int32), random(2, slots, _DIM)
     attributes = {"num_heads": _HEADS, "kv_num_heads": _KV, "do_rotary": 1}
 
     def arm(kernels: Any) -> Tensor:
-        return Attention(attributes, Shared(), kernels)(every, None, None, *caches, lengths, None, table)[0]
+        return Attention(attributes, Shared(), kernels)(every, None, None, keys, values, lengths, None, table)[0]
 
     return compared(partial(arm, fused_kernels), partial(arm, None))
 

@@ -96,7 +96,7 @@ def shortage(bundle: Bundle, target: str, free: int) -> str:
 
 def _ways_to_fit(needed: RequiredMemory, free: int, int4_share: float) -> list[str]:
     """Options of ``tide-export``. ``int4_share``: of the weights' bytes that int4 leaves; 1: they are in few bits already."""
-    ways = []
+    ways = list[str]()
     for options, weights in (("", needed.weights), (" --weights int4", int(int4_share * needed.weights))):
         room = free - weights - needed.steps
         tokens = needed.context if room >= needed.row else needed.context * room // needed.row // _CONTEXT_STEP * _CONTEXT_STEP

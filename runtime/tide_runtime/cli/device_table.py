@@ -22,7 +22,12 @@ def device_facts(bundle: Bundle, rows: int, context: int | None) -> dict[str, An
         if info.backend == _PROCESSOR:
             continue
         needed = required_memory(bundle, name, rows, context)
-        facts = {"weights": needed.weights, "kv_per_sequence": needed.row, "steps": needed.steps, "total": needed.total}
+        facts: dict[str, int | str] = {
+            "weights": needed.weights,
+            "kv_per_sequence": needed.row,
+            "steps": needed.steps,
+            "total": needed.total,
+        }
         if free is not None:
             fits = needed.least <= free
             facts |= {"sequences_here": needed.rows_within(free), "here": "fits" if fits else shortage(bundle, name, free)}

@@ -251,8 +251,9 @@ class EngineLoop:
         """Compute the running requests again, fewer at once; False where that does not help."""
         with self._changed:
             rows = self.scheduler.use_fewer_rows()
-        for row in rows if self.context is not None else ():
-            self.context.forget_row(row, tainted=True)  # the step has run in part
+        if self.context is not None:
+            for row in rows:
+                self.context.forget_row(row, tainted=True)  # the step has run in part
         if rows:
             warnings.warn(f"{error}; at most {len(rows) - 1} requests run at once from now on", RuntimeWarning, stacklevel=1)
         return bool(rows)

@@ -370,8 +370,8 @@ class DeviceStep:
         if name == "score":
             return DeviceTensor(self.address("score"), (1, outputs) if graph == DRAFT else tokens, FP32)
         if name in ("before", STATES):
-            dims = tokens if name == "before" or self._gives_all_states(graph) else (1, outputs)
-            return DeviceTensor(self._arena.pointers[name], (*dims, self._draft_width), backend.element)
+            rows = tokens if name == "before" or self._gives_all_states(graph) else (1, outputs)
+            return DeviceTensor(self._arena.pointers[name], (*rows, self._draft_width), backend.element)
         if name.startswith(ATTENTION_BIAS):
             return self._bias(name)
         if name == ON_HOST:

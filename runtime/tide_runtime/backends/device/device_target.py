@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import cast
+from typing import Self, cast
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.device import Device
@@ -48,7 +48,7 @@ class DeviceTarget:
         caches = self.manifest.caches if DRAFT in self.layers else self.manifest.kv
         return kv_bytes_per_token(caches, self.element.bytes)
 
-    def with_bits(self, bits: str) -> DeviceTarget:
+    def with_bits(self, bits: str) -> Self:
         return self
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:

@@ -171,7 +171,7 @@ class Program:
             )
 
         def function(*operands: Any) -> tuple[Tensor, ...]:
-            return attend(*operands[:7], table=table, sinks=operands[7] if len(operands) > 7 else None)
+            return attend(*operands[:7], table, operands[7] if len(operands) > 7 else None)
 
         return function, frozenset(), [*given[:7], *([given[SINKS]] if given[SINKS] else [])]
 
