@@ -73,6 +73,7 @@ class TorchBackend(DeviceTarget):
         """
         if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
             device = CudaDevice(ordinal)
+            torch.cuda.empty_cache()  # what torch keeps of freed memory is free for the weights
             require_room(bundle, target, device)
             stream: TorchStream = CudaStream(device)
         else:

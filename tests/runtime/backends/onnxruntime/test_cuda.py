@@ -180,7 +180,7 @@ def test_sessions_refuse_nodes_on_the_processor(bundle: Path, monkeypatch: pytes
     """Guards against wrong tokens: a graph would replay the copies of such a node with the addresses of the run it captured."""
     found: list[onnxruntime.SessionOptions] = []
 
-    def refuse(bundle: Bundle, name: str, file: str, options: onnxruntime.SessionOptions, providers: object) -> None:
+    def refuse(bundle: Bundle, name: str, file: str, options: onnxruntime.SessionOptions, *others: object) -> None:
         found.append(options)
         raise BundleError("not loaded")
 
