@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -184,7 +185,7 @@ class DeviceStep:
     ) -> None:
         backend = context.backend
         self.captured, self.uses, self._graphs = captured, 0, graphs
-        self._passes: dict[tuple[str, ...], Launch | None] = {}  # graphs that `run_all` has run → their capture, once there is one
+        self._passes: dict[tuple[str, ...], Launch | None] = {}  # graphs that `run_all` has run → their capture, or None
         self.attached: dict[Hashable, Any] = {} if captured else context.attached
         self.context, self.shape, self.positions = context, shape, StepPositions(shape)
         self._buffers = buffers or context.buffers
@@ -267,8 +268,7 @@ class DeviceStep:
             self._passes[names] = None
         elif self._passes[names] is None:
             fixed = self.context.backend.fixed_stream
-            runs = [Run(name, lambda stream, name=name: self.enqueue(name, stream), fixed) for name in names]  # type: ignore[misc]
-            self._passes[names] = step_graphs.capture(runs)
+            self._passes[names] = step_graphs.capture([Run(name, partial(self.enqueue, name), fixed) for name in names])
         return self._passes[names]
 
     def run(self, graph: str) -> None:

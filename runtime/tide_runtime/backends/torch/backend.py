@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tide_runtime.backends.device.cuda_device import CudaDevice
 from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
-from tide_runtime.backends.device.device_target import DeviceTarget, costs_key
+from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.graph_contract import check_interface, read_name
@@ -71,7 +71,8 @@ class TorchBackend(DeviceTarget):
             torch.set_num_threads(threads.resolved)
             stream = ProcessorStream(ProcessorDevice())
         backend = cls(bundle, target, stream)
-        backend.costs_key = costs_key(bundle, target, stream.device.name, f"torch {torch.__version__}, threads {threads.resolved}")
+        library = f"torch {torch.__version__}, threads {threads.resolved}"
+        backend.machine_key = machine_key(bundle, target, stream.device.name, library)
         return backend
 
     def form(self, graph: str, shape: StepShape) -> str:
