@@ -18,6 +18,7 @@ COMMANDS = {
     "tide-calibrate": "tide_calibrate.cli",
     "tide-run": "tide_runtime.cli.run",
     "tide-inspect": "tide_runtime.cli.inspect",
+    "tide-doctor": "tide_runtime.cli.doctor",
     "tide-serve": "tide_serve.cli",
     "tide-bench": "tide_bench.cli",
 }

@@ -12,6 +12,7 @@ from functools import partial
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
+from tide_runtime.backends.onnxruntime.distribution import distribution
 from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.bundle.manifest import (
     MANIFEST_NAME,
@@ -19,14 +20,13 @@ from tide_runtime.bundle.manifest import (
     GenerationInfo,
     Manifest,
     ModelInfo,
-    read_manifest,
 )
 from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.bundle_writer import check_room, hash_files, list_files, new_directory, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
-from tide_export.checks import check_loaded, check_tables, stored_values
+from tide_export.checks import check_loaded
 from tide_export.config import ExportConfig, checkpoint_layers, reads_text
 from tide_export.cut import LoweredModel
 from tide_export.draft_graph import trace_drafter
@@ -48,14 +48,14 @@ from tide_export.progress import ExportProgress
 from tide_export.quantization.gptq import calibration_tokens
 from tide_export.source_tokenizer import check_embedded
 from tide_export.targets.base import BuildJob, Target
-from tide_export.targets.choice import buildable, check_options, choose_targets, without_long_rotary
+from tide_export.targets.choice import buildable, check_options, choose_targets, why_not_here, without_long_rotary
 from tide_export.targets.engine_cache import EngineCache, default_cache_folder
 from tide_export.targets.engines import step_profiles
 from tide_export.trace import TracedModel, trace
-from tide_export.verify import Check, verify_bundle
-from tide_export.verify_exits import verify_exits
+from tide_export.verify import Check
+from tide_export.verify_targets import Verified, unverified, verify_targets
 
-_TOOLS = ("tide-llm", "torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
+_TOOLS = ("tide-llm", "torch", "transformers", "onnx", "onnxscript", "onnx-ir")
 _DEFAULT_MAX_SEQ_LEN = 4096
 
 
@@ -209,8 +209,8 @@ def write_bundle(
             context = replace(context, kv_scales=scales)
     if traced is None:
         with progress.phase("trace"):
-            verified = config.verify and any(target.name == "cpu" for target in targets)
-            traced = trace(loaded.model, loaded.streamed, verified, loaded.layers)
+            repeat = config.verify and any(why_not_here(target) is None for target in targets)
+            traced = trace(loaded.model, loaded.streamed, repeat, loaded.layers)
     if head is not None:
         with progress.phase("trace the draft head"):
             cuts = replace(cuts, draft=trace_drafter(head.rounded, loaded.model, traced.num_layers))
@@ -218,16 +218,14 @@ def write_bundle(
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):
             built = build_targets(traced, targets, cuts, context, job, partial(_explain, config, progress))
-    manifest, checks = _manifest(loaded, traced, built, directory, config, context, calibration, head), list[Check]()
+    manifest = _manifest(loaded, traced, built, directory, config, context, calibration, head)
     _write_manifest(manifest, directory)
-    if "cpu" not in manifest.targets and config.verify:
-        progress.note("not verified: none of these targets runs on this machine's processor; add --target cpu to hold one to it")
-    if config.verify and "cpu" in manifest.targets:
-        checks = _verify(loaded, directory, config, context, progress, calibration, head)
+    verified = _verified(loaded, directory, manifest, config, context, progress, calibration, head)
+    targets_verified = {name: replace(info, verified=verified.on[name]) for name, info in manifest.targets.items()}
     with progress.phase("hash"):
-        manifest = replace(manifest, files=hash_files(manifest.files, directory))
+        manifest = replace(manifest, targets=targets_verified, files=hash_files(manifest.files, directory))
     _write_manifest(manifest, directory)
-    return manifest, checks
+    return manifest, verified.checks
 
 
 def _write_manifest(manifest: Manifest, directory: Path) -> None:
@@ -305,27 +303,21 @@ def _check_drafter(head: _DraftHead | None, config: ExportConfig, targets: Seque
         raise ParamsError("the draft head has keys and values of its own, which are not rounded to int8; leave out --kv int8")
 
 
-def _verify(
+def _verified(
     loaded: LoadedModel,
     directory: Path,
+    manifest: Manifest,
     config: ExportConfig,
     context: LoweringContext,
     progress: ExportProgress,
     calibration: ExitCalibration | OwnExits | None,
     head: _DraftHead | None,
-) -> list[Check]:
+) -> Verified:
+    if not config.verify:
+        return unverified(manifest.targets, "the export had --no-verify")
+    exits = calibration.tensors if calibration is not None and calibration.info.exits else None
     drafter = head.rounded if head is not None else None
-    with progress.phase("verify against the eager model"):
-        check_tables(loaded, directory, read_manifest(directory))
-        checks = verify_bundle(loaded, directory, config.dtype, context.kv_scales, stored_values(loaded), drafter)
-    for check in checks:
-        progress.note(str(check))
-    if calibration is not None and calibration.info.exits:
-        with progress.phase("verify the exits against their formulas"):
-            exit_checks = verify_exits(directory, calibration.tensors)
-        for exit_check in exit_checks:
-            progress.note(f"{exit_check.graph}: max |Δ{exit_check.output}| {exit_check.max_difference:.1e}")
-    return checks
+    return verify_targets(loaded, directory, config.dtype, progress, context.kv_scales, drafter, exits)
 
 
 def _manifest(
@@ -345,7 +337,7 @@ def _manifest(
     return Manifest(
         schema=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        tools={name: version(name) for name in _TOOLS},
+        tools=dict([*((name, version(name)) for name in _TOOLS), distribution()]),
         model=_model_info(loaded, traced, int(vocab)),
         dtype=config.dtype,
         kv_dtype=None if config.kv == "model" else config.kv,

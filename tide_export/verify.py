@@ -128,7 +128,7 @@ class PromptCheck:
     def __str__(self) -> str:
         found = f"{self.prompt[:48]!r}: max |Δlogit| {self.max_difference:.1e}"
         if self.tolerance is None:
-            found += f", KL divergence {self.divergence:.1e} nats, rounded to int8 as it runs"
+            found += f", KL divergence {self.divergence:.1e} nats, rounded as it runs"
         if not self.passed:
             found += f" (allowed {self.tolerance or MAX_DIVERGENCE:.1e})"
         return f"{found}, the likeliest token agrees for {self.agreement:.0%}"
@@ -160,34 +160,56 @@ class TextCheck:
 Check = GraphCheck | StepCheck | PromptCheck | TextCheck
 
 
+class _Text(NamedTuple):
+    """A prompt whose tokens stand at the positions from ``first`` on; the bundle's position ids are larger by ``offset``."""
+
+    name: str
+    ids: list[int]
+    first: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the eager model computes for ``texts``: with KV caches rounded as the bundle's, and ``unrounded``."""
+
+    texts: list[_Text]
+    eager: EagerPass
+    unrounded: EagerPass
+
+
 def verify_bundle(
     loaded: LoadedModel,
     directory: Path,
     dtype: str,
     kv_scales: Mapping[int, KVScales] | None = None,
-    values: StoredValues | None = None,
     drafter: RoundedDrafter | None = None,
+    reference: Reference | None = None,
 ) -> list[Check]:
     """`check_bundle`; raises VerificationError that names the segments and prompts whose difference exceeds rounding."""
-    checks = check_bundle(loaded, directory, dtype, kv_scales, values, drafter)
+    checks = check_bundle(loaded, directory, dtype, kv_scales, drafter, reference)
+    refuse_failed(checks)
+    return checks
+
+
+def refuse_failed(checks: Sequence[Check]) -> None:
+    """Raise VerificationError that names the checks which have not passed, if there are any."""
     failed = [str(check) for check in checks if not check.passed]
     if failed:
         raise VerificationError(
             f"the bundle differs from the eager model: {'; '.join(failed)}. Nothing was written. Please report the model's "
             "config; --no-verify writes the bundle all the same"
         )
-    return checks
 
 
-def check_bundle(
+def eager_reference(
     loaded: LoadedModel,
     directory: Path,
-    dtype: str,
     kv_scales: Mapping[int, KVScales] | None = None,
     values: StoredValues | None = None,
     drafter: RoundedDrafter | None = None,
-) -> list[Check]:
-    """Checks of every graph, of the segments token by token, of every prompt as the bundle runs, and of the loss on a text.
+) -> Reference:
+    """Run the eager model once, for all targets of the bundle in ``directory``.
 
     Args:
         kv_scales: of the bundle's int8 caches.
@@ -203,25 +225,38 @@ def check_bundle(
         unrounded = _eager(loaded, texts, []) if kv_scales else eager
     if values is not None:
         compare_rest(values, source)
+    return Reference(texts, eager, unrounded)
+
+
+def check_bundle(
+    loaded: LoadedModel,
+    directory: Path,
+    dtype: str,
+    kv_scales: Mapping[int, KVScales] | None = None,
+    drafter: RoundedDrafter | None = None,
+    reference: Reference | None = None,
+) -> list[Check]:
+    """Checks of target ``cpu``: of every graph, of the segments token by token, of every prompt as they run; and of the loss on a
+    text.
+
+    Args:
+        kv_scales: of the bundle's int8 caches.
+        drafter: the bundle's draft head.
+        reference: of `eager_reference`; None: made here.
+    """
+    manifest = read_manifest(directory)
+    reference = reference or eager_reference(loaded, directory, kv_scales, None, drafter)
+    texts, eager = reference.texts, reference.eager
     tolerance = max(TOLERANCE[dtype], INT8_TOLERANCE) if kv_scales else TOLERANCE[dtype]
     rounds = bool(loaded.quantized or kv_scales)
     checks: list[Check] = list(_check_graphs(manifest, directory, texts, eager, tolerance))
     if drafter is not None:
         checks += _check_draft(manifest, directory, texts, eager, drafter, loaded.model.dtype, tolerance)
     logits, steps = _as_it_runs(manifest, directory, texts, INT8_TOLERANCE if rounds else tolerance)
-    checks += [*steps, *_check_prompts(texts, unrounded.logits, logits, None if rounds else tolerance)]
+    checks += [*steps, *check_prompts(texts, reference.unrounded.logits, logits, None if rounds else tolerance)]
     if manifest.tokenizer is not None and texts and len(last := texts[-1].ids) >= LEAST_TEXT:
         checks.append(TextCheck(_loss(last, eager.logits[-len(last) :]), float(np.log(manifest.model.vocab_size))))
     return checks
-
-
-class _Text(NamedTuple):
-    """A prompt whose tokens stand at the positions from ``first`` on; the bundle's position ids are larger by ``offset``."""
-
-    name: str
-    ids: list[int]
-    first: int = 0
-    offset: int = 0
 
 
 def _texts(manifest: Manifest, named: Sequence[tuple[str, list[int]]]) -> list[_Text]:
@@ -297,14 +332,14 @@ def _check_graphs(
         output = run.run(open_session(file, exact=True), states, name)  # no name keeps the session
         expected = eager.states[end] if end < last else eager.logits
         allowed = tolerance * (4 if graph == UNCUT else 1)  # errors of all segments add up
-        yield _graph_check(graph, (first, end), owners, output, expected, allowed)
+        yield check_graph(graph, (first, end), owners, output, expected, allowed)
 
 
-def _graph_check(
+def check_graph(
     graph: str, layers: tuple[int, int], owners: Sequence[str], output: Array, expected: Array, allowed: float
 ) -> GraphCheck:
-    """``output`` [T, …] becomes its difference from ``expected``: logits of a large vocabulary are hundreds of MB. ``owners``:
-    the prompt of each token."""
+    """A check of one graph. Its ``output`` [T, …] becomes the difference from ``expected``: logits of a large vocabulary are
+    hundreds of MB. ``owners``: the prompt of each token."""
     output -= expected
     difference, token = _largest(output, expected)
     return GraphCheck(graph, layers, owners[token], difference, allowed, float(max(output.max(), -output.min())))
@@ -339,14 +374,14 @@ def _check_draft(
             pairs.append((text, states[0].float().numpy(), logits[0].float().softmax(-1).amax(-1, keepdim=True).numpy()))
     owners = [text.name for text in texts for _ in text.ids]
     given = _pass(manifest, texts).run(open_session(directory / files[UNCUT], exact=True), output=STATES)
-    yield _graph_check(f"{UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(fused), 4 * tolerance)
+    yield check_graph(f"{UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(fused), 4 * tolerance)
     run = TextPass(manifest, [text.ids[1:] for text, *_ in pairs])
     owners = [text.name for text, *_ in pairs for _ in text.ids[1:]]
     earlier = np.concatenate([one[:-1] for one in fused])
     for place, name in ((1, STATES), (2, "score")):
         found = run.run(open_session(directory / files[DRAFT], exact=True), earlier, name)
         expected = np.concatenate([pair[place] for pair in pairs])
-        yield _graph_check(f"{DRAFT}, {name}", (depth, depth + 1), owners, found, expected, tolerance)
+        yield check_graph(f"{DRAFT}, {name}", (depth, depth + 1), owners, found, expected, tolerance)
 
 
 def _loop_ends(manifest: Manifest) -> list[int]:
@@ -396,7 +431,7 @@ def _as_it_runs(manifest: Manifest, directory: Path, texts: Sequence[_Text], tol
     return states, checks
 
 
-def _check_prompts(texts: Sequence[_Text], expected: Array, logits: Array, tolerance: float | None) -> Iterator[PromptCheck]:
+def check_prompts(texts: Sequence[_Text], expected: Array, logits: Array, tolerance: float | None) -> Iterator[PromptCheck]:
     """``expected``: the eager model's logits [T, V] of the prompts; ``logits``: the bundle's.
 
     ``tolerance``: relative to the largest logit; None: the bundle rounds to int8.

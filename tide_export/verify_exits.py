@@ -34,9 +34,9 @@ class ExitCheck:
         return self.max_difference <= self.tolerance  # False for NaN
 
 
-def verify_exits(directory: Path, tensors: ExitTensors) -> list[ExitCheck]:
-    """Check every exit's graph of the bundle. Raises VerificationError naming graphs whose difference exceeds rounding."""
-    with Engine.load(directory, EngineOptions(policy="full", verify=False)) as engine:
+def verify_exits(directory: Path, tensors: ExitTensors, target: str = "cpu") -> list[ExitCheck]:
+    """Check every exit's graph of ``target``. Raises VerificationError naming graphs whose difference exceeds rounding."""
+    with Engine.load(directory, EngineOptions(target=target, policy="full", verify=False)) as engine:
         checks = _checks(engine, tensors)
     failed = [check for check in checks if not check.passed]
     if failed:
@@ -92,7 +92,7 @@ def _differences(engine: Engine, ids: list[int], tensors: ExitTensors) -> dict[t
         outputs = {"score": (step.score, 1.0), "hidden_out": (step.hidden[writes], float(np.abs(step.hidden[writes]).max()))}
         for name, reference in expected.items():
             array, scale = outputs[name]
-            found[graph, name] = float(np.abs(array - reference).max()) / scale
+            found[graph, name] = float(np.abs(np.asarray(array) - reference).max()) / scale
     return found
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from tide_runtime.bundle.calibration import CalibrationInfo, CostTable, DraftHeadInfo
 
 from tide_calibrate.capture.reference import ReferenceTokens, capture_reference, check_same_tokens
@@ -20,12 +21,14 @@ from tide_calibrate.config import OWN_REFERENCE, CalibrationConfig
 from tide_calibrate.costs.measure import load_costs, save_costs
 from tide_calibrate.costs.model_costs import measure_model_costs, nominal_costs
 from tide_calibrate.exit_training import write_exits
+from tide_calibrate.measured_target import CPU, measured_target
 from tide_calibrate.placement.search import GATE, Placement, choose_exits, gate_exits, predict
 from tide_calibrate.rehearsal import rehearse
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
 from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.text.documents import SplitText, read_text
+from tide_calibrate.torch_device import checked_device, model_on
 from tide_calibrate.traces.trace import agreement_by_depth
 from tide_calibrate.train import Learned, capture_bundle, learn, trace_exits
 from tide_export.bundle_writer import new_directory
@@ -34,8 +37,10 @@ from tide_export.calibration.exit_calibration import check_can_exit, read_exit_c
 from tide_export.export import quantize_loaded
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
+from tide_export.targets.choice import AUTO
 
 COSTS_NAME = "costs.json"
+HOST = torch.device("cpu")
 _TOOLS = ("tide-llm", "torch", "transformers", "numpy", "safetensors", "matplotlib")
 _TRAIN_WINDOWS = 96  # windows of the train split that fix the order in which thresholds are tested
 
@@ -48,6 +53,7 @@ def calibrate(
     *,
     also: Mapping[float, str | Path] | None = None,
     costs: str = "measure",
+    target: str = AUTO,
     revision: str | None = None,
     trust_remote_code: bool = False,
     tokenizer: str | None = None,
@@ -60,16 +66,19 @@ def calibrate(
     Args:
         also: further ε → directory; these calibrations differ only in their certified thresholds.
         costs: ``measure`` on this machine, ``none``, or a file that an earlier calibration wrote.
+        target: the target that is measured; ``auto``: see `measured_target`.
         tokenizer: the tokenizer in place of the model's own; see `tide_export.source_tokenizer`.
         keep_capture: keep ``<out>.work``, the captured states. An interrupted run keeps it too, and the next run with the same
             model, text and candidates resumes from it.
         force: replace an existing calibration, and capture anew.
 
-    Raises a child of TideError when model, text, costs or options cannot be used, or ``out`` exists; ``out`` is then unchanged.
+    Raises a child of TideError when model, text, costs, target or options cannot be used, or ``out`` exists; ``out`` is then
+    unchanged.
     """
     config, progress = config or CalibrationConfig(), progress or ExportProgress(quiet=True)
     out, also = Path(out), also or {}
     configs = [config, *(replace(config, max_disagreement=epsilon) for epsilon in also)]
+    device = checked_device(config.device)
     cost_table = load_costs(Path(costs)) if costs not in ("measure", "none") else None
     work = out.with_name(f"{out.name}.work")
     with ExitStack() as stack:
@@ -81,11 +90,13 @@ def calibrate(
         with progress.phase(f"load {source}"):
             loaded = load()
         check_can_exit(loaded)
+        on_gpu = device.type == "cuda"
+        measured = measured_target(config.dtype, target, loaded.mixed_layers, on_gpu) if costs == "measure" else None
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
         reference = None
         if config.reference == OWN_REFERENCE and config.dtype == "fp32":  # as loaded, the model is the original
-            reference = _reference_tokens(loaded, text, work, progress)
+            reference = _reference_tokens(loaded, text, work, device, progress)
         elif config.reference:
             used = loaded.tokenizer
             del loaded  # one model in memory at a time
@@ -94,27 +105,31 @@ def calibrate(
             with progress.phase(f"load the reference {original_source}"):
                 loaded = load_model(original_source, "fp32", revision if is_own else None, trust_remote_code, tokenizer=tokenizer)
             check_same_tokens(loaded, source, used, text.windows)
-            reference = _reference_tokens(loaded, text, work, progress)
+            reference = _reference_tokens(loaded, text, work, device, progress)
             del loaded
             with progress.phase(f"load {source}"):
                 loaded = load()
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, data)
-        shared = costs == "measure" and not loaded.quantized  # step costs are those of low-bit products, which do not capture
+        stack.enter_context(model_on(loaded, device))
+        shared = measured == CPU and not loaded.quantized  # step costs are those of low-bit products, which do not capture
         with capture_bundle(loaded, text, config, directories[0], shared) as bundle:
             learned = learn(loaded, text, work, config, progress, bundle)
-            if costs == "measure":
-                with progress.phase("measure step costs"):
-                    cost_table = measure_model_costs(loaded, config.dtype, directories[0], bundle if shared else None)
+            if measured is not None:
+                with progress.phase(f"measure step costs of {measured}"), model_on(loaded, HOST):  # where the exporter reads it
+                    own = bundle if shared else None
+                    cost_table = measure_model_costs(loaded, config.dtype, directories[0], measured, own)
             info = text.info(data, config.seed)
-            placed = _Placed.place(loaded, info, learned, reference, cost_table, costs == "measure", config, progress)
+            placed = _Placed.place(loaded, info, learned, reference, cost_table, measured, config, progress)
             files = [placed.certify_and_write(*pair, progress) for pair in zip(configs, directories, strict=True)]
     if not keep_capture:
         shutil.rmtree(work, ignore_errors=True)
     return files[0]
 
 
-def _reference_tokens(original: LoadedModel, text: SplitText, work: Path, progress: ExportProgress) -> ReferenceTokens:
-    with progress.phase("run the reference"):
+def _reference_tokens(
+    original: LoadedModel, text: SplitText, work: Path, device: torch.device, progress: ExportProgress
+) -> ReferenceTokens:
+    with progress.phase("run the reference"), model_on(original, device):
         windows = text.windows_of({"threshold": None})  # as they are captured, so that both number them alike
         return capture_reference(original, windows, text.split, "threshold", work / "reference", progress)
 
@@ -126,7 +141,7 @@ class _Placed:
     Args:
         reference: the tokens to certify agreement with; None: the model's own.
         costs: the measured cost table; None when nothing was measured and ``assumed`` is nominal.
-        on_this_machine: ``costs`` are of this machine, so policies are measured here too.
+        measured: the target that ``costs`` were measured on here, so policies are measured on it too; None: they were not.
     """
 
     loaded: LoadedModel
@@ -134,7 +149,7 @@ class _Placed:
     learned: Learned
     reference: ReferenceTokens | None
     costs: CostTable | None
-    on_this_machine: bool
+    measured: str | None
     assumed: CostTable
     placement: Placement
 
@@ -145,7 +160,7 @@ class _Placed:
         learned: Learned,
         reference: ReferenceTokens | None,
         costs: CostTable | None,
-        on_this_machine: bool,
+        measured: str | None,
         config: CalibrationConfig,
         progress: ExportProgress,
     ) -> _Placed:
@@ -160,7 +175,7 @@ class _Placed:
                 chosen = choose(learned.own_threshold.only(shortlist))
             if chosen.exits:
                 chosen = gate_exits(learned.own_test, assumed, chosen.exits, chosen.draft_limit)
-        return _Placed(loaded, data, learned, reference, costs, on_this_machine, assumed, chosen)
+        return _Placed(loaded, data, learned, reference, costs, measured, assumed, chosen)
 
     def certify_and_write(self, config: CalibrationConfig, directory: Path, progress: ExportProgress) -> CalibrationFile:
         date, learned = _now(), self.learned
@@ -185,20 +200,23 @@ class _Placed:
             date=date,
         )
         _write(file, learned, certified, directory)
-        if self.on_this_machine:
+        if self.measured is not None:
             with progress.phase("measure the policies"):
-                file = self._rehearsed(file, config, directory)
+                file = self._rehearsed(file, config, directory, self.measured)
                 file.write(directory)
         with progress.phase("draw the report"):
             _draw(file, learned, certified, directory)
         return file
 
-    def _rehearsed(self, file: CalibrationFile, config: CalibrationConfig, directory: Path) -> CalibrationFile:
+    def _rehearsed(self, file: CalibrationFile, config: CalibrationConfig, directory: Path, target: str) -> CalibrationFile:
         """``file``, which is in ``directory``, with measured speeds in the place of simulated ones."""
         captured, info = self.learned.captured, file.calibration
         prompts = captured.held_out_prompts()
         exported = read_exit_calibration(directory)
-        with TemporaryBundle(self.loaded, config.dtype, [], directory, config.window, exported) as bundle:
+        with (
+            model_on(self.loaded, HOST),
+            TemporaryBundle(self.loaded, config.dtype, [], directory, config.window, exported, target) as bundle,
+        ):
             found = rehearse(bundle, prompts, config.new_tokens)
         predicted = info.predicted | {name: one.speedup for name, one in found.items()}
         recommended = "exact" if info.exits and predicted.get("exact", 0.0) >= GATE else "full"

@@ -20,7 +20,8 @@ from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.errors import TideError
 
 from tide_calibrate.costs.model_costs import in_own_process
-from tide_calibrate.temporary_bundle import TARGET, TemporaryBundle
+from tide_calibrate.measured_target import CPU
+from tide_calibrate.temporary_bundle import TemporaryBundle
 
 POLICIES = ("exact", "exit")
 SECONDS = 45.0  # for each policy and `full` beside it
@@ -57,7 +58,7 @@ def rehearse(bundle: TemporaryBundle, prompts: Sequence[Sequence[int]], new_toke
     path = bundle.path()
     given, out = path.with_name("prompts.json"), path.with_name("rehearsal.json")
     given.write_text(json.dumps(prompts), encoding="utf-8")
-    arguments = [str(path), str(given), str(new_tokens), str(out)]
+    arguments = [str(path), str(given), str(new_tokens), str(out), bundle.target]
     in_own_process("tide_calibrate.rehearsal", arguments, "the policies' speeds could not be measured")
     return {name: Rehearsal(**found) for name, found in json.loads(out.read_text(encoding="utf-8")).items()}
 
@@ -68,12 +69,13 @@ def measure_policies(
     new_tokens: int,
     seconds: float = SECONDS,
     threads: ThreadOptions | None = None,
+    target: str = CPU,
 ) -> dict[str, Rehearsal]:
     """`rehearse` in this process; at least `LEAST_PROMPTS` prompts, and more for ``seconds``.
 
     ``threads``: the commands run with ``ThreadOptions(shared=True)``.
     """
-    options = EngineOptions(target=TARGET, policy="full", max_batch=1, threads=threads or ThreadOptions())
+    options = EngineOptions(target=target, policy="full", max_batch=1, threads=threads or ThreadOptions())
     found: dict[str, Rehearsal] = {}
     with Engine.load(bundle, options) as full:
         for policy in POLICIES:
@@ -119,5 +121,7 @@ def _rehearsal(times: NDArray[np.float64]) -> Rehearsal:
 
 if __name__ == "__main__":
     asked = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
-    measured = measure_policies(Path(sys.argv[1]), asked, int(sys.argv[3]), threads=ThreadOptions(shared=True))
+    measured = measure_policies(
+        Path(sys.argv[1]), asked, int(sys.argv[3]), threads=ThreadOptions(shared=True), target=sys.argv[5]
+    )
     Path(sys.argv[4]).write_text(json.dumps({name: vars(one) for name, one in measured.items()}), encoding="utf-8")

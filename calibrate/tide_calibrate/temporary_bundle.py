@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from tide_calibrate.measured_target import CPU
 from tide_export.calibration.exit_calibration import ExitCalibration
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
 
-TARGET = "cpu"
 MAX_SEQ_LEN = 1024  # KV cache slots, if no window is longer; `measure_costs` times steps with the first 96 of them filled
 
 
@@ -27,6 +27,7 @@ class TemporaryBundle:
         directory: where the temporary folder is made.
         window: tokens that a sequence must have room for.
         calibration: what it is exported with, which adds its own cuts; None: nothing.
+        target: its only target.
     """
 
     def __init__(
@@ -37,14 +38,15 @@ class TemporaryBundle:
         directory: Path,
         window: int = 0,
         calibration: ExitCalibration | None = None,
+        target: str = CPU,
     ) -> None:
         positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or MAX_SEQ_LEN
-        self._loaded, self._directory, self._calibration = loaded, directory, calibration
+        self._loaded, self._directory, self._calibration, self.target = loaded, directory, calibration, target
         self._config = ExportConfig(
             dtype=dtype,
             checkpoints=",".join(str(cut) for cut in sorted(set(cuts))) or ExportConfig.checkpoints,
             max_seq_len=min(max(MAX_SEQ_LEN, window), positions),
-            targets=(TARGET,),
+            targets=(target,),
             verify=False,
         )
         self._folder = ExitStack()

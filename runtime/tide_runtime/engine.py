@@ -90,7 +90,8 @@ class Engine:
         self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params, self.grammars)
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         self._memory = memory = StateMemory.of(self.backend.kv_bytes_per_token, self.backend.state_bytes)
-        blocks = kv_blocks(memory, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len)
+        on_device = getattr(loaded, "device", None) is not None
+        blocks = kv_blocks(memory, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len, on_device)
         caches_prefixes = options.prefix_cache and self.policy.can_resume and self.backend.has_prefix_blocks
         budget = StepBudget(
             CostModel.of(bundle.manifest, self.backend.pass_costs), options.prefill_chunk, self.backend.packs_steps

@@ -343,7 +343,7 @@ def test_costs_are_measured_on_a_temporary_bundle(model: Path, tmp_path: Path, m
     monkeypatch.setattr(temporary_bundle, "write_bundle", lambda _loaded, _directory, config, *_: exported.append(config))
     monkeypatch.setattr(model_costs, "measure_in_own_process", lambda bundle, target, _file: (bundle.is_dir(), target))
     loaded = load_model(str(model), "fp32")
-    assert model_costs.measure_model_costs(loaded, "fp32", tmp_path) == (True, "cpu")
+    assert model_costs.measure_model_costs(loaded, "fp32", tmp_path, "cpu") == (True, "cpu")
     edges = [0, *checkpoint_layers(exported[0].checkpoints, LAYERS), LAYERS]
     assert len({deep - shallow for shallow, deep in pairwise(edges)}) > 1
     assert exported[0].max_seq_len == 128  # the model's own limit

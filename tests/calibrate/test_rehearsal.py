@@ -48,6 +48,8 @@ def test_prompts_come_from_the_test_split() -> None:
 
 def test_a_process_that_fails_says_what_to_do(tmp_path: Path) -> None:
     class Missing:
+        target = "cpu"
+
         def path(self) -> Path:
             return tmp_path / "nowhere"
 

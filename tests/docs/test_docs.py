@@ -17,7 +17,16 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 # Generated page → one text of each part: a command's option, a class's parameter, an error.
 REFERENCE = {
-    "cli": ["tide-export", "--max-seq-len", "tide-calibrate", "--max-disagreement", "tide-run", "tide-inspect", "tide-bench"],
+    "cli": [
+        "tide-export",
+        "--max-seq-len",
+        "tide-calibrate",
+        "--max-disagreement",
+        "tide-run",
+        "tide-inspect",
+        "tide-doctor",
+        "tide-bench",
+    ],
     "api": [
         "prefill_chunk",
         "max_new_tokens",

@@ -58,6 +58,7 @@ def test_verified_export(bundle):
     """The manifest of a default export would not describe its bundle."""
     out, manifest, _ = bundle
     assert read_manifest(out) == manifest
+    assert manifest.targets["cpu"].verified.startswith("on a processor, ")
     assert [s.layers for s in manifest.segments] == [[0, 2], [2, 4], [4, 5]]
     assert manifest.generation.eos_token_ids == [2, 7]
     assert manifest.max_seq_len == 48 and manifest.tokenizer is not None

@@ -74,6 +74,15 @@ RULES: dict[str, tuple[str | None, str]] = {
         "onnxruntime pull request 32081: cudaGraphLaunch into a capturing stream fails with error 900, "
         "cudaErrorStreamCaptureUnsupported",
     ),
+    "unjoined": (
+        None,
+        "CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED: the capture sequence contains a fork that was not joined to the primary "
+        "stream; ending it returns this error and no graph",
+    ),
+    "copies repeat": (
+        None,
+        "driver API, cuGraphMemcpyNodeGetParams: a memcpy node has addresses of its own, which every launch reads and writes",
+    ),
     "host functions repeat": (
         None,
         "onnxruntime, CudaStream::CleanUpOnRunEnd: a host function in a captured stream is replayed by every launch, and "
@@ -99,6 +108,7 @@ class SimulatedNode:
     kind: str
     work: Work
     child_graph: SimulatedDefinition | None = None
+    of_host_memory: bool = False
 
     @property
     def type(self) -> Any:
@@ -163,6 +173,7 @@ class SimulatedGpu(HostDevice):
         self.recording: dict[int, SimulatedBuilder] = {}  # by the handle of the stream
         self.live: set[int] = set()  # stream-ordered allocations that are not freed
         self.graph_launches = 0
+        self.without_graph: list[SimulatedBuilder] = []  # builders that must be discarded, or they take the process along
         self._next = 1000
 
     def capturing(self) -> AbstractContextManager[None]:
@@ -188,14 +199,17 @@ class SimulatedGpu(HostDevice):
         return builder.state == "building" and builder.invalid is not None
 
     def discard(self, builder: SimulatedBuilder) -> None:
-        assert self.is_invalid(builder)
+        assert self.is_invalid(builder) or builder.graph_is_gone
         builder.state = "discarded"
-        del self.recording[builder.stream.handle]
+        self.recording.pop(builder.stream.handle, None)
 
-    def submit(self, stream: int, work: Work, kind: str = "KERNEL") -> None:
+    def copies_host_memory(self, node: SimulatedNode) -> bool:
+        return node.of_host_memory
+
+    def submit(self, stream: int, work: Work, kind: str = "KERNEL", of_host_memory: bool = False) -> None:
         """What a kernel's launch does: run now, or be recorded."""
         if stream in self.recording:
-            self.recording[stream].record(SimulatedNode(kind, work))
+            self.recording[stream].record(SimulatedNode(kind, work, of_host_memory=of_host_memory))
         else:
             assert stream == self.stream, "a kernel was launched on a stream that records nothing"
             work()
@@ -215,6 +229,15 @@ class SimulatedGpu(HostDevice):
             self.live.remove(address)
 
         self.submit(stream, free, "MEM_FREE")
+
+    def copy_from_host_async(self, stream: int, work: Work) -> None:
+        """cudaMemcpyAsync from memory that the runtime has not pinned."""
+        self.submit(stream, work, "MEMCPY", of_host_memory=True)
+
+    def fork(self, stream: int) -> None:
+        """An event of ``stream`` that another stream waits for, which never joins again."""
+        if stream in self.recording:
+            self.recording[stream].forked = True
 
     def launch_host_function(self, stream: int, work: Work) -> None:
         """cudaLaunchHostFunc."""
@@ -239,6 +262,9 @@ class SimulatedGpu(HostDevice):
     def allocate(self, count_bytes: int) -> Any:
         assert not self.recording, "memory was allocated while a graph was captured"
         return super().allocate(count_bytes)
+
+    def zero(self, pointer: int, count_bytes: int) -> None:
+        self.submit(self.stream, lambda: HostDevice.zero(self, pointer, count_bytes), "MEMSET")
 
     def upload(self, pointer: int, source: Any) -> None:
         self._copied(lambda: HostDevice.upload(self, pointer, source))
@@ -267,6 +293,8 @@ class SimulatedBuilder:
     definition: SimulatedDefinition = field(default_factory=SimulatedDefinition)
     mode: str = "relaxed"
     invalid: CudaError | None = None
+    forked: bool = False
+    graph_is_gone: bool = False  # the driver has destroyed it, and closing the builder would destroy it again
     instances: list[SimulatedGraph] = field(default_factory=list)
 
     @property
@@ -281,19 +309,28 @@ class SimulatedBuilder:
 
     def close(self) -> None:
         """Ends a capture that has begun."""
-        if self.invalid is not None:
+        if self.state == "discarded":
+            return
+        if self.invalid is not None or self.graph_is_gone:
             raise ProcessDied(RULES["invalid graph"][1])
         if self.state == "building":
+            self._end_capture()
             self.state = "closed"
-            del self.gpu.recording[self.stream.handle]
 
     def end_building(self) -> SimulatedBuilder:
         assert self.state == "building"
         if self.invalid is not None:
             raise ProcessDied(RULES["invalid graph"][1])
-        del self.gpu.recording[self.stream.handle]
+        self._end_capture()
         self.state = "built"
         return self
+
+    def _end_capture(self) -> None:
+        del self.gpu.recording[self.stream.handle]
+        if self.forked:
+            self.graph_is_gone = True
+            self.gpu.without_graph.append(self)
+            raise _broken("unjoined")
 
     def create_condition(self, default_value: int | None = None) -> SimulatedCondition:
         assert self.state == "building"

@@ -183,9 +183,38 @@ def test_host_functions_run_at_every_launch() -> None:
     assert len(ran) == 2
 
 
+def test_copies_read_their_addresses_at_every_launch() -> None:
+    """Guards against graphs that read what a library has since put into its memory."""
+    gpu, memory, read = SimulatedGpu(), ["first"], list[str]()
+    graph = captured(gpu, lambda stream: gpu.copy_from_host_async(stream, lambda: read.append(memory[0]))).complete()
+    graph.launch(gpu.core_stream)
+    memory[0] = "second"
+    graph.launch(gpu.core_stream)
+    assert read == ["first", "second"]
+
+
+def test_a_fork_that_does_not_join_leaves_no_graph() -> None:
+    """Guards against a library with streams of its own: the capture ends, and its builder must not be closed."""
+    gpu = SimulatedGpu()
+    builder = gpu.core_stream.create_graph_builder().begin_building()
+    gpu.fork(gpu.stream)
+    with refused("unjoined"):
+        builder.end_building()
+    with pytest.raises(ProcessDied):
+        builder.close()
+    gpu.discard(builder)
+    assert not gpu.recording
+
+
 def test_every_rule_has_a_test() -> None:
     """Guards against a rule in the table that nothing enforces."""
     source = Path(__file__).read_text()
     tested = set(re.findall(r'refused\("([a-z ]+)"\)', source))
-    by_behaviour = {"child is cloned", "handle before its node", "host functions repeat", "invalid graph"}  # no error to look for
+    by_behaviour = {
+        "child is cloned",
+        "handle before its node",
+        "host functions repeat",
+        "copies repeat",
+        "invalid graph",
+    }  # no error
     assert tested | by_behaviour == set(RULES)

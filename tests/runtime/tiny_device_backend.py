@@ -26,7 +26,8 @@ class TinyDeviceBackend:
         fixed_stream: graphs run on the device's stream only.
         logits: element type of the logits.
         queued_beside: what the library queues around each graph: ``memory``, a workspace (cuBLAS without one from its caller);
-            ``host``, a host function that releases the run's buffers; ``wait``, a synchronization of the stream; or nothing.
+            ``host``, a host function that releases the run's buffers; ``wait``, a synchronization of the stream; ``copy``, a copy
+            of pageable memory that every run reuses; ``fork``, work on a stream that never joins; or nothing.
         least_slots: of the caches that the graphs are bound to at first; None: all.
     """
 
@@ -42,7 +43,7 @@ class TinyDeviceBackend:
         queued_beside: str = "",
         least_slots: int | None = None,
     ) -> None:
-        self._beside, self.least_slots = queued_beside, least_slots
+        self._beside, self.least_slots, self._staged = queued_beside, least_slots, 0
         self.manifest, self.model, self.device, self.fixed_stream = manifest, model, gpu, fixed_stream
         self.element, self.logits_element = FP64, logits
         self.input_types = {"write_index": INT32}
@@ -78,14 +79,31 @@ class TinyDeviceBackend:
                 self.device.submit(stream, work)
                 self.device.free_async(stream, workspace)
                 return
+            if self._beside == "copy":
+                self._copied(stream, work)
+                return
             self.device.submit(stream, work)
-            if self._beside == "host":
+            if self._beside == "fork":
+                self.device.fork(stream)
+            elif self._beside == "host":
                 buffers = ["pinned"]
                 self.device.launch_host_function(stream, buffers.pop)  # a second call raises IndexError
             elif self._beside == "wait":
                 self.device.synchronize_stream(stream)
 
         return enqueue
+
+    def _copied(self, stream: int, work) -> None:  # type: ignore[no-untyped-def]
+        """``work`` after a copy of host memory that the next run will reuse."""
+        self._staged += 1
+        number, copied = self._staged, list[int]()
+
+        def run() -> None:
+            assert copied[-1] == number, "a graph has read what another run left in host memory"
+            work()
+
+        self.device.copy_from_host_async(stream, lambda: copied.append(self._staged))
+        self.device.submit(stream, run)
 
     def _segment(self, layers: range, arrays: dict[str, np.ndarray]) -> None:
         positions, written = arrays["position_ids"], arrays["write_index"]

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from runtime.cuda_kernels import CUDA_KERNELS
 from targets.tiny_graphs import DTYPES, SLOTS, copy_of, retyped, traced
 from transformers import PreTrainedModel
 
@@ -21,16 +22,17 @@ from tide_export.targets import TARGETS
 
 STEPS = (9, 1, 1)  # tokens of each step of one sequence: a prompt, two decode steps
 TOLERANCE = 1e-3  # of the largest logit; fp32
-HEAD = "lm_head.weight"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @cache
 def low_bits() -> tuple[dict[str, QuantizedWeight], PreTrainedModel]:
-    """Weights of the tiny Llama in 4 bits, some with zero points, its head in 8; and the eager fp32 model with their values."""
+    """Weights of the tiny Llama in 4 bits, some with zero points, its embedding and head in 8; and the eager fp32 model with
+    their values."""
     model, random = deepcopy(traced("llama").model).float(), np.random.default_rng(0)
     weights = {}
     for name, parameter in model.named_parameters():
-        bits = 8 if name == HEAD else 4 if name.endswith("_proj.weight") else 0
+        bits = 8 if name in (HEAD, EMBEDDING) else 4 if name.endswith("_proj.weight") else 0
         if not bits:
             continue
         (rows, columns), blocks = parameter.shape, (parameter.shape[0], parameter.shape[1] // 32)
@@ -73,6 +75,12 @@ def test_logits_are_those_of_the_dequantised_model(target, operator, count):
     with torch.no_grad():
         expected = low_bits()[1](torch.from_numpy(ids[None])).logits[0].numpy()
     np.testing.assert_allclose(logits_on_cpu(model, ids, STEPS, SLOTS), expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_cuda_has_a_kernel_for_every_operator():
+    """A node on the processor would be refused when the bundle is loaded, on the first GPU."""
+    used = {(node.domain, node.op_type) for node in graph_of("cuda", "fp16").model.graph}
+    assert {"MatMulNBits", "GatherBlockQuantized"} <= {name for _, name in used} and used <= CUDA_KERNELS, used - CUDA_KERNELS
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])

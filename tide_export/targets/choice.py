@@ -6,13 +6,16 @@ from collections.abc import Collection, Sequence
 
 from rich.table import Table
 from tide_runtime.bundle.architectures import onnxruntime_compute
+from tide_runtime.bundle.manifest import PAD_ATTENTION, TargetInfo
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu, runs_code_for
+from tide_runtime.targets.select import DeviceChoice, obstacle
 
 from tide_export.config import TrtOptions
 from tide_export.targets import TARGETS, find_target
 from tide_export.targets.base import Target
 
+_MIN_COMPUTE_TORCH = 70  # its wheels have code for V100 and newer
 AUTO, ALL = "auto", "all"
 COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "low bits", "built", "attention", "here")
 
@@ -97,18 +100,24 @@ def checked(name: str, dtype: str, kv: str = "model", mixed: str = "") -> Target
     return target
 
 
+def why_not_here(target: Target) -> str | None:
+    """Reason why bundles for ``target`` do not run here, or None; engines may still be refused when they are loaded."""
+    info = TargetInfo(target.backend, {}, None, {PAD_ATTENTION: 1} if target.padded else {}, list(target.machine.compute))
+    return obstacle(info, DeviceChoice(), present_gpu())
+
+
 def _expand(name: str, dtype: str, kv: str, mixed: str) -> list[str]:
     if name == ALL:
         return buildable(dtype, kv, mixed)
     if name == AUTO:
-        return ["cpu", *_for_present_gpu(dtype, kv, mixed)]
+        return ["cpu", *for_present_gpu(dtype, kv, mixed)]
     if name not in TARGETS:
         find_target(name, dtype)
     return [name]
 
 
-def _for_present_gpu(dtype: str, kv: str, mixed: str) -> list[str]:
-    """Names of the targets for the GPU present, if any; engines for several capabilities are left out."""
+def for_present_gpu(dtype: str, kv: str = "model", mixed: str = "") -> list[str]:
+    """Names of the targets for the GPU present, if any; engines for several capabilities are left out, and ``torch``."""
     gpu = present_gpu()
     if gpu is None:
         return []
@@ -119,6 +128,8 @@ def _for_present_gpu(dtype: str, kv: str, mixed: str) -> list[str]:
 def _fits(target: Target, compute: int) -> bool:
     if target.backend == "onnxruntime-cuda":  # one build runs on several capabilities
         return runs_code_for(onnxruntime_compute(), compute)
+    if target.backend == "torch":
+        return compute >= _MIN_COMPUTE_TORCH
     return target.machine.compute == (compute,)
 
 

@@ -24,9 +24,10 @@ from transformers import PreTrainedModel
 
 from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
 from tide_calibrate.capture.writer import BatchWriter
+from tide_calibrate.measured_target import CPU
 from tide_calibrate.model.frozen import LOGIT_BYTES
 from tide_calibrate.model.tail import ModelTail
-from tide_calibrate.temporary_bundle import TARGET, TemporaryBundle
+from tide_calibrate.temporary_bundle import TemporaryBundle
 
 _CHECKED_TOKENS = 32
 _TOLERANCE = 1e-4  # of the largest logit: both compute in fp32
@@ -35,8 +36,8 @@ _TOLERANCE = 1e-4  # of the largest logit: both compute in fp32
 def fastest_pass(
     model: PreTrainedModel, bundle: TemporaryBundle | None, boundaries: Sequence[int], note: Callable[[str], None]
 ) -> ForwardPass:
-    """The compiled pass, or PyTorch where there is no bundle or, with a note, where it cannot be made or is wrong."""
-    if bundle is not None:
+    """The compiled pass, or PyTorch on a GPU, where there is no bundle or, with a note, where it cannot be made or is wrong."""
+    if bundle is not None and model.device.type == "cpu":
         try:
             return CompiledPass(bundle.path(), model, boundaries)
         except TideError as error:
@@ -58,10 +59,10 @@ class CompiledPass:
 
     def __init__(self, bundle: Path, model: PreTrainedModel, boundaries: Sequence[int], logit_bytes: int = LOGIT_BYTES) -> None:
         opened = Bundle.open(bundle, verify=False)  # it was exported by this process
-        target = opened.manifest.targets[TARGET]
+        target = opened.manifest.targets[CPU]
         graphs = {name: file for name, file in target.graphs.items() if name != UNCUT}  # it would hold all weights again
-        self._manifest = replace(opened.manifest, targets={TARGET: replace(target, graphs=graphs)})
-        self._backend = load_backend(replace(opened, manifest=self._manifest), TARGET, ThreadOptions())
+        self._manifest = replace(opened.manifest, targets={CPU: replace(target, graphs=graphs)})
+        self._backend = load_backend(replace(opened, manifest=self._manifest), CPU, ThreadOptions())
         self._context: ExecutionContext | None = None
         self._last_layers = ModelTail(model.eval(), self._manifest.checkpoints[-1])
         self._boundaries, self._logit_bytes = set(boundaries), logit_bytes

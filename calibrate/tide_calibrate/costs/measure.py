@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime import Engine, EngineOptions
-from tide_runtime.backends.base import Backend, Step
+from tide_runtime.backends.base import Backend, Step, wait_for
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.bundle.manifest import UNCUT, Manifest
@@ -82,7 +82,7 @@ def measure_costs(
         for batch_size, even in sizes.items()
         for step in fit_steps(manifest, batch_size, {s: undisturbed(times[(s,) * batch_size]) for s in even}, host[batch_size])
     ]
-    return CostTable(target, _machine(), unsplit_ms(steps, manifest.model.num_layers), steps)
+    return CostTable(target, _machine(engine.backend), unsplit_ms(steps, manifest.model.num_layers), steps)
 
 
 def time_graphs(
@@ -109,10 +109,10 @@ def time_graphs(
             step = context.step(0, counts, counts)
             step.place([min(NUM_CACHED_TOKENS, manifest.max_seq_len - max(counts))] * len(counts))
             for order in orders:
-                warm_up(partial(_run, step, order), clock)
+                warm_up(partial(_run, backend, step, order), clock)
                 for name in order:
                     start = clock()
-                    step.run(name)
+                    _run(backend, step, [name])
                     samples[counts][name].append((clock() - start) * 1e3)
     return {shape: {name: np.array(times) for name, times in by_name.items()} for shape, by_name in samples.items()}
 
@@ -122,9 +122,10 @@ def undisturbed(times: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     return {name: float(np.quantile(ms, QUANTILE)) for name, ms in times.items()}
 
 
-def _run(step: Step, graphs: Sequence[str]) -> None:
+def _run(backend: Backend, step: Step, graphs: Sequence[str]) -> None:
     for name in graphs:
         step.run(name)
+    wait_for(backend)
 
 
 def warm_up(run: Callable[[], object], clock: Clock) -> None:
@@ -155,7 +156,10 @@ def unsplit_ms(steps: Iterable[StepCost], num_layers: int) -> float:
     return num_layers * one.layer_ms + max(one.head_ms, one.launch_ms) + one.host_ms
 
 
-def _machine() -> str:
+def _machine(backend: Backend) -> str:
+    gpu = getattr(getattr(backend, "device", None), "name", None)
+    if gpu is not None:
+        return str(gpu)
     cpu = platform.processor() or platform.machine()
     return f"{platform.system()} {cpu}, {len(os.sched_getaffinity(0))} cores"
 

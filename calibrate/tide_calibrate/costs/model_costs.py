@@ -12,7 +12,7 @@ from tide_runtime.errors import CalibrationError
 
 from tide_calibrate.costs.fit import ROUTER_WIDTH
 from tide_calibrate.costs.measure import load_costs, measuring_checkpoints
-from tide_calibrate.temporary_bundle import TARGET, TemporaryBundle
+from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_export.boundaries import decoder_layers
 from tide_export.load import LoadedModel
 
@@ -21,13 +21,16 @@ _EXTRA_TOKEN = 0.08  # additional time per further token in a launch, as a share
 _SIZES = (1, 2, 4, 8, 16)
 
 
-def measure_model_costs(loaded: LoadedModel, dtype: str, directory: Path, bundle: TemporaryBundle | None = None) -> CostTable:
-    """Time the graphs of ``bundle``, or of a new export of ``loaded`` into ``directory``, which is deleted afterwards."""
+def measure_model_costs(
+    loaded: LoadedModel, dtype: str, directory: Path, target: str, bundle: TemporaryBundle | None = None
+) -> CostTable:
+    """Time the graphs of ``bundle``, or of a new export of ``loaded`` for ``target`` into ``directory``, which is deleted
+    afterwards."""
     if bundle is not None:
         path = bundle.path()
-        return measure_in_own_process(path, TARGET, path.with_name("costs.json"))
-    with TemporaryBundle(loaded, dtype, measuring_checkpoints(loaded.num_layers), directory) as own:
-        return measure_model_costs(loaded, dtype, directory, own)
+        return measure_in_own_process(path, bundle.target, path.with_name("costs.json"))
+    with TemporaryBundle(loaded, dtype, measuring_checkpoints(loaded.num_layers), directory, target=target) as own:
+        return measure_model_costs(loaded, dtype, directory, target, own)
 
 
 def measure_in_own_process(bundle: Path, target: str, file: Path) -> CostTable:

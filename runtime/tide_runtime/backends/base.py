@@ -182,7 +182,7 @@ class LoopContext(ExecutionContext, Protocol):
 
 
 class Backend(Protocol):
-    """A loaded target."""
+    """A loaded target. Those of GPUs have a ``device``, see `wait_for`."""
 
     name: str
     launches: dict[str, int]  # graph name → number of launches; the only launch counter
@@ -231,3 +231,10 @@ class Backend(Protocol):
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         """A new execution context: KV caches for ``capacity`` sequences, memory for ``prefix_blocks`` of a prefix cache."""
+
+
+def wait_for(backend: Backend) -> None:
+    """Block until the graphs that steps have run are done: on a GPU `Step.run` only queues them."""
+    device = getattr(backend, "device", None)
+    if device is not None:
+        device.synchronize()

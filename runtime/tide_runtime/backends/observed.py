@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol, cast
 
-from tide_runtime.backends.base import Backend, ExecutionContext, LoopStep, Step
+from tide_runtime.backends.base import Backend, ExecutionContext, LoopStep, Step, wait_for
 
 
 class Observer(Protocol):
     """Receives the launches of an `observed` backend."""
 
     def launched(self, graph: str, rows: int, tokens: int, longest: int, seconds: float) -> None:
-        """``graph`` ran for ``seconds`` wall time on ``tokens`` tokens of ``rows`` sequences, at most ``longest`` of one."""
+        """``graph`` ran for ``seconds`` wall time, on a GPU until it was done, on ``tokens`` tokens of ``rows`` sequences, at
+        most ``longest`` of one."""
 
 
 def observed(backend: Backend, observer: Observer) -> Backend:
@@ -39,23 +41,28 @@ class _ObservedBackend(_Delegate):
 
     def context(self, capacity: int, prefix_blocks: int = 0, **options: Any) -> ExecutionContext:
         inner = self._inner.context(capacity, prefix_blocks, **options)
-        return cast(ExecutionContext, _ObservedContext(inner, self._observer))
+        return cast(ExecutionContext, _ObservedContext(inner, self._observer, partial(wait_for, self._inner)))
 
 
 class _ObservedContext(_Delegate):
+    def __init__(self, inner: ExecutionContext, observer: Observer, wait: Callable[[], None]) -> None:
+        super().__init__(inner, observer)
+        self._wait = wait
+
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
         size = sum(count > 0 for count in counts), sum(counts), max(counts)
-        return cast(Step, _ObservedStep(self._inner.step(first_index, counts, wanted), self._observer, size))
+        return cast(Step, _ObservedStep(self._inner.step(first_index, counts, wanted), self._observer, self._wait, size))
 
     def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
         size = sum(count > 0 for count in counts), sum(counts), max(counts)
-        return cast(LoopStep, _ObservedStep(self._inner.loop_step(first_index, counts, wanted), self._observer, size))
+        step = self._inner.loop_step(first_index, counts, wanted)
+        return cast(LoopStep, _ObservedStep(step, self._observer, self._wait, size))
 
 
 class _ObservedStep(_Delegate):
-    def __init__(self, step: Step, observer: Observer, size: tuple[int, int, int]) -> None:
+    def __init__(self, step: Step, observer: Observer, wait: Callable[[], None], size: tuple[int, int, int]) -> None:
         super().__init__(step, observer)
-        self._size = size
+        self._wait, self._size = wait, size
 
     def run_all(self, graphs: Sequence[str]) -> None:
         for graph in graphs:  # each is reported
@@ -64,4 +71,5 @@ class _ObservedStep(_Delegate):
     def run(self, graph: str) -> None:
         begin = perf_counter()
         self._inner.run(graph)
+        self._wait()
         self._observer.launched(graph, *self._size, perf_counter() - begin)

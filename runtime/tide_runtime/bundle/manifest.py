@@ -92,6 +92,8 @@ class TargetInfo:
         profiles: optimization profiles of the engines, in order.
         engines: graph name → facts of its engine.
         products: file of a graph with one low-bit matrix product of each kind, which the runtime checks; None: there is none.
+        verified: the machine on which the target was held to the eager model, as ``on NVIDIA L40``, or ``not verified: `` and the
+            reason; empty in older bundles.
     """
 
     backend: str
@@ -103,6 +105,7 @@ class TargetInfo:
     profiles: list[ProfileInfo] = field(default_factory=list)
     engines: dict[str, EngineInfo] = field(default_factory=dict)
     products: str | None = None
+    verified: str = ""
 
     @property
     def pads_attention(self) -> bool:

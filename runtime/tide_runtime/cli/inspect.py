@@ -15,9 +15,11 @@ from rich.table import Table
 
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of
+from tide_runtime.cli.device_table import device_facts, device_tables
 from tide_runtime.cli.engines_table import engine_facts, engines_table, human_size
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.weight_purposes import byte_purposes
+from tide_runtime.engine_options import EngineOptions
 from tide_runtime.targets.select import targets_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -30,17 +32,24 @@ def inspect(
     bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256.")] = True,
+    device: Annotated[bool, typer.Option("--device", help="Show what each target takes of a GPU's memory.")] = False,
+    max_batch: Annotated[int, typer.Option(help="With --device: sequences that run at once.", min=1)] = EngineOptions.max_batch,
+    context: Annotated[
+        int | None, typer.Option(help="With --device: tokens of the longest sequence.", min=1, show_default="max_seq_len")
+    ] = None,
 ) -> None:
     """Show a bundle: model, segments, checkpoints, exits and their certificate, targets, tokenizer, generation defaults."""
     opened = Bundle.open(bundle, verify=verify)
     facts = bundle_facts(opened.manifest)
     for name, validity in targets_here(opened).items():
         facts["targets"][name] |= {"here": validity, "bytes_by_purpose": byte_purposes(opened, name)}
+    if device:
+        facts["device_memory"] = device_facts(opened, max_batch, context)
     if as_json:
         print(json.dumps(facts, ensure_ascii=False, indent=1))
         return
     console = Console(markup=False, highlight=False, emoji=False)  # [brackets] in names are text, not markup
-    for table in _tables(facts):
+    for table in device_tables(facts["device_memory"]) if device else _tables(facts):
         console.print(table)
 
 
@@ -133,6 +142,7 @@ def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
         "uncut_bytes": _graph_bytes(manifest, name, UNCUT),
         "weight_bytes": sum(manifest.files[file].bytes for file in weights),
         "passes": target.passes,
+        "verified": target.verified,
         **(engine_facts(target, sizes) if target.engines else {}),
     }
 
@@ -172,12 +182,19 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
             for name, target in targets.items()
             if target["bytes_by_purpose"]
         ),
+        _pairs("Verified", {name: _verified(target["verified"]) for name, target in targets.items()}),
         _pairs("Runs here", {name: target["here"] for name, target in targets.items()}),
         *engines_table(targets),
         _pairs("Tokenizer", _tokenizer_rows(facts["tokenizer"])),
         _pairs("Generation defaults", {name: _listed(value) for name, value in facts["generation"].items()}),
         _pairs("Made with", facts["tools"]),
     ]
+
+
+def _verified(found: str) -> str:
+    if not found:
+        return "not recorded: the bundle is of an older version"
+    return found if found.startswith("not ") else f"held to the eager model {found}"
 
 
 def _segments_table(facts: dict[str, Any]) -> Table:

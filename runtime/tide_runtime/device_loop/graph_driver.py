@@ -45,7 +45,10 @@ class CapturingDevice(Device, Protocol):
         """Whether a call that captures do not allow has made the capture of ``builder`` invalid."""
 
     def discard(self, builder: Any) -> None:
-        """End the invalid capture of ``builder``."""
+        """End the capture of ``builder``, which gives no graph: the stream can be used again."""
+
+    def copies_host_memory(self, node: Any) -> bool:
+        """Whether ``node``, a captured memcpy, reads or writes host memory other than `pinned`."""
 
 
 class GraphDriver:
@@ -164,7 +167,7 @@ class _FlatProgram:
         for run in runs:
             run.enqueue(self._device.stream)
         _end(self._device, builder)
-        self.types += node_types(builder.graph_definition)
+        self.types += node_types(builder.graph_definition, self._device.copies_host_memory)
         stretch = _Stretch(builder)
         self._stretches.append(stretch)
         return Run(", ".join(run.name for run in runs), lambda _: _launch(self._device, stretch.graph), fixed_stream=True)
@@ -188,10 +191,10 @@ def _begin(device: CapturingDevice, builder: Any, captures: ExitStack) -> Any:
 
 
 def _end(device: CapturingDevice, builder: Any) -> None:
-    """End the capture of ``builder``. Libraries may ignore the error that made it invalid."""
+    """End the capture of ``builder``. Libraries may ignore the error that made it invalid, or leave streams unjoined."""
     if device.is_invalid(builder):
         raise TargetError("a call that a capture does not allow has made it invalid")
-    builder.end_building()
+    _or_discard(device, builder, builder.end_building)
 
 
 def _close(device: CapturingDevice, builder: Any) -> None:
@@ -199,4 +202,13 @@ def _close(device: CapturingDevice, builder: Any) -> None:
         if device.is_invalid(builder):
             device.discard(builder)
         else:
-            builder.close()
+            _or_discard(device, builder, builder.close)
+
+
+def _or_discard(device: CapturingDevice, builder: Any, end: Callable[[], object]) -> None:
+    """Call ``end``, which ends a capture. Where that fails there is no graph, as with streams that are not joined."""
+    try:
+        end()
+    except Exception:
+        device.discard(builder)
+        raise

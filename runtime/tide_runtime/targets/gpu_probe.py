@@ -27,6 +27,16 @@ def runs_code_for(compiled: Collection[int], gpu: int) -> bool:
     return any(one // 10 == gpu // 10 and one <= gpu for one in compiled)
 
 
+def driver_cuda() -> int | None:
+    """The newest CUDA release that the driver runs, as 1000 · major + 10 · minor; None without a driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    found = ctypes.c_int()
+    return found.value if cuda.cuDriverGetVersion(ctypes.byref(found)) == 0 else None
+
+
 def present_gpu(ordinal: int = 0) -> PresentGpu | None:
     """GPU number ``ordinal``, or None without a driver or such a GPU."""
     try:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tide_runtime.backends.device.cuda_device import missing_cuda_core
 from tide_runtime.backends.tensorrt.package import RTX, load_module
 from tide_runtime.backends.tensorrt.validity import engines_validity
 from tide_runtime.bundle import Bundle
@@ -17,7 +18,7 @@ from tide_runtime.targets.gpu_probe import PresentGpu, present_gpu, runs_code_fo
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 _CPU_BACKEND, _TORCH = "onnxruntime-cpu", "torch"
-_MIN_COMPUTE_BF16 = 80
+_MIN_COMPUTE_BF16, _MIN_COMPUTE_TORCH = 80, 70
 # Best first: engines compiled for a GPU before backends that select kernels at run time. On a processor torch comes last.
 _PREFERRED = ("tensorrt", "tensorrt-rtx", _TORCH, "onnxruntime-cuda", _CPU_BACKEND)
 
@@ -67,7 +68,7 @@ def obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) -
     if target.backend not in _PREFERRED:
         return f"needs the backend {target.backend!r}, this runtime has: {', '.join(_PREFERRED)}; upgrade tide-llm"
     if target.backend == _CPU_BACKEND:
-        return "runs on the processor" if device.kind == CUDA else None
+        return "runs on the processor" if device.kind == CUDA else _old_onnxruntime(target)
     if target.backend == _TORCH:
         return _torch_obstacle(device, gpu)
     if device.kind == CPU:
@@ -82,13 +83,22 @@ def obstacle(target: TargetInfo, device: DeviceChoice, gpu: PresentGpu | None) -
     return _missing_package(target)
 
 
+def _old_onnxruntime(target: TargetInfo) -> str | None:
+    from tide_runtime.backends.onnxruntime.distribution import CPU_RELEASE, distribution, runs_padded_attention
+
+    if not target.pads_attention or runs_padded_attention():
+        return None
+    name, release = distribution()
+    return f"needs ONNX Runtime {'.'.join(map(str, CPU_RELEASE))} or newer, here is {name} {release}"
+
+
 def _listed(compute: Iterable[int]) -> str:
     return ", ".join(f"sm_{number}" for number in compute)
 
 
 def _missing_package(target: TargetInfo) -> str | None:
-    if not _is_installed("cuda.core"):
-        return "the package cuda-core is not installed; pip install 'tide-llm[kernels]'"
+    if (no_core := missing_cuda_core()) is not None:
+        return no_core
     if target.backend == "onnxruntime-cuda":
         import onnxruntime
 
@@ -115,7 +125,7 @@ def _torch_obstacle(device: DeviceChoice, gpu: PresentGpu | None) -> str | None:
 
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} has no CUDA, and here is a {gpu.name}; pip install a torch with CUDA (pytorch.org)"
-    return None if _is_installed("cuda.core") else "the package cuda-core is not installed; pip install 'tide-llm[kernels]'"
+    return missing_cuda_core()
 
 
 def _is_installed(module: str) -> bool:
@@ -158,7 +168,7 @@ def _targets_for(gpu: PresentGpu) -> list[str]:
         names.append(f"rtx-sm_{own.compute}")
     if own is not None:
         names.append(f"trt-sm_{own.compute}")
-    return names
+    return [*names, *([_TORCH] if gpu.compute >= _MIN_COMPUTE_TORCH else [])]
 
 
 def _dtype_for(targets: list[str], gpu: PresentGpu | None, dtype: str) -> str:

@@ -107,6 +107,37 @@ def test_known_times_are_recovered():
     assert unsplit_ms(steps, LAYERS) == pytest.approx(LAYERS * 1.1 + FakeBackend.HEAD + 0.5)
 
 
+class QueueingBackend(FakeBackend):
+    """A backend whose steps only queue their graphs, as on a GPU: they take their time when somebody waits."""
+
+    def __init__(self, cut: Manifest) -> None:
+        super().__init__(cut)
+        self.device, self.queued = self, 0.0
+
+    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> QueueingStep:
+        return QueueingStep(self, counts)
+
+    def synchronize(self) -> None:
+        self.now, self.queued = self.now + self.queued, 0.0
+
+
+class QueueingStep(FakeStep):
+    def run(self, graph: str) -> None:
+        begin = self.backend.now
+        super().run(graph)
+        self.backend.queued += self.backend.now - begin
+        self.backend.now = begin + 1e-6
+
+
+def test_graphs_that_are_only_queued_are_waited_for():
+    """Times of launches in the place of times of graphs would price the policies of a GPU by its host."""
+    cut = manifest(1, 3)
+    backend = QueueingBackend(cut)
+    times = time_graphs(backend, cut, [(1,)], rounds=4, budget_s=1e9, clock=lambda: backend.now)
+    expected = FakeBackend.LAUNCH + (cut.segments[1].layers[1] - cut.segments[1].layers[0]) * 1.1
+    assert undisturbed(times[1,])["segment_1"] == pytest.approx(expected, abs=0.01)
+
+
 def test_shapes_are_timed_interleaved():
     """With one shape after the other, a temporary slowdown would affect a single batch size."""
     cut = manifest(1, 3)

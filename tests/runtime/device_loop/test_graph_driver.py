@@ -19,6 +19,7 @@ from tide_runtime.errors import TargetError
 from tide_runtime.generation_params import GenerationParams
 
 MEMORY = "captured nodes of type mem_alloc, mem_free are not allowed in conditional bodies"
+COPIES = "it holds 3 copies of a library's host memory"
 HOST = "it holds 3 host functions, which a library queued for one run only"
 
 
@@ -100,13 +101,18 @@ def test_a_body_that_fails_for_another_reason_leaves_the_flat_form(monkeypatch: 
     assert str(Drive(driven.policy, loop=driven.policy)).endswith("RuntimeError: not supported") and not driven.gpu.recording
 
 
-@pytest.mark.parametrize(("beside", "reason"), [("host", HOST), ("wait", "CudaError: synchronization")])
+@pytest.mark.parametrize(
+    ("beside", "reason"),
+    [("host", HOST), ("copy", COPIES), ("wait", "CudaError: synchronization"), ("fork", "CudaError: unjoined")],
+)
 def test_what_no_graph_may_hold_is_driven_by_the_host(beside: str, reason: str) -> None:
-    """Guards against a process that ends in a second release of ONNX Runtime's buffers (onnxruntime pull request 32081)."""
+    """Guards against a process that ends in a second release of ONNX Runtime's buffers (onnxruntime pull request 32081), wrong
+    tokens from a node on the processor whose input is copied from memory of another run, and a stream that stays unusable."""
     driven, wanted = Driven(fixed=True, queued_beside=beside), requests()
     with pytest.warns(RuntimeWarning, match=f"cannot be captured in a CUDA graph: {reason}"):
         assert driven.tokens(wanted) == expected(wanted, ())
     assert driven.gpu.graph_launches == 0 and not driven.gpu.recording
+    assert str(Drive(driven.policy, loop=driven.policy)).startswith("host-driven: the decode step cannot be captured")
 
 
 @pytest.mark.parametrize("body", [False, True], ids=["flat", "in-a-body"])
@@ -129,6 +135,21 @@ def test_a_capture_that_a_library_made_invalid_without_an_error_is_refused(body:
         with pytest.raises(TargetError, match="in a CUDA graph: a call that a capture does not allow has made it invalid"):
             compile(program)
     assert not gpu.recording and not gpu.is_capturing
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["at-its-end", "before"])
+def test_a_capture_that_leaves_no_graph_is_never_closed(fails: bool) -> None:
+    """Guards against a process that dies later, when the builder is collected: cuda-core destroys the graph a second time."""
+    gpu = SimulatedGpu()
+
+    def forks(stream: int) -> None:
+        gpu.fork(stream)
+        if fails:
+            raise RuntimeError("not supported")
+
+    with pytest.raises(TargetError, match="RuntimeError: not supported" if fails else "unjoined"):
+        GraphDriver(gpu).compile([Run("forks", forks, fixed_stream=True)])
+    assert [builder.state for builder in gpu.without_graph] == ["discarded"] and not gpu.recording
 
 
 def test_a_missing_method_is_an_error_and_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

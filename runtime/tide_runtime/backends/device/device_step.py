@@ -112,7 +112,7 @@ class DeviceContext:
         return self.ends.fit(first_index, counts, num_cached_tokens)
 
     def release_row(self, row: int) -> None:
-        """Do nothing: device caches have a fixed size, as their addresses must not change."""
+        """Do nothing: rows keep the memory that they have got."""
 
     def cut_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Do nothing: keys and values are written again, and models with states are refused."""
@@ -185,7 +185,7 @@ class DeviceStep:
     ) -> None:
         backend = context.backend
         self.captured, self.uses, self._graphs = captured, 0, graphs
-        self._passes: dict[tuple[str, ...], Launch | None] = {}  # graphs that `run_all` has run → their capture, or None
+        self._passes: dict[tuple[str, ...], Launch | None] = {}  # graphs that `run_all` ran → their capture, or None
         self.attached: dict[Hashable, Any] = {} if captured else context.attached
         self.context, self.shape, self.positions = context, shape, StepPositions(shape)
         self._buffers = buffers or context.buffers
@@ -228,7 +228,8 @@ class DeviceStep:
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         num_cached_tokens = self.context.ends.extend(self.shape.first_index, self._counts, num_cached_tokens)
-        self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq)
+        rows = self.shape.first_index + self.shape.batch_size
+        self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq, rows)
         self._num_cached_tokens = num_cached_tokens
         self.positions.place(num_cached_tokens)
         self._sent = False
@@ -369,8 +370,8 @@ class DeviceStep:
         if name == "score":
             return DeviceTensor(self.address("score"), (1, outputs) if graph == DRAFT else tokens, FP32)
         if name in ("before", STATES):
-            dims = tokens if name == "before" or self._gives_all_states(graph) else (1, outputs)
-            return DeviceTensor(self._arena.pointers[name], (*dims, self._draft_width), backend.element)
+            rows = tokens if name == "before" or self._gives_all_states(graph) else (1, outputs)
+            return DeviceTensor(self._arena.pointers[name], (*rows, self._draft_width), backend.element)
         if name.startswith(ATTENTION_BIAS):
             return self._bias(name)
         if name == ON_HOST:

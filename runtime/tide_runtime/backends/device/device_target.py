@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import cast
+from typing import Self, cast
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.device import Device
@@ -51,7 +51,7 @@ class DeviceTarget:
         caches = self.manifest.caches if DRAFT in self.layers else self.manifest.kv
         return kv_bytes_per_token(caches, self.element.bytes)
 
-    def with_bits(self, bits: str) -> DeviceTarget:
+    def with_bits(self, bits: str) -> Self:
         return self
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 import onnxruntime as ort
 
 from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.device_caches import GROWING_SLOTS
 from tide_runtime.backends.device.device_step import DeviceStep
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER, missing_cuda_libraries
+from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import StepShape
@@ -24,6 +26,8 @@ from tide_runtime.bundle.manifest import Manifest, batched_graph
 from tide_runtime.errors import BundleError, TargetError
 
 PROVIDER = "CUDAExecutionProvider"
+# A node without a CUDA kernel would run on the processor, and each of its copies would be captured with a run's own addresses.
+_NO_FALLBACK = ("session.disable_cpu_ep_fallback", "1")
 _FUSED_TYPES = ("fp16", "bf16")  # of the CUDA provider's GroupQueryAttention kernels
 Provider = tuple[str, dict[str, str]]
 
@@ -33,12 +37,17 @@ class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
 
     name = "onnxruntime-cuda"
     pads_sequences, fixed_stream, copies_caches = False, True, False
-    least_slots: int | None = 512  # the batched form reads all slots that it is bound to
+    least_slots: int | None = GROWING_SLOTS  # the batched form reads all slots that it is bound to
 
     def __init__(
-        self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device
+        self,
+        manifest: Manifest,
+        layers: dict[str, int],
+        load: Callable[[str], ort.InferenceSession],
+        device: Device,
+        weights: DeviceWeights | None = None,
     ) -> None:
-        self.device, self.element = device, ELEMENT_TYPES[manifest.dtype]
+        self.device, self.element, self.weights = device, ELEMENT_TYPES[manifest.dtype], weights
         self.input_types: Mapping[str, ElementType] = {}
         self._fused = manifest.dtype in _FUSED_TYPES
         super().__init__(manifest, layers, load)
@@ -52,14 +61,23 @@ class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
     ) -> OnnxRuntimeCudaBackend:
         """Load the graphs of ``target`` for ``device`` and ONNX Runtime's ``provider`` for it (`cuda_provider`).
 
-        Raises BundleError when ONNX Runtime refuses a graph, or it breaks the contract.
+        Raises BundleError when ONNX Runtime refuses a graph, as it does where it has no CUDA kernel for a node, or a graph breaks
+        the contract; DeviceMemoryError when memory is short.
         """
-        manifest, options, files = bundle.manifest, session_options(threads, chained=True), bundle.manifest.targets[target].graphs
+        manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
         missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}; export the bundle again with this version")
-        layers = decoder_layers(manifest, files)
-        backend = cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
+        file = manifest.targets[target].weights
+        weights = DeviceWeights(device, bundle.path(file)) if file is not None else None
+
+        def load(name: str) -> ort.InferenceSession:
+            options = session_options(threads, chained=True)
+            if provider[0] == PROVIDER:
+                options.add_session_config_entry(*_NO_FALLBACK)
+            return load_session(bundle, name, files[name], options, [provider], weights)
+
+        backend = cls(manifest, decoder_layers(manifest, files), load, device, weights)
         backend.target = target
         backend.machine_key = machine_key(bundle, target, device.name, f"onnxruntime {ort.__version__}")
         return backend

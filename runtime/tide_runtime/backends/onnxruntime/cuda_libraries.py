@@ -14,8 +14,9 @@ from contextlib import redirect_stdout
 
 import onnxruntime as ort
 
-# Both packages install the module onnxruntime, and tide-llm requires the one without CUDA kernels.
-INSTALL_PROVIDER = "pip uninstall -y onnxruntime onnxruntime-gpu, then pip install onnxruntime-gpu"
+# Both packages install the module onnxruntime, and tide-llm requires the one without CUDA kernels. It stays registered, with the
+# other one's files over its own, so that pip does not install it again with the next package that requires it.
+INSTALL_PROVIDER = "pip install --force-reinstall --no-deps onnxruntime-gpu"
 _NEEDED = ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudnn.so.9")
 
 

@@ -18,13 +18,15 @@ import numpy as np
 import onnxruntime as ort
 
 from tide_runtime.backends.graph_contract import check_interface
+from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, LOOP, UNCUT, Manifest, batched_graph, kv_fill_graph
-from tide_runtime.errors import BundleError, TargetError
+from tide_runtime.errors import BundleError, TargetError, TideError
 
 CPU_PROVIDER = "CPUExecutionProvider"
+_PROCESSOR = "CPU EP"  # in the errors of sessions whose nodes must not run there
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
     "fp32": np.float32,
     "fp16": np.float16,
@@ -116,34 +118,37 @@ def load_session(
     file: str,
     options: ort.SessionOptions,
     providers: Sequence[str | tuple[str, dict[str, str]]],
-    packed: PackedWeights | None = None,
+    shared: PackedWeights | DeviceWeights | None = None,
 ) -> ort.InferenceSession:
-    """A session of graph ``name`` that runs with the first of ``providers``, and maps ``packed``.
+    """A session of graph ``name`` that runs with the first of ``providers``, on weights that it has in common with others.
 
     Raises:
         BundleError: ONNX Runtime refuses the graph's ``file``, or it breaks the contract.
-        TargetError: ONNX Runtime cannot start the provider. It would use another, which cannot read the first one's memory.
+        TargetError: ONNX Runtime would run nodes on the processor, which cannot read the provider's memory.
     """
     path = bundle.path(file)
+    wanted = next(p if isinstance(p, str) else p[0] for p in providers)
     try:
-        model = packed.model(path, options) if packed is not None else None
+        model = shared.model(path, options) if shared is not None else None
         session = ort.InferenceSession(model or str(path), options, providers=list(providers))
+    except TideError:
+        raise
     except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
+        if wanted != CPU_PROVIDER and _PROCESSOR in str(error):
+            raise TargetError(
+                f"ONNX Runtime {ort.__version__} cannot start {wanted}, for which it may have logged a reason, or has no kernel "
+                f"for a node there, and would run {file} on the processor; check the driver with nvidia-smi, and pip install "
+                "'tide-llm[cuda]'"
+            ) from error
         fix = "export the bundle again"
         if any(target.pads_attention for target in bundle.manifest.targets.values()):
             fix = f"the target cpu needs ONNX Runtime 1.32 or newer (pip install -U onnxruntime); with it, {fix}"
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {file} ({error}); {fix}") from error
-    wanted, used = next(p if isinstance(p, str) else p[0] for p in providers), session.get_providers()[0]
-    if used != wanted:
-        raise TargetError(
-            f"ONNX Runtime {ort.__version__} cannot start {wanted}, for which it may have logged the reason, and would run "
-            f"{file} with {used}; check the driver with nvidia-smi, and pip install 'tide-llm[cuda]'"
-        )
     values = [*session.get_inputs(), *session.get_outputs()]
     foreign = sorted({value.type for value in values} - set(_ORT_DTYPES))
     if foreign:
         raise BundleError(f"{file} has inputs or outputs of type {', '.join(foreign)}; export the bundle again")
     inputs, outputs = ({v.name: v.shape for v in part} for part in (session.get_inputs(), session.get_outputs()))
     outputs.pop(PACKED_OUTPUT, None)
-    check_interface(bundle.manifest, name, file, inputs, outputs, host_picks=used == CPU_PROVIDER)
+    check_interface(bundle.manifest, name, file, inputs, outputs, host_picks=wanted == CPU_PROVIDER)
     return session

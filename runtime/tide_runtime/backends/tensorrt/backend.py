@@ -28,7 +28,6 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.engine_info import EngineInfo
 from tide_runtime.bundle.manifest import HEAD, TargetInfo
 from tide_runtime.errors import BundleError, ParamsError, TargetError
-from tide_runtime.plugins import plugin
 
 
 class TensorRtBackend(DeviceTarget):
@@ -56,7 +55,6 @@ class TensorRtBackend(DeviceTarget):
         self.copies_caches = any(_separate_outputs(engine) for engine in self._info.engines.values())
         device.use()
         self._log = trt.Logger(trt.Logger.WARNING)
-        _load_plugins(self._info)
         self._runtime = trt.Runtime(self._log)
         if "version-compatible" in (self._info.tool or ""):
             self._runtime.engine_host_code_allowed = True  # such engines contain the lean runtime that runs them
@@ -225,13 +223,3 @@ class _CopyBack:
 def _separate_outputs(engine: EngineInfo) -> list[str]:
     """Cache outputs that do not alias their inputs."""
     return [tensor.name for tensor in engine.outputs if "_cache_out_" in tensor.name and tensor.name not in engine.aliases]
-
-
-def _load_plugins(target: TargetInfo) -> None:
-    """Load the plugin library for engines with the router plugin. Raises TargetError when that fails."""
-    if "router plugin" not in (target.tool or ""):
-        return
-    try:
-        plugin("tensorrt")()
-    except TargetError as error:
-        raise TargetError(f"the engines hold TIDE's router plugin: {error}") from error

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from tide_runtime.backends.device.cuda_device import CudaDevice
+from tide_runtime.backends.device.device_caches import GROWING_SLOTS
 from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.graph_contract import check_interface, read_name
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
+from tide_runtime.backends.required_memory import require_room
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.torch.graph_file import DeviceWeights, read_graph
 from tide_runtime.backends.torch.program import Program
@@ -43,7 +45,7 @@ class TorchBackend(DeviceTarget):
     # Captured steps are child graphs, so that what a conditional body refuses is an error (see `TensorRtBackend`), and cuBLAS
     # and the pool of intermediate tensors serve one stream.
     fixed_stream = True
-    least_slots: int | None = 512  # attention reads all slots that it is bound to
+    least_slots: int | None = GROWING_SLOTS  # attention reads all slots that it is bound to
     input_types: Mapping[str, ElementType] = {}
 
     def __init__(self, bundle: Bundle, target: str, stream: TorchStream) -> None:
@@ -55,6 +57,7 @@ class TorchBackend(DeviceTarget):
         self.launches: dict[str, int] = Counter()
         self._weights = DeviceWeights(stream.place)
         self._programs = {name: self._program(name) for name in self.layers}
+        stream.wait_for_weights()
         last = self._programs[self.manifest.segments[-1].name].graph.types["logits"]
         self.logits_element = next(ELEMENT_TYPES[name] for name, dtype in _DTYPES.items() if dtype == last)
 
@@ -66,7 +69,9 @@ class TorchBackend(DeviceTarget):
         GPU cannot be used.
         """
         if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
-            stream: TorchStream = CudaStream(CudaDevice(ordinal))
+            device = CudaDevice(ordinal)
+            require_room(bundle, target, device)
+            stream: TorchStream = CudaStream(device)
         else:
             torch.set_num_threads(threads.resolved)
             stream = ProcessorStream(ProcessorDevice())

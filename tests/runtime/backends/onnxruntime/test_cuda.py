@@ -14,20 +14,21 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from runtime.cuda_kernels import CUDA_KERNELS
 from runtime.host_device import HostDevice
 from runtime.numpy_loop_kernels import NumpyLoopKernels
 from runtime.simulated_gpu import SimulatedGpu
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.device import device_target
 from tide_runtime.backends.device.element_types import BF16
-from tide_runtime.backends.onnxruntime import cuda_libraries
+from tide_runtime.backends.onnxruntime import cuda, cuda_libraries
 from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend, cuda_provider
 from tide_runtime.backends.step_arrays import NO_PADDING
 from tide_runtime.bundle import Bundle
 from tide_runtime.depth.policy import DevicePlan
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
-from tide_runtime.errors import BundleError, CacheFullError, TargetError
+from tide_runtime.errors import BundleError, CacheFullError, DeviceMemoryError, TargetError
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4], [100] * 30, [17, 17, 17]]
 PARAMS = GenerationParams(max_new_tokens=24)
@@ -136,6 +137,33 @@ def test_a_full_cache_is_refused(on_device: Engine) -> None:
         step.place([62])
 
 
+@pytest.mark.parametrize("rows", [1.5, 2.5])
+def test_requests_wait_where_memory_is_short(bundle: Path, reference: list[tuple[int, ...]], rows: float) -> None:
+    """Guards against requests that fail on a small GPU, where fewer at once would fit."""
+    device = HostDevice()
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full")) as engine:
+        backend = load(engine.bundle, device, fused=False)
+        device.most_reserved = int(rows * engine.manifest.max_seq_len * backend.kv_bytes_per_token)
+        with Engine(engine.bundle, engine.options, backend=backend) as short:
+            with pytest.warns(RuntimeWarning, match="no memory left; at most . requests run at once from now on"):
+                found = [row.token_ids for row in short.generate(PROMPTS, PARAMS)]
+            scheduler = short._loop.scheduler
+            assert found == reference and scheduler.free_blocks == scheduler.options.blocks
+
+
+def test_a_text_that_does_not_fit_alone_fails(bundle: Path) -> None:
+    """Guards against an engine that computes a request again and again."""
+    device = HostDevice()
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full")) as engine:
+        backend = load(engine.bundle, device, fused=False)
+        device.most_reserved = engine.manifest.max_seq_len * backend.kv_bytes_per_token // 2
+        with Engine(engine.bundle, engine.options, backend=backend) as short:
+            for _ in range(4):
+                with pytest.raises(DeviceMemoryError):
+                    short.generate([[5] * 40], PARAMS)
+            assert len(short.generate([[5, 6]], GenerationParams(max_new_tokens=4))[0].token_ids) == 4
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_decode_loop_over_the_real_graphs(bundle: Path, reference: list[tuple[int, ...]], rows: int) -> None:
     """Guards against graphs that read positions on the host, which a device loop does not update."""
@@ -165,6 +193,20 @@ def test_every_operator_has_a_kernel_for_cuda(bundle: Path) -> None:
     assert used <= CUDA_KERNELS, sorted(used - CUDA_KERNELS)
 
 
+def test_sessions_refuse_nodes_on_the_processor(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against wrong tokens: a graph would replay the copies of such a node with the addresses of the run it captured."""
+    found: list[onnxruntime.SessionOptions] = []
+
+    def refuse(bundle: Bundle, name: str, file: str, options: onnxruntime.SessionOptions, providers: object) -> None:
+        found.append(options)
+        raise BundleError("not loaded")
+
+    monkeypatch.setattr(cuda, "load_session", refuse)
+    with pytest.raises(BundleError, match="not loaded"):
+        OnnxRuntimeCudaBackend.load(Bundle.open(bundle), "cuda", ThreadOptions(1), HostDevice(), (cuda.PROVIDER, {}))
+    assert found[0].get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
+
+
 def test_bf16_is_read_as_numbers() -> None:
     """Guards against sampling from bf16 bits read as integers."""
     assert BF16.widened(np.array([0x3F80, 0xC000, 0x7FC0], np.uint16)).tolist()[:2] == [1.0, -2.0]
@@ -172,7 +214,9 @@ def test_bf16_is_read_as_numbers() -> None:
 
 def test_an_onnx_runtime_without_cuda_is_named() -> None:
     """Guards against an unclear error when the CPU package, which installs the same module, is present."""
-    with pytest.raises(TargetError, match="without CUDAExecutionProvider: pip uninstall -y onnxruntime onnxruntime-gpu"):
+    with pytest.raises(
+        TargetError, match="without CUDAExecutionProvider: pip install --force-reinstall --no-deps onnxruntime-gpu"
+    ):
         cuda_provider(HostDevice())
 
 
@@ -190,7 +234,10 @@ def test_missing_cuda_libraries_are_named(monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_provider_that_does_not_start_is_an_error(bundle: Path) -> None:
     """Guards against the CPU provider being given device addresses: ONNX Runtime falls back to it with a warning."""
     opened = Bundle.open(bundle)
-    with pytest.warns(UserWarning, match="not in available provider names"), pytest.raises(TargetError, match="would run onnx/"):
+    with (
+        pytest.warns(UserWarning, match="not in available provider names"),
+        pytest.raises(TargetError, match=r"cannot start CUDAExecutionProvider, .* would run onnx/.* on the processor"),
+    ):
         OnnxRuntimeCudaBackend.load(opened, "cuda", ThreadOptions(1), HostDevice(), ("CUDAExecutionProvider", {}))
 
 
@@ -201,14 +248,3 @@ def test_a_failing_graph_names_itself(on_device: Engine) -> None:
     step.context.backend._options = "none"  # type: ignore[attr-defined]
     with pytest.raises(BundleError, match="cannot run segment_0"):
         step.run("segment_0")
-
-
-# Read from libonnxruntime_providers_cuda.so of onnxruntime-gpu 1.31.1: the kernels' classes are named in its type information.
-CUDA_KERNELS = {
-    *(("", name) for name in ("Abs", "Add", "ArgMax", "Cast", "Concat", "Cos", "Div", "Expand", "Gather", "LayerNormalization")),
-    *(("", name) for name in ("LessOrEqual", "MatMul", "Mul", "Neg", "RMSNormalization", "ReduceMax", "Reshape", "Sigmoid")),
-    *(("", name) for name in ("Sin", "Slice", "Softmax", "Split", "Sub", "Tanh", "TensorScatter", "Transpose", "Unsqueeze")),
-    ("", "Where"),
-    *(("com.microsoft", name) for name in ("FusedMatMul", "GroupQueryAttention", "RotaryEmbedding")),
-    *(("com.microsoft", name) for name in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")),
-}

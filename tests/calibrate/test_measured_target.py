@@ -1,0 +1,66 @@
+"""The target whose steps a calibration times, or a refusal before it trains."""
+
+from __future__ import annotations
+
+import onnxruntime
+import pytest
+from tide_calibrate import measured_target as module
+from tide_calibrate.measured_target import measured_target
+from tide_runtime.errors import TargetError
+from tide_runtime.targets import select
+from tide_runtime.targets.gpu_probe import PresentGpu
+
+from tide_export.targets import choice
+
+L40 = PresentGpu("NVIDIA L40", 89)
+
+
+@pytest.fixture
+def onnxruntime_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of target ``cuda``: the newest onnxruntime-gpu is older than what bundles for ``cpu`` need."""
+    monkeypatch.setattr(onnxruntime, "__version__", "1.31.1")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+
+
+def present(monkeypatch: pytest.MonkeyPatch, gpu: PresentGpu | None, lacks: str | None = None) -> None:
+    for used in (choice, module):
+        monkeypatch.setattr(used, "present_gpu", lambda: gpu)
+    monkeypatch.setattr(select, "_torch_obstacle", lambda *_: lacks)
+    monkeypatch.setattr(select, "_missing_package", lambda target: None if target.backend == "onnxruntime-cuda" else "not here")
+    if lacks is not None:
+        monkeypatch.setattr(select, "_missing_package", lambda target: lacks)
+
+
+def test_the_processor_is_timed_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    present(monkeypatch, L40)
+    assert measured_target("fp32") == "cpu" and measured_target("fp32", gpu_first=True) == "cuda"
+
+
+def test_the_gpu_is_timed_where_onnx_runtime_is_its_own(onnxruntime_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a calibration that ends in "cannot load" after an hour of training, in the environment of target cuda."""
+    present(monkeypatch, L40)
+    assert measured_target("fp16") == "cuda"
+
+
+def test_torch_is_timed_where_onnx_runtime_has_no_cuda(onnxruntime_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a refusal on a GPU with torch, which every calibration has, beside an old ONNX Runtime for processors."""
+    present(monkeypatch, L40)
+    monkeypatch.setattr(select, "_missing_package", lambda target: "no CUDA provider")
+    assert measured_target("bf16") == "torch"
+
+
+def test_a_target_that_was_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    present(monkeypatch, L40)
+    assert measured_target("bf16", "cuda") == "cuda"
+    with pytest.raises(TargetError, match=r"timed here in bf16: cpu: .*no bf16 kernels.*--costs none"):
+        measured_target("bf16", "cpu")
+
+
+@pytest.mark.parametrize(("gpu", "lacks"), [(None, None), (L40, "libcublas.so.13 is missing")])
+def test_what_cannot_be_timed_is_refused_by_name(
+    onnxruntime_gpu: None, monkeypatch: pytest.MonkeyPatch, gpu: PresentGpu | None, lacks: str | None
+) -> None:
+    present(monkeypatch, gpu, lacks)
+    with pytest.raises(TargetError, match=r"cpu: needs ONNX Runtime 1.32 or newer, here is onnxruntime(-gpu)? 1.31.1") as refused:
+        measured_target("fp32")
+    assert (f"cuda: {lacks}" in str(refused.value)) == (lacks is not None)
