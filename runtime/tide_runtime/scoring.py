@@ -76,7 +76,7 @@ class ForcedSequence(TokenSequence):
         place = (self.num_tokens if seen is None else seen) - self.scored_from
         if place == len(self.forced):  # after a draft of the last token
             return likeliest
-        token = self.forced[place]
+        token, logits = self.forced[place], np.asarray(logits)  # from a device, too
         self.likeliest[place] = likeliest
         self.forced_logprobs[place] = float(logits[token]) - _log_sum_exp(logits)
         if self.num_top:

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.bundle.manifest import read_manifest
+from tide_runtime.depth.options import DepthOptions
 from tide_runtime.errors import CalibrationError, ParamsError, VerificationError
 from tiny_tokenizer import write_byte_tokenizer
 
@@ -67,7 +68,7 @@ def copy(calibration: Path, tmp_path: Path) -> Path:
 def bundle(model: Path, calibration: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Exported and verified, exits included."""
     out = tmp_path_factory.mktemp("bundle") / "engine"
-    export(str(model), out, ExportConfig(calibration=str(calibration), max_seq_len=48))
+    export(str(model), out, ExportConfig(calibration=str(calibration), max_seq_len=48, targets=("cpu", "torch")))
     return out
 
 
@@ -89,6 +90,20 @@ def test_the_bundle_runs(bundle):
     """A backend would refuse graphs it does not know."""
     with Engine.load(bundle, EngineOptions(policy="full", threads=ThreadOptions(1))) as engine:
         assert len(engine.generate([3, 4, 5], GenerationParams(max_new_tokens=4, ignore_eos=True))[0].token_ids) == 4
+
+
+@pytest.mark.parametrize("kv", ["deferred", "propagate"])
+def test_target_torch_runs_the_exits(bundle, kv):
+    """Routers, heads with tails and the graphs that fill skipped layers would compute something else on target torch."""
+    texts = []
+    for target in ("cpu", "torch"):
+        depth = DepthOptions(kv=kv, threshold=0.02)
+        options = EngineOptions(target=target, policy="exit", depth=depth, threads=ThreadOptions(1), device="cpu", max_batch=2)
+        with Engine.load(bundle, options) as engine:
+            texts.append(engine.generate([[5, 6, 7], [9]], GenerationParams(max_new_tokens=12, ignore_eos=True)))
+    assert [row.token_ids for row in texts[0]] == [row.token_ids for row in texts[1]]
+    depths = {depth for row in texts[1] for depth in row.stats.token_depths}
+    assert len(depths) > 1, "no token left early, or all did"
 
 
 def test_verification_finds_a_changed_exit(bundle, calibration):

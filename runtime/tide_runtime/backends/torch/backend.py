@@ -27,6 +27,7 @@ from tide_runtime.backends.torch.graph_file import DeviceWeights, read_graph
 from tide_runtime.backends.torch.program import Program
 from tide_runtime.backends.torch.stream import CudaStream, ProcessorDevice, ProcessorStream, TorchStream
 from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.manifest import kv_fill_graph
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -58,7 +59,10 @@ class TorchBackend:
         self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in self.manifest.graphs}
         self.launches: dict[str, int] = Counter()
         self._weights = DeviceWeights(stream.place)
-        self._programs = {name: self._program(name) for name in self.layers}
+        exits = self.manifest.calibration.exits if self.manifest.calibration is not None else []
+        rare = {kv_fill_graph(info) for info in exits}  # whose weights are others, and which policies seldom run
+        self._programs = {name: self._program(name) for name in self.layers if name not in rare}
+        stream.wait_for_weights()
         last = self._programs[self.manifest.segments[-1].name].graph.types["logits"]
         self.logits_element = next(ELEMENT_TYPES[name] for name, dtype in _DTYPES.items() if dtype == last)
 
@@ -88,6 +92,9 @@ class TorchBackend:
         return graph
 
     def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
+        if graph not in self._programs:
+            self._programs[graph] = self._program(graph)
+            self._stream.wait_for_weights()
         program, stream = self._programs[graph], self._stream
         inputs, outputs = program.graph.inputs, program.graph.outputs
         given = {name: self._tensor(tensor) for name, tensor in step.tensors(graph, False, [*inputs, *outputs]).items()}

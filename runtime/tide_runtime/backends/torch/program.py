@@ -122,7 +122,7 @@ class Program:
         if node.op == ATTENTION:
             return self._attention(node)
         if node.op in (PRODUCT, LOOK_UP):
-            made = LowBitProduct(node.attributes) if node.op == PRODUCT else look_up(node.attributes)
+            made = LowBitProduct(node.attributes, self._kernels) if node.op == PRODUCT else look_up(node.attributes)
             return made, frozenset(), node.inputs
         if node.op == LINEAR:
             return self._linear(node)
@@ -162,10 +162,14 @@ class Program:
         table: Tensor | None = None
         if tables:
             interleaved = bool(node.attributes.get("rotary_interleaved", 0))
-            table = self._weights.made(("rotation", interleaved), tables, lambda both: rotation_table(*both, interleaved))
+            table = self._weights.made(
+                ("rotation", interleaved), tables, lambda both: rotation_table(both[0], both[1], interleaved)
+            )
 
-        def function(*operands: Any) -> tuple[Tensor, ...]:
-            return attend(*operands[:7], table, operands[7] if len(operands) > 7 else None)
+        def function(
+            query: Tensor, key: Any, value: Any, keys: Tensor, values: Tensor, lengths: Tensor, total: Any, sinks: Any = None
+        ) -> tuple[Tensor, ...]:
+            return attend(query, key, value, keys, values, lengths, total, table, sinks)
 
         return function, frozenset(), [*given[:7], *([given[SINKS]] if given[SINKS] else [])]
 

@@ -33,6 +33,9 @@ class TorchStream(Protocol):
     def run(self, work: Callable[[], None]) -> None:
         """Queue what ``work`` computes."""
 
+    def wait_for_weights(self) -> None:
+        """Wait for what was computed outside of `run`."""
+
 
 class _DeviceBytes:
     """Memory as the CUDA array interface describes it (https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html)."""
@@ -53,8 +56,8 @@ class CudaStream:
     def __init__(self, device: Device) -> None:
         self.device, self.place = device, torch.device("cuda", device.ordinal)
         self._stream = torch.cuda.ExternalStream(device.stream, self.place)
-        self._pool = torch.cuda.MemPool()
-        self.kernels = _fused_kernels(self.place)
+        with torch.cuda.device(self.place):
+            self._pool, self.kernels = torch.cuda.MemPool(), _fused_kernels(self.place)
 
     def memory(self, pointer: int, count_bytes: int) -> Tensor:
         return torch.as_tensor(_DeviceBytes(pointer, count_bytes), device=self.place)
@@ -64,15 +67,21 @@ class CudaStream:
         with torch.inference_mode(), torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool, self.place), attention:
             work()
 
+    def wait_for_weights(self) -> None:
+        torch.cuda.synchronize(self.place)
+
 
 def _fused_kernels(place: torch.device) -> Any:
-    """The module `fused_kernels` where Triton runs: from Ampere on."""
+    """The module `fused_kernels` where Triton compiles for the GPU: from Ampere on, with a C compiler."""
     if torch.cuda.get_device_capability(place) < (8, 0):
         return None
     try:
         from tide_runtime.backends.torch import fused_kernels
-    except ImportError as error:
-        slower = f"without Triton ({error}) target torch runs each operator as a kernel of its own"
+
+        ones = torch.ones(1, 16, device=place)
+        fused_kernels.add_norm(ones, ones, ones[0], 0.0)
+    except Exception as error:  # each of Triton's parts has errors of its own
+        slower = f"Triton does not run here ({error}), so target torch runs each operator as a kernel of its own, which is slower"
         warnings.warn(slower, RuntimeWarning, stacklevel=2)
         return None
     return fused_kernels
@@ -92,6 +101,9 @@ class ProcessorStream:
     def run(self, work: Callable[[], None]) -> None:
         with torch.inference_mode():
             work()
+
+    def wait_for_weights(self) -> None:
+        """Nothing is queued."""
 
 
 class _HostMemory:

@@ -80,6 +80,13 @@ def test_a_full_cache_is_refused(on_torch: Engine) -> None:
         step.place([62])
 
 
+def test_texts_are_scored(bundle: Path, on_torch: Engine) -> None:
+    """Guards against logits that scoring reads as a host's array, which those of a device are not."""
+    with load(bundle, "cpu") as cpu:
+        scores = [engine.score(PROMPTS[0]).logprobs for engine in (cpu, on_torch)]
+    np.testing.assert_allclose(scores[1], scores[0], atol=5e-5)
+
+
 class SimulatedStream(ProcessorStream):
     """What a stream that may be captured does: work is recorded."""
 
