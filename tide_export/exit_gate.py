@@ -69,7 +69,7 @@ def gate_router(loaded: LoadedModel) -> dict[str, NDArray[np.float32]] | None:
         "up": torch.tensor([1.0, -1.0]),
         "up_bias": torch.zeros(1),
     }
-    return {name: tensor.numpy() for name, tensor in router.items()}
+    return {name: tensor.cpu().numpy() for name, tensor in router.items()}
 
 
 def own_threshold(model: PreTrainedModel) -> float | None:

@@ -383,7 +383,7 @@ def fingerprint(loaded: LoadedModel) -> str:
     stored, in_memory = _stored_weights(loaded.weight_files), sorted(loaded.model.state_dict().items())
     for name, tensor in stored if loaded.weight_files else in_memory:
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+        digest.update(memoryview(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
 
 

@@ -9,7 +9,7 @@ from threading import Lock
 
 from tide_runtime.bundle.manifest import Manifest
 
-from tide_bench.arms import OURS
+from tide_bench.arms import CPU, is_ours
 from tide_bench.arms.process import ArmError
 from tide_bench.bundles import export_cuts
 from tide_bench.source_model import SUFFIX, SourceModel, find_gguf, huggingface_folder
@@ -27,6 +27,7 @@ class ArmFolders:
         kinds: of arms that will be started.
         depth: the layers that static skip is to run, from the mean depth of `exit`; called when the arm is made.
         gguf: the model as a GGUF file; None: the bundle's source, if it is one.
+        target: of bundles that are made here.
     """
 
     def __init__(
@@ -38,15 +39,16 @@ class ArmFolders:
         kinds: Sequence[str],
         depth: Callable[[], int],
         gguf: Path | None = None,
+        target: str = CPU,
     ) -> None:
         self._bundle, self._manifest, self._source, self._depth = bundle, manifest, source, depth
-        self._gguf, self._kinds = gguf, kinds
+        self._gguf, self._kinds, self._target = gguf, kinds, target
         self._cache = cache / manifest.model.fingerprint[:16]
         self._cuts, self._one_at_a_time = _Cuts(), Lock()
 
     def __call__(self, kind: str) -> Path:
         """What the arm loads. Raises ArmError when it needs the model and there is none."""
-        if kind == OURS:
+        if is_ours(kind):
             return self._bundle
         if kind in _FROM_GGUF:
             return find_gguf(self._gguf, self._manifest.model.source)
@@ -75,7 +77,7 @@ class ArmFolders:
                 self._cuts.wanted = self._cuts_wanted()
                 at = dict(cut for cut in self._cuts.wanted.values() if isinstance(cut, tuple))
                 form = (self._manifest.dtype, self._manifest.max_seq_len)
-                self._cuts.made = export_cuts(source.folder, source.identity, at, *form)
+                self._cuts.made = export_cuts(source.folder, source.identity, at, *form, self._target)
         cut = self._cuts.wanted[kind]
         if isinstance(cut, ArmError):
             raise cut
@@ -87,7 +89,8 @@ class ArmFolders:
         for kind in (kind for kind in _CUTS if kind in self._kinds):
             try:
                 layers = self._depth() if kind == "static" else None
-                wanted[kind] = (self._cache / kind, "none") if layers is None else (self._cache / f"{kind}_{layers}", str(layers))
+                name = (kind if layers is None else f"{kind}_{layers}") + ("" if self._target == CPU else f"_{self._target}")
+                wanted[kind] = (self._cache / name, "none" if layers is None else str(layers))
             except ArmError as error:
                 wanted[kind] = error
         return wanted

@@ -19,7 +19,7 @@ from tide_runtime import TideError
 from tide_runtime.bundle.manifest import Manifest
 
 from tide_bench.arms import OURS, POLICIES, ArmSpec
-from tide_bench.arms.base import Timing, use_all_cores
+from tide_bench.arms.base import ArmDevice, Timing, use_all_cores
 from tide_bench.arms.process import ArmError, ArmProcess
 from tide_bench.report import Phases
 
@@ -52,11 +52,12 @@ class ArmPool:
     Args:
         folder: makes what a process loads, given its name (`ArmSpec.process`). Raises ArmError or TideError where it cannot.
         lanes: arms that are prepared at once.
+        device: where arms run, and the target of those of TIDE's that name none; None: the CPU.
     """
 
-    def __init__(self, folder: Callable[[str], Path], lanes: int, phases: Phases) -> None:
+    def __init__(self, folder: Callable[[str], Path], lanes: int, phases: Phases, device: ArmDevice | None = None) -> None:
         self.failures: dict[str, str] = {}
-        self._folder, self._lanes, self._phases = folder, lanes, phases
+        self._folder, self._lanes, self._phases, self._device = folder, lanes, phases, device or ArmDevice()
         self._processes: dict[str, ArmProcess] = {}
         self._absent: dict[str, str] = {}  # process → why it could not be started
 
@@ -114,13 +115,19 @@ class ArmPool:
         with self._phases("make", spec.process):
             folder = self._folder(spec.process)
         with self._phases("load", spec.process):
-            return ArmProcess(spec.kind, folder, 1 if self._keeps_to_one_core(spec.kind) else None)
+            threads = 1 if self._keeps_to_one_core(spec.kind) else None
+            device = replace(self._device, target=spec.target) if spec.target else self._device
+            return ArmProcess(spec.kind, folder, threads, device=device)
 
     def stop(self, names: Iterable[str]) -> None:
         """End the processes of these names."""
         for name in names:
             if name in self._processes:
                 self._processes.pop(name).close()
+
+    def stop_others(self, name: str) -> None:
+        """End all processes but that of this name."""
+        self.stop([other for other in self._processes if other != name])
 
     def close(self) -> None:
         self.stop(list(self._processes))

@@ -59,12 +59,16 @@ def export_bundle(
     return cached_folder(folder, key, lambda empty: run_in_process(_export, str(weights), empty / "bundle", options)) / "bundle"
 
 
-def export_cuts(weights: Path, identity: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> dict[Path, Path]:
+def export_cuts(
+    weights: Path, identity: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int, target: str = "cpu"
+) -> dict[Path, Path]:
     """Folder of ``cuts`` → its bundle, cut at the given checkpoints; all that are missing or out of date come from one trace."""
-    keys = {folder: _key(identity, checkpoints, dtype, max_seq_len) for folder, checkpoints in cuts.items()}
+    on = "" if target == "cpu" else f"\n{target}"
+    keys = {folder: _key(identity, checkpoints, dtype, max_seq_len) + on for folder, checkpoints in cuts.items()}
 
     def make(stale: list[Path]) -> None:
-        run_in_process(_export_cuts, str(weights), {folder / "bundle": cuts[folder] for folder in stale}, dtype, max_seq_len)
+        wanted = {folder / "bundle": cuts[folder] for folder in stale}
+        run_in_process(_export_cuts, str(weights), wanted, dtype, max_seq_len, target)
 
     cached_folders(keys, make)
     return {folder: folder / "bundle" for folder in cuts}
@@ -89,7 +93,7 @@ def _export(weights: str, out: Path, options: Mapping[str, Any]) -> None:
     export(weights, out, ExportConfig(verify=False, **options))
 
 
-def write_cuts(loaded: LoadedModel, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> None:
+def write_cuts(loaded: LoadedModel, cuts: Mapping[Path, str], dtype: str, max_seq_len: int, target: str = "cpu") -> None:
     """Write a bundle into each folder of ``cuts``, made here, cut at the checkpoints given (see `ExportConfig`); unverified. All
     come from one trace: tracing is most of an export."""
     from tide_export.config import ExportConfig
@@ -100,15 +104,15 @@ def write_cuts(loaded: LoadedModel, cuts: Mapping[Path, str], dtype: str, max_se
     traced = trace(loaded.model)
     for folder, checkpoints in cuts.items():
         folder.mkdir(parents=True)
-        config = ExportConfig(dtype=dtype, max_seq_len=max_seq_len, checkpoints=checkpoints, verify=False)
+        config = ExportConfig(dtype, checkpoints, max_seq_len, targets=(target,), verify=False)
         copy = TracedModel(traced.model.clone(), traced.layers)
         write_bundle(loaded, folder, config, ExportProgress(quiet=True), traced=copy)
 
 
-def _export_cuts(weights: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int) -> None:
+def _export_cuts(weights: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int, target: str) -> None:
     from tide_export.load import load_model
 
-    write_cuts(load_model(weights, dtype), cuts, dtype, max_seq_len)
+    write_cuts(load_model(weights, dtype), cuts, dtype, max_seq_len, target)
 
 
 def write_changed(bundle: Path, folder: Path, manifest: Manifest) -> Path:

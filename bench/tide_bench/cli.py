@@ -10,35 +10,23 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import typer
-from tide_runtime import TideError
 from tide_runtime.bundle import Bundle
 from tide_runtime.cli.errors import run_app
 from tide_runtime.engine_options import BITS
 from tide_runtime.errors import ParamsError
-from tide_runtime.text.tokenizer import Tokenizer
+from tide_runtime.targets.select import AUTO
 
-from tide_bench.arm_folders import ArmFolders
-from tide_bench.arm_pool import ArmPool, with_options
-from tide_bench.arms import ARMS, OTHER_ARMS, OURS, POLICIES, ArmSpec, in_bits
-from tide_bench.arms.process import ArmError
-from tide_bench.comparison import Comparison, Place
-from tide_bench.config import MODES, BenchConfig
-from tide_bench.counters import EnergyMeter
-from tide_bench.curve import CurvePoint, measure_curve
-from tide_bench.load_mode import load_rows
-from tide_bench.output_checks import Terms
-from tide_bench.prompts import joined, read_prompts, windows
+from tide_bench.arms import OTHER_ARMS, POLICIES
+from tide_bench.bench_run import Bench
+from tide_bench.config import BASELINES, MODES, BenchConfig, default_rivals
+from tide_bench.curve import CurvePoint
+from tide_bench.device_choice import choose_device
 from tide_bench.report import Phases, Report, phase_lines
 from tide_bench.results import add_results, add_tables
-from tide_bench.source_model import SourceModel, find_source
 from tide_bench.tables import console
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _DEFAULTS = BenchConfig()
-_ROOMY = 8  # arms that fit into memory where two may get ready at once: making one may hold the model several times
-_PROCESS_SHARE = 2.2  # memory of an arm over its fp32 weights: runtimes keep them packed for their kernels as well
-LOAD_PROMPTS = 16
-CURVE_TEXTS = 8
 
 
 def _list(values: tuple[Any, ...]) -> str:
@@ -51,9 +39,18 @@ def bench(
     model: Annotated[
         str | None, typer.Option(help="The HuggingFace model it was made from. Default: the one its manifest names.")
     ] = None,
-    vs: Annotated[str, typer.Option(help=f"Other ways to run the model, of {_list(tuple(OTHER_ARMS))}.")] = _list(
-        _DEFAULTS.rivals
-    ),
+    device: Annotated[
+        str, typer.Option(help="What all arms run on: cpu, cuda, cuda:1; auto: the GPU where there is one.")
+    ] = AUTO,
+    target: Annotated[
+        str, typer.Option(help="The bundle's targets to compare, the main one first. Default: all that run on the device.")
+    ] = "",
+    vs: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Other ways to run the model, of {_list(tuple(OTHER_ARMS))}. Default: those of the device that round nothing."
+        ),
+    ] = None,
     policy: Annotated[str, typer.Option(help=f"Depth policies, of {_list(tuple(POLICIES))}.")] = _list(_DEFAULTS.policies),
     bits: Annotated[str, typer.Option(help=f"Of TIDE's arms: {_list(BITS)}; see `tide-run --help`.")] = _DEFAULTS.bits,
     prompts: Annotated[
@@ -86,16 +83,20 @@ def bench(
 ) -> None:
     """Compare a bundle's depth policies with other ways to run its model: in turn, on the same prompts, outputs checked.
 
-    Example: `tide-bench engine/ --vs eager,unsplit --batch 1 --html report/`
+    Example: `tide-bench engine/ --device cuda --vs eager,cuda-graph --batch 1 --html report/`
     """
     import psutil  # noqa: F401  # what the extra brings is missed here, and not after minutes
 
     if html is not None:
         from tide_bench.page import write_report
     begin = perf_counter()
+    opened = Bundle.open(bundle, verify=False)
+    place = choose_device(opened.manifest, device, _names(target))
     config = BenchConfig(
         mode=mode,
-        rivals=_names(vs),
+        device=place.kind,
+        rivals=default_rivals(place.kind) if vs is None else _names(vs),
+        baselines=BASELINES[place.kind],
         policies=_names(policy),
         bits=bits,
         batches=_numbers(batch, int, "--batch"),
@@ -107,11 +108,14 @@ def bench(
         rates=_numbers(rate, float, "--rate"),
         seconds=seconds,
     )
-    opened = Bundle.open(bundle, verify=False)
-    report = Report("tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, **asdict(config))
+    report = Report(
+        "tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, targets=place.targets, **asdict(config)
+    )
+    if place.gpu:
+        report.machine["gpu"] = place.gpu
     points: list[CurvePoint] = []
     phases = Phases(lambda text: console().print(text, style="dim", markup=False))
-    with Bench(opened, config, model, prompts, cache or _default_cache(), long, phases, gguf) as run:
+    with Bench(opened, config, place, model, prompts, cache or _default_cache(), long, phases, gguf) as run:
         report.rows = run.rows()
         add_tables(report)
         if run.meter.absent:
@@ -128,112 +132,6 @@ def bench(
     if html is not None:
         console().print(f"report: {write_report(report, points, html)}", markup=False)
     report.finish(json)
-
-
-class Bench:
-    """One run of the command: what it needs, opened and closed together."""
-
-    def __init__(
-        self,
-        bundle: Bundle,
-        config: BenchConfig,
-        model: str | None,
-        prompts: Path | None,
-        cache: Path,
-        long: bool,
-        phases: Phases,
-        gguf: Path | None = None,
-    ) -> None:
-        self.manifest, self.config, self.meter = bundle.manifest, config, EnergyMeter()
-        info = bundle.manifest.tokenizer
-        tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
-        self._prompts = read_prompts(prompts, tokenizer)
-        self._lengths = _lengths(config, bundle.manifest.max_seq_len, long)
-        self._phases = phases
-        with phases("find the HuggingFace model"):
-            source = _source(bundle, config, model)
-        kinds = [spec.kind for spec in self._specs()]
-        lanes = 2 if self._most_in_memory() >= _ROOMY else 1
-        folders = ArmFolders(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, gguf)
-        self.pool = ArmPool(folders, lanes, phases)
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.pool.close()
-
-    def rows(self) -> list[dict[str, Any]]:
-        """What the mode measures, a row for each arm and place."""
-        if self.config.mode == "load":
-            texts = [p for n in self._lengths for p in self._windows(n, LOAD_PROMPTS)]
-            return load_rows(self.pool, self._specs(), texts, Terms.of(self.manifest), self.config, self._phases)
-        places = [
-            Place(length, batch, _groups(self._windows(length, batch * self.config.rounds), batch))
-            for length in self._lengths
-            for batch in sorted(self.config.batches)
-        ]
-        compared = Comparison(self.pool, self._specs(), places, self.manifest, self.config, self.meter, self._phases)
-        return compared.run(self._most_in_memory())
-
-    def curve(self) -> list[CurvePoint]:
-        """The sweep; empty, with the reason printed, when the bundle has no exits."""
-        length = self._lengths[0]
-        texts = self._windows(length + self.config.new_tokens, CURVE_TEXTS)
-        self.pool.stop([kind for kind in ARMS if kind != OURS])
-        entries = self.pool.start([POLICIES["full"]])
-        try:
-            with self._phases("curve"):
-                return measure_curve(entries[0].process, texts, length, self.meter)
-        except (ArmError, IndexError) as error:
-            console().print(f"No curve: {error}", style="yellow", markup=False)
-            return []
-
-    def _specs(self) -> list[ArmSpec]:
-        wanted = {name: in_bits(POLICIES[name], self.config.bits) for name in ("full", *self.config.policies)}
-        wanted |= {name: OTHER_ARMS[name] for name in self.config.rivals}
-        return list(with_options(wanted, self.manifest).values())
-
-    def _windows(self, tokens: int, count: int) -> list[list[int]]:
-        texts = self._prompts
-        if all(len(text) < tokens for text in texts):
-            texts = joined(texts, tokens)
-        return windows(texts, tokens, count)
-
-    def _exit_depth(self) -> int:
-        """Mean layers that `exit` runs for a token: the depth that static layer skip is compared at."""
-        entry = self.pool.running(POLICIES["exit"])
-        prompts = self._windows(self._lengths[0], 4)
-        depths = [entry.generate([prompt], self.config.new_tokens).depth or 0.0 for prompt in prompts]
-        return max(1, min(round(sum(depths) / len(depths)), self.manifest.model.num_layers - 1))
-
-    def _most_in_memory(self) -> int:
-        import psutil  # `tide-bench --help` works without it
-
-        need = 4 * self.manifest.model.parameters * _PROCESS_SHARE + 2**29  # libraries and buffers: half a GiB
-        return max(2, int(psutil.virtual_memory().available / need))
-
-
-def _source(bundle: Bundle, config: BenchConfig, model: str | None) -> SourceModel | str:
-    if not config.rivals:
-        return "not needed"
-    try:
-        return find_source(bundle.manifest.model, model)
-    except TideError as error:
-        return str(error)
-
-
-def _lengths(config: BenchConfig, slots: int, long: bool) -> list[int]:
-    """Prompt lengths; raises ParamsError when one does not fit into the cache with its new tokens."""
-    room = slots - config.new_tokens
-    lengths = sorted({*config.prompt_tokens, *((slots // 2, room) if long else ())})
-    if lengths[-1] > room or lengths[0] < 1:
-        raise ParamsError(f"prompts of {lengths[-1]} tokens and {config.new_tokens} new ones do not fit into {slots} cache slots")
-    return lengths
-
-
-def _groups(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
-    return [prompts[i : i + size] for i in range(0, len(prompts), size)]
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -131,6 +131,8 @@ class Comparison:
             row["layers_per_token"] = float(self._manifest.model.num_layers)
         if self._config.pivot in record.turns:
             row |= text_row(turns, record.turns[self._config.pivot])
+        if record.turns.get(REFERENCE):
+            row["as_eager"] = text_row(turns, record.turns[REFERENCE])["agreement"]
         return row | {"mark": self._mark(spec, place, record, turns)}
 
     def _mark(self, spec: ArmSpec, place: Place, record: _Record, turns: list[TimedRun]) -> str:

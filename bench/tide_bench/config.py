@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from tide_runtime.engine_options import BITS
 from tide_runtime.errors import ParamsError
 
-from tide_bench.arms import OTHER_ARMS, POLICIES
+from tide_bench.arms import CPU, CUDA, OTHER_ARMS, POLICIES
 
 MODES = ("decode", "prefill", "load")
+# Eager decoding on a GPU waits for Python: a graph of the same kernels does not.
+BASELINES = {CPU: ("eager", "unsplit"), CUDA: ("eager", "cuda-graph", "unsplit")}
+
+
+def default_rivals(device: str) -> tuple[str, ...]:
+    """Other ways to run a model on ``device`` (`cpu` or `cuda`) that round nothing."""
+    return tuple(name for name, arm in OTHER_ARMS.items() if arm.promise != "rounded" and device in arm.devices)
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,8 @@ class BenchConfig:
     Args:
         mode: ``decode`` (tokens after the first), ``prefill`` (time to the first token), ``load`` (requests that come when they
             like).
-        rivals: other ways to run the model, names of `OTHER_ARMS`; by default those that round nothing. Names are
+        device: ``cpu`` or ``cuda``: what all arms run on.
+        rivals: other ways to run the model, names of `OTHER_ARMS` that run there, see `default_rivals`. Names are
             keys of kept results.
         policies: depth policies of the bundle; those that it cannot run are left out with the reason.
         bits: of TIDE's arms, see `EngineOptions`.
@@ -37,7 +45,8 @@ class BenchConfig:
     """
 
     mode: str = "decode"
-    rivals: tuple[str, ...] = tuple(name for name, arm in OTHER_ARMS.items() if arm.promise != "rounded")
+    device: str = CPU
+    rivals: tuple[str, ...] = default_rivals(CPU)
     policies: tuple[str, ...] = tuple(POLICIES)
     bits: str = BITS[0]
     batches: tuple[int, ...] = (1, 8)
@@ -49,12 +58,13 @@ class BenchConfig:
     rates: tuple[float, ...] = (0.5, 0.9)
     seconds: float = 10.0
     pivot: str = "full"
-    baselines: tuple[str, ...] = ("eager", "unsplit")
+    baselines: tuple[str, ...] = BASELINES[CPU]
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ParamsError(f"mode is {self.mode!r}; set it to one of: {', '.join(MODES)}")
-        _known(self.rivals, OTHER_ARMS, "--vs")
+        here = {name: arm for name, arm in OTHER_ARMS.items() if self.device in arm.devices}
+        _known(self.rivals, here, f"on {self.device}, --vs")
         _known(self.policies, POLICIES, "--policy")
         _known((self.bits,), dict.fromkeys(BITS), "--bits")
         for name, least in (("batches", 1), ("prompt_tokens", 1), ("rates", 0.01)):

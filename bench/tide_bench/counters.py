@@ -1,4 +1,4 @@
-"""What the machine's own counters say of a measurement: joules, CPU time that other processes took, and the most memory held.
+"""What the machine's own counters say of a measurement: joules, CPU time that other processes took, and the memory held.
 
 Joules come from RAPL of Intel and AMD processors and NVML of NVIDIA GPUs. They count everything on the machine, so a figure means
 something on an otherwise idle one.
@@ -11,9 +11,10 @@ import os
 import re
 import resource
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from tide_bench.report import cores
 
@@ -64,19 +65,30 @@ def _rapl(powercap: Path) -> tuple[list[Callable[[], float]], str]:
 
 
 def _nvml() -> list[Callable[[], float]]:
-    """Every GPU that counts its energy (Volta and later); none without the package nvidia-ml-py and a driver."""
+    """Every GPU that counts its energy (Volta and later)."""
+    library, handles = _gpus()
+    if not handles:
+        return []
+    try:
+        for handle in handles:
+            library.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except library.NVMLError:
+        return []
+    return [partial(_millijoules, library.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
+
+
+@cache
+def _gpus() -> tuple[Any, tuple[object, ...]]:
+    """NVML and its handles of all GPUs; no handles without the package nvidia-ml-py or a driver."""
     try:
         import pynvml
     except ImportError:
-        return []
+        return None, ()
     try:
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        for handle in handles:
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        return pynvml, tuple(pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount()))
     except pynvml.NVMLError:
-        return []
-    return [partial(_millijoules, pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
+        return None, ()
 
 
 def _millijoules(read: Callable[[object], int], handle: object) -> float:
@@ -121,3 +133,25 @@ def peak_bytes() -> int:
         if found:
             return 1024 * int(found[1])
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def gpu_bytes() -> int | None:
+    """Bytes that this process holds on GPUs, its contexts included; None where it uses none, or the driver does not tell (in some
+    containers it counts by the host's process ids)."""
+    library, handles = _gpus()
+    held = []
+    for handle in handles:
+        with contextlib.suppress(library.NVMLError):
+            processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
+            held += [one.usedGpuMemory for one in processes if one.pid == os.getpid() and one.usedGpuMemory is not None]
+    return sum(held) if held else None
+
+
+def free_gpu_bytes(ordinal: int) -> int | None:
+    """Bytes that are free on GPU number ``ordinal`` of the driver's order; None where the driver does not tell."""
+    library, handles = _gpus()
+    if ordinal >= len(handles):
+        return None
+    with contextlib.suppress(library.NVMLError):
+        return int(library.nvmlDeviceGetMemoryInfo(handles[ordinal]).free)
+    return None

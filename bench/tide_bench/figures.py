@@ -37,6 +37,11 @@ def speed_row(title: str, turns: Sequence[TimedRun], seconds: Seconds) -> dict[s
         if timings[0].layers_per_token is not None:
             row["layers_per_token"] = float(np.mean([t.layers_per_token for t in timings]))
     row["peak_mib"] = max(turn.peak_bytes for turn in turns) / 2**20
+    held = [turn.gpu_bytes for turn in turns if turn.gpu_bytes is not None]
+    if held:
+        row["gpu_mib"] = max(held) / 2**20
+    if timings[-1].drive is not None:  # of the last: a capture that fails shows after the first launches
+        row["drive"] = timings[-1].drive
     joules = [turn.joules for turn in turns if turn.joules is not None]
     if len(joules) == len(turns):
         row["joules_per_token"] = sum(joules) / sum(rows * len(t.tokens[0]) for t in timings)

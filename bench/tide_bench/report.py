@@ -11,7 +11,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -138,10 +138,10 @@ def _memory_gib() -> int:
 
 
 def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+    for name in (package, f"{package}-gpu"):  # onnxruntime-gpu brings the module onnxruntime
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return "not installed"
 
 
 class Phases:

@@ -28,6 +28,7 @@ class TimedRun:
     Args:
         meeting, round: runs with the same two were neighbours in time and had the same prompts.
         peak_bytes: largest memory of its process during the run.
+        gpu_bytes: of GPUs, see `ArmProcess`.
         joules: of the whole machine during the run; None without counters.
     """
 
@@ -36,6 +37,7 @@ class TimedRun:
     timing: Timing
     peak_bytes: int
     joules: float | None
+    gpu_bytes: int | None = None
 
 
 def run_rounds(
@@ -73,4 +75,4 @@ def _timed(entry: RunningArm, group: Group, new_tokens: int, meter: EnergyMeter,
     timing = entry.generate(group, new_tokens)
     after = meter.joules()
     joules = None if before is None or after is None else after - before
-    return TimedRun(meeting, number, timing, entry.process.peak_bytes, joules)
+    return TimedRun(meeting, number, timing, entry.process.peak_bytes, joules, entry.process.gpu_bytes)

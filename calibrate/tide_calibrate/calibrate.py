@@ -12,6 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from tide_runtime.bundle.calibration import CalibrationInfo, CostTable, DraftHeadInfo
 
 from tide_calibrate.capture.reference import ReferenceTokens, capture_reference, check_same_tokens
@@ -27,6 +28,7 @@ from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
 from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.text.documents import SplitText, read_text
+from tide_calibrate.torch_device import checked_device, model_on
 from tide_calibrate.traces.trace import agreement_by_depth
 from tide_calibrate.train import Learned, capture_bundle, learn, trace_exits
 from tide_export.bundle_writer import new_directory
@@ -38,6 +40,7 @@ from tide_export.progress import ExportProgress
 from tide_export.targets.choice import AUTO
 
 COSTS_NAME = "costs.json"
+HOST = torch.device("cpu")
 _TOOLS = ("tide-llm", "torch", "transformers", "numpy", "safetensors", "matplotlib")
 _TRAIN_WINDOWS = 96  # windows of the train split that fix the order in which thresholds are tested
 
@@ -75,6 +78,7 @@ def calibrate(
     config, progress = config or CalibrationConfig(), progress or ExportProgress(quiet=True)
     out, also = Path(out), also or {}
     configs = [config, *(replace(config, max_disagreement=epsilon) for epsilon in also)]
+    device = checked_device(config.device)
     cost_table = load_costs(Path(costs)) if costs not in ("measure", "none") else None
     work = out.with_name(f"{out.name}.work")
     with ExitStack() as stack:
@@ -86,12 +90,13 @@ def calibrate(
         with progress.phase(f"load {source}"):
             loaded = load()
         check_can_exit(loaded)
-        measured = measured_target(config.dtype, target, loaded.mixed_layers) if costs == "measure" else None
+        on_gpu = device.type == "cuda"
+        measured = measured_target(config.dtype, target, loaded.mixed_layers, on_gpu) if costs == "measure" else None
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
         reference = None
         if config.reference == OWN_REFERENCE and config.dtype == "fp32":  # as loaded, the model is the original
-            reference = _reference_tokens(loaded, text, work, progress)
+            reference = _reference_tokens(loaded, text, work, device, progress)
         elif config.reference:
             used = loaded.tokenizer
             del loaded  # one model in memory at a time
@@ -100,16 +105,17 @@ def calibrate(
             with progress.phase(f"load the reference {original_source}"):
                 loaded = load_model(original_source, "fp32", revision if is_own else None, trust_remote_code, tokenizer=tokenizer)
             check_same_tokens(loaded, source, used, text.windows)
-            reference = _reference_tokens(loaded, text, work, progress)
+            reference = _reference_tokens(loaded, text, work, device, progress)
             del loaded
             with progress.phase(f"load {source}"):
                 loaded = load()
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, data)
+        stack.enter_context(model_on(loaded, device))
         shared = measured == CPU and not loaded.quantized  # step costs are those of low-bit products, which do not capture
         with capture_bundle(loaded, text, config, directories[0], shared) as bundle:
             learned = learn(loaded, text, work, config, progress, bundle)
             if measured is not None:
-                with progress.phase(f"measure step costs of {measured}"):
+                with progress.phase(f"measure step costs of {measured}"), model_on(loaded, HOST):  # where the exporter reads it
                     own = bundle if shared else None
                     cost_table = measure_model_costs(loaded, config.dtype, directories[0], measured, own)
             info = text.info(data, config.seed)
@@ -120,8 +126,10 @@ def calibrate(
     return files[0]
 
 
-def _reference_tokens(original: LoadedModel, text: SplitText, work: Path, progress: ExportProgress) -> ReferenceTokens:
-    with progress.phase("run the reference"):
+def _reference_tokens(
+    original: LoadedModel, text: SplitText, work: Path, device: torch.device, progress: ExportProgress
+) -> ReferenceTokens:
+    with progress.phase("run the reference"), model_on(original, device):
         windows = text.windows_of({"threshold": None})  # as they are captured, so that both number them alike
         return capture_reference(original, windows, text.split, "threshold", work / "reference", progress)
 
@@ -205,7 +213,10 @@ class _Placed:
         captured, info = self.learned.captured, file.calibration
         prompts = captured.held_out_prompts()
         exported = read_exit_calibration(directory)
-        with TemporaryBundle(self.loaded, config.dtype, [], directory, config.window, exported, target) as bundle:
+        with (
+            model_on(self.loaded, HOST),
+            TemporaryBundle(self.loaded, config.dtype, [], directory, config.window, exported, target) as bundle,
+        ):
             found = rehearse(bundle, prompts, config.new_tokens)
         predicted = info.predicted | {name: one.speedup for name, one in found.items()}
         recommended = "exact" if info.exits and predicted.get("exact", 0.0) >= GATE else "full"

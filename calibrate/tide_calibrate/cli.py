@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from tide_runtime.cli.errors import run_app
+from tide_runtime.targets.select import AUTO
 from typer.core import TyperGroup
 
 from tide_calibrate.config import CalibrationConfig
@@ -103,6 +104,11 @@ def calibrate(
             show_default=False,
         ),
     ] = _DEFAULTS.reference,
+    device: Annotated[str, typer.Option(help="What PyTorch runs on: cpu, cuda, cuda:1.")] = _DEFAULTS.device,
+    target: Annotated[
+        str,
+        typer.Option(help="Step costs and policies are timed on it; auto: cpu, with --device cuda one of that GPU."),
+    ] = AUTO,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[
         bool,
@@ -145,6 +151,7 @@ def calibrate(
         weights=weights,
         quantizer=quantizer,
         reference=reference,
+        device=device,
     )
     with progress.interruptible():
         from tide_calibrate.calibrate import calibrate as run  # torch takes seconds to import; --help should not
@@ -156,6 +163,7 @@ def calibrate(
             out,
             config,
             costs=costs,
+            target=target,
             revision=revision,
             trust_remote_code=trust_remote_code,
             keep_capture=keep_capture,

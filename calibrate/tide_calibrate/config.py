@@ -46,6 +46,7 @@ class CalibrationConfig:
         dtype: precision of the model, fp32, fp16 or bf16.
         weights, quantizer: form of the weights, as in ExportConfig. Exits are trained and certified on the dequantised weights
             with activations that are not rounded to int8; step costs are those of the low-bit products.
+        device: what PyTorch runs on, for capture, training and traces: ``cpu``, ``cuda``, ``cuda:1``. Step costs are a target's.
         reference: the model that the certificate compares with: ``fp32`` for the source's weights before they are rounded, or a
             directory, GGUF file or hub id; empty for the calibrated model's own full depth.
     """
@@ -68,6 +69,7 @@ class CalibrationConfig:
     weights: str = ExportConfig.weights
     quantizer: str = ExportConfig.quantizer
     reference: str = ""
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -96,6 +98,8 @@ class CalibrationConfig:
                 f"reference fp32 is the calibrated model itself with weights {self.weights}: nothing is rounded; add --weights "
                 "int8 or int4, or give the checkpoint that the source was made from, as a directory or hub id"
             )
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ParamsError(f"device is {self.device!r}; set it to cpu, cuda, or cuda:1 for the second GPU")
         if not re.fullmatch(r"auto|every:[1-9]\d*|\d+(,\d+)*", self.candidates):
             raise ParamsError(f"candidates is {self.candidates!r}; set it to layers such as 4,8,12, to every:2, or to auto")
 

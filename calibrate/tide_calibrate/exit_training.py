@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.exit_heads.train import HeadTraining, step_seconds, train_head
 from tide_calibrate.model.frozen import FrozenModel
-from tide_calibrate.parallel import Check, in_parallel
+from tide_calibrate.parallel import Check, in_parallel, workers_on
 from tide_calibrate.progress_bars import training_bar
 from tide_calibrate.routers import MlpRouter
 from tide_calibrate.routers.train import Label, RouterTraining, train_router
@@ -65,6 +64,7 @@ def with_gates(exits: Mapping[Exit, TrainedExit], loaded: LoadedModel) -> dict[E
         return dict(exits)
     gate = MlpRouter(tensors["down"].shape[1], len(tensors["up"]), kind="gate").requires_grad_(False)
     gate.load_state_dict({name: torch.from_numpy(array) for name, array in tensors.items()})
+    gate.to(loaded.model.device)
     ends = loop_ends(loaded.num_layers, loaded.loops)
     return {key: replace(one, gate=gate) if key[0] in ends else one for key, one in exits.items()}
 
@@ -101,10 +101,10 @@ def train_exits(
         progress.note(f"no time for {', '.join(dropped)} after shallower candidates: give more --minutes")
     with training_bar(progress, "train", plan.continued_work(continued)) as advance:
         going_on = [chains[kind] for kind in kinds if kind in continued and len(chains[kind]) > 1]
-        for note in in_parallel([partial(setting.train_chain, chain, plan, advance) for chain in going_on]):
+        for note in in_parallel([partial(setting.train_chain, chain, plan, advance) for chain in going_on], plan.workers):
             progress.note(note)
         trained = [key for key in exits if key[1] in continued or heads[key] is chains[key[1]][0]]
-        routers = list(in_parallel([partial(setting.train_router, heads[key], plan, advance) for key in trained]))
+        routers = list(in_parallel([partial(setting.train_router, heads[key], plan, advance) for key in trained], plan.workers))
     return {key: TrainedExit(heads[key], router) for key, router in zip(trained, routers, strict=True)}
 
 
@@ -130,8 +130,8 @@ class _Setting:
         """Plan with step times that are measured on heads of their own, in as many threads as training uses."""
         heads = {kind: sum(kind == other for _, other in exits) for _, kind in exits}
         deepest = {kind: max(layer for layer, other in exits if kind == other) for kind in heads}
-        measured = in_parallel([partial(self._step_seconds, layer, kind) for kind, layer in deepest.items()])
-        workers = len(os.sched_getaffinity(0))
+        workers = workers_on(self.model.device)
+        measured = in_parallel([partial(self._step_seconds, layer, kind) for kind, layer in deepest.items()], workers)
         return plan_training(dict(zip(deepest, measured, strict=True)), heads, self.config.minutes, workers)
 
     def _step_seconds(self, checkpoint: int, kind: str, check: Check) -> float:
@@ -143,7 +143,7 @@ class _Setting:
     def train_deepest(self, heads: Sequence[ExitHead], plan: TrainingPlan, progress: ExportProgress) -> dict[str, float]:
         """Train the deepest head of each kind; returns the agreement of each kind on held-out windows."""
         with training_bar(progress, "train the deepest heads", sum(plan.deepest_seconds(head.kind) for head in heads)) as advance:
-            found = in_parallel([partial(self._train_head, head, None, plan, advance) for head in heads])
+            found = in_parallel([partial(self._train_head, head, None, plan, advance) for head in heads], plan.workers)
             agreements = {head.kind: agreement for head, agreement in zip(heads, found, strict=True)}
         summary = ", ".join(f"{head.kind} {agreements[head.kind]:.1%} after layer {head.checkpoint}" for head in heads)
         progress.note(f"agreement of the deepest heads: {summary}")
@@ -212,4 +212,4 @@ def write_exits(
 
 
 def _prefixed_tensors(prefix: str, module: nn.Module) -> Arrays:
-    return {f"{prefix}.{name}": value.detach().float().contiguous().numpy() for name, value in module.state_dict().items()}
+    return {f"{prefix}.{name}": value.detach().float().contiguous().cpu().numpy() for name, value in module.state_dict().items()}

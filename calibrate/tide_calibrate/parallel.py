@@ -17,8 +17,20 @@ Result = TypeVar("Result")
 Check = Callable[[], None]  # raises CancelledError once the job's result is no longer needed
 
 
-def in_parallel(jobs: Sequence[Callable[[Check], Result]]) -> Generator[Result]:
-    """Run all jobs and yield their results in order.
+def workers_on(device: torch.device) -> int:
+    """Threads that share the work: one on a GPU, which runs kernels in turn whichever thread queues them, and whose memory would
+    have to hold the logits of all."""
+    return len(os.sched_getaffinity(0)) if device.type != "cuda" else 1
+
+
+def wait_for(device: torch.device) -> None:
+    """Return once the work queued on ``device`` is done, before a clock is read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def in_parallel(jobs: Sequence[Callable[[Check], Result]], workers: int | None = None) -> Generator[Result]:
+    """Run all jobs in ``workers`` threads, None: one a core, and yield their results in order.
 
     When a job raises, on Ctrl-C, or when the generator is closed, pending jobs are dropped and running jobs end at their next
     check.
@@ -29,8 +41,8 @@ def in_parallel(jobs: Sequence[Callable[[Check], Result]]) -> Generator[Result]:
         if stopped.is_set():
             raise CancelledError
 
-    workers = max(1, min(len(jobs), len(os.sched_getaffinity(0))))
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    count = max(1, min(len(jobs), workers or len(os.sched_getaffinity(0))))
+    pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
     try:
         for future in [pool.submit(job, check) for job in jobs]:
             yield future.result()

@@ -25,7 +25,7 @@ from tide_calibrate.exit_heads import parse_kind
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.exit_training import TrainedExit, train_exits, with_gates
 from tide_calibrate.model.frozen import FrozenModel
-from tide_calibrate.parallel import Check, in_parallel
+from tide_calibrate.parallel import Check, in_parallel, workers_on
 from tide_calibrate.progress_bars import token_bar
 from tide_calibrate.routers import MaxProbability, Router
 from tide_calibrate.temporary_bundle import TemporaryBundle
@@ -123,7 +123,7 @@ def learn(
 
     ``bundle``: captured through, see `capture_bundle`; None: PyTorch captures.
     """
-    model = FrozenModel(loaded.model)
+    model = FrozenModel(loaded.model, loaded.num_layers)
     exits = exits_to_train(config, model.num_layers, loaded.loops)
     captured = _captured(loaded, text, work, captured_layers(exits, model.num_layers), config, progress, bundle)
     vocabulary = SampledVocabulary.of(captured.text, model)
@@ -182,14 +182,20 @@ def capture_bundle(
 ) -> AbstractContextManager[TemporaryBundle | None]:
     """A bundle for ``cpu`` of the dequantised weights with a cut at every captured boundary, in a folder in ``directory``.
 
-    It is also cut where step costs can be measured. None where PyTorch takes no longer: a small model, little text, or not fp32.
+    It is also cut where step costs can be measured. None where PyTorch takes no longer: on a GPU, for a small model, little text,
+    or not in fp32.
 
     Args:
         shared: step costs will be measured on it.
     """
     layers = loaded.num_layers
     work = loaded.model.num_parameters() * text.windows.total_tokens
-    if config.dtype != "fp32" or layers < 2 or work < (_WORTH_COMPILING if shared else _WORTH_EXPORTING):
+    if (
+        config.device != "cpu"
+        or config.dtype != "fp32"
+        or layers < 2
+        or work < (_WORTH_COMPILING if shared else _WORTH_EXPORTING)
+    ):
         return nullcontext()
     exits = exits_to_train(config, layers, loaded.loops)
     cuts = {*captured_layers(exits, layers), layers - 1, *measuring_checkpoints(layers)} - {layers}
@@ -273,7 +279,8 @@ def trace_exits(
         routers = {key: list[Router]([MaxProbability(), *trained.routers.values()]) for key, trained in group.items()}
         return trace_split(capture, part, lm_head, heads, routers, None, reference, vocabulary)
 
-    traces = list(in_parallel([partial(job, group, part) for group in groups for part in parts]))
+    jobs = [partial(job, group, part) for group in groups for part in parts]
+    traces = list(in_parallel(jobs, workers_on(model.device)))
     joined = [reduce(SplitTrace.joined, traces[i : i + len(parts)]) for i in range(0, len(traces), len(parts))]
     traced = {key: trace for whole in joined for key, trace in whole.exits.items()}
     return replace(joined[0], exits={key: traced[key] for key in exits})

@@ -29,6 +29,7 @@ class FakeProcess:
     """Answers `generate` with the same tokens; fails from call ``fails_at`` on."""
 
     def __init__(self, calls: list[str], name: str, fails_at: int | None = None) -> None:
+        self.gpu_bytes: int | None = None
         self.peak_bytes, self._calls, self._name, self._fails_at, self._count = 1, calls, name, fails_at, 0
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:

@@ -12,7 +12,7 @@ from tide_bench import arm_folders, arm_pool
 from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool, RunningArm
 from tide_bench.arms import ArmSpec
-from tide_bench.arms.base import use_all_cores
+from tide_bench.arms.base import ArmDevice, use_all_cores
 from tide_bench.arms.process import ArmError
 from tide_bench.report import Phases
 from tide_bench.source_model import SourceModel
@@ -25,8 +25,8 @@ class Loaded:
 
     order: ClassVar[list[str]] = []
 
-    def __init__(self, kind: str, folder: Path, threads: int | None = None) -> None:
-        self.folder, self.threads = folder, threads
+    def __init__(self, kind: str, folder: Path, threads: int | None, device: ArmDevice) -> None:
+        self.folder, self.threads, self.device = folder, threads, device
         if kind == "genai":
             raise ArmError("no wheel")
         Loaded.order.append(kind)
@@ -41,7 +41,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[dict[Path, str]]:
     """What was exported together; nothing is."""
     calls: list[dict[Path, str]] = []
 
-    def export(weights: Path, identity: str, cuts: dict[Path, str], dtype: str, slots: int) -> dict[Path, Path]:
+    def export(weights: Path, identity: str, cuts: dict[Path, str], dtype: str, slots: int, target: str) -> dict[Path, Path]:
         calls.append(cuts)
         return {folder: folder / "bundle" for folder in cuts}
 

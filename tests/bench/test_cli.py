@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tide_bench.cli import _lengths
+from tide_bench.bench_run import _lengths
 from tide_bench.config import BenchConfig
 from tide_runtime.errors import ParamsError
 
@@ -22,19 +22,22 @@ def test_policies_and_eager_are_compared(bundle: Path, hf_model_directory: Path,
     """The command would not run end to end, or rank what could not run."""
     out, report = tmp_path / "out.json", tmp_path / "report"
     done = _run(
-        bundle, "--model", hf_model_directory, "--vs", "eager", "--batch", "1,2", "--prompt-tokens", 8,
+        bundle, "--device", "cpu", "--model", hf_model_directory, "--vs", "eager", "--batch", "1,2", "--prompt-tokens", 8,
         "--new-tokens", 6, "--rounds", 3, "--minutes", 0.01, "--json", out, "--html", report, "--cache", tmp_path / "cache",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(out.read_text())
     rows = {(row["arm"], row["batch"]): row for row in content["rows"]}
     for batch in (1, 2):
-        assert rows["full", batch]["agreement"] == 1 and rows["full", batch]["vs_eager"] > 0
+        for arm in ("full", "torch-full"):  # a row for each target that runs on the processor
+            assert rows[arm, batch]["agreement"] == rows[arm, batch]["as_eager"] == 1 and rows[arm, batch]["vs_eager"] > 0
+        assert ("cuda-full", batch) not in rows
         assert rows["eager", batch]["mark"] == rows["full", batch]["mark"] == ""
         assert rows["eager", batch]["peak_mib"] > 50
         assert "calibration" in rows["exit", batch]["note"]  # the tiny bundle has none
         assert "rank" not in rows["exit", batch]
     assert "full_vs_eager_b1" in content["results"] and (report / "index.html").exists()
+    assert content["results"]["bench_device_arms"] >= 5 and content["settings"]["targets"] == ["cpu", "torch"]
 
 
 def test_another_model_is_refused_for_the_arms_that_need_it(bundle: Path, tmp_path: Path) -> None:

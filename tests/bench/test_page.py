@@ -29,7 +29,8 @@ COLOURS = ((0, 114, 178), (213, 94, 0), (102, 114, 127))  # bars and the sweep; 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    report = Report("tide_bench", model="<tiny>", mode="decode", new_tokens=8, phases={"load": {"eager": 2.0, "genai": 3.0}})
+    settings = {"mode": "decode", "device": "cpu", "baselines": ("eager", "unsplit"), "new_tokens": 8}
+    report = Report("tide_bench", model="<tiny>", **settings, phases={"load": {"eager": 2.0, "genai": 3.0}})
     marked = row("static-skip", 3.0, mark="promises nothing about its text")
     failed = {"arm": "genai", "title": "onnxruntime-genai", "prompt_tokens": 8, "batch": 1, "note": "no wheel"}
     report.rows = [row("exact", 2.5, rank=1), row("full", 0.98, rank=2), marked, failed]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tide_bench.arms import ARMS
-from tide_bench.arms.base import FEW_THREADS, use_all_cores
+from tide_bench.arms.base import FEW_THREADS, ArmDevice, use_all_cores
 from tide_bench.arms.eager import load_eager
 from tide_bench.arms.process import ArmError, ArmProcess, _serve
 from tide_bench.report import cores
@@ -34,7 +34,7 @@ def _twice(arm: Moody, tokens: int) -> int:
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
     """The other end of an arm that serves in a thread."""
-    monkeypatch.setitem(ARMS, "moody", lambda folder: Moody())
+    monkeypatch.setitem(ARMS, "moody", lambda folder, device: Moody())
     ours, theirs = Pipe()
     thread = Thread(target=_serve, args=(theirs, "moody", Path()))
     thread.start()
@@ -56,7 +56,7 @@ def test_a_call_that_fails_leaves_the_arm_for_the_next(pipe: Connection) -> None
 def test_a_function_is_applied_where_the_arm_is(pipe: Connection) -> None:
     """Mixed load would be measured over the pipe."""
     pipe.send(("__call__", (_twice, 4), {}))
-    error, value, peak = pipe.recv()
+    error, value, peak, _ = pipe.recv()
     assert (error, value) == (None, 8) and peak > 2**20
 
 
@@ -74,7 +74,7 @@ def test_a_process_that_died_with_a_call_unread_is_an_arm_that_failed() -> None:
 def test_an_arm_that_cannot_be_loaded_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table's row would have no reason, or the parent wait for an answer."""
 
-    def load(folder: Path) -> Moody:
+    def load(folder: Path, device: ArmDevice) -> Moody:
         raise ImportError("no module named genai")
 
     monkeypatch.setitem(ARMS, "absent", load)
@@ -101,7 +101,7 @@ def test_torch_begins_with_few_threads_and_goes_on_with_all(few: int | None, mon
     """A baseline on one core would flatter every other arm."""
     monkeypatch.setenv(FEW_THREADS, "")  # is put back afterwards
     monkeypatch.delenv(FEW_THREADS)
-    monkeypatch.setitem(ARMS, "threaded", lambda folder: Threaded())
+    monkeypatch.setitem(ARMS, "threaded", lambda folder, device: Threaded())
     before = torch.get_num_threads()
     ours, theirs = Pipe()
     thread = Thread(target=_serve, args=(theirs, "threaded", Path(), few))

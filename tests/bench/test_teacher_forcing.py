@@ -17,7 +17,7 @@ def arm(bundle: Path) -> TideArm:
     """In this process, whose other tests have ONNX Runtime sessions of their own, so without the pool that all must share."""
     options = EngineOptions(threads=ThreadOptions(1), verify=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tide, "load_engine", lambda folder: Engine.load(folder, options))
+        patch.setattr(tide, "load_engine", lambda folder, device: Engine.load(folder, options))
         return TideArm(bundle)
 
 

@@ -17,7 +17,7 @@ PROMPTS = [[5, 9, 3, 7], [2, 4, 6, 8]]
 def own_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has ONNX Runtime sessions of other tests, so engines cannot have the pool that all must share."""
     options = EngineOptions(threads=ThreadOptions(1), prefix_cache=False, verify=False)
-    monkeypatch.setattr(tide, "load_engine", lambda folder: Engine.load(folder, options))
+    monkeypatch.setattr(tide, "load_engine", lambda folder, device: Engine.load(folder, options))
 
 
 def test_the_arm_gives_the_engines_own_text(exits_bundle: Path) -> None:

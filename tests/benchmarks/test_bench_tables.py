@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
 from bench.synthetic_runs import row
 from tide_bench.report import Report
-from tide_bench.results import HEADINGS, add_tables, cells
+from tide_bench.results import Columns, add_results, add_tables
 from tide_bench.tables import where
 
 from benchmarks import tables
@@ -17,21 +18,37 @@ from benchmarks import tables
 def test_every_row_has_a_cell_for_every_heading() -> None:
     """Columns of the tables would slip."""
     failed = {"arm": "genai", "title": "genai", "batch": 1, "prompt_tokens": 8, "note": "no wheel"}
-    for mode in ("decode", "prefill"):
-        assert {len(cells(mode, r)) for r in (row("full", 1.0, rank=1), failed)} == {len(HEADINGS[mode])}
+    for mode, gpu in product(("decode", "prefill"), (False, True)):
+        columns = Columns(mode, ("eager", "cuda-graph", "unsplit"), gpu)
+        assert {len(columns.cells(r)) for r in (row("full", 1.0, rank=1), failed)} == {len(columns.headings)}
     served = {"arm": "full", "title": "full", "rate": 2.0, "share": 0.5, "tokens_per_s": 9.0}
     served |= {f"{name}{end}": 1.0 for name in ("first_token_ms", "request_ms") for end in ("", "_p95")}
-    assert len(cells("load", served)) == len(cells("load", failed)) == len(HEADINGS["load"])
+    columns = Columns("load")
+    assert len(columns.cells(served)) == len(columns.cells(failed)) == len(columns.headings)
 
 
 def test_a_table_shows_why_an_arm_is_not_ranked() -> None:
     """README would show a speed that was bought with another text."""
-    report = Report("tide_bench", mode="decode", model="tiny", new_tokens=8)
+    report = Report("tide_bench", mode="decode", model="tiny", new_tokens=8, baselines=("eager", "unsplit"), device="cpu")
     report.rows = [row("full", 1.0, rank=1), row("static-skip", 3.0, mark="promises nothing about its text")]
     add_tables(report)
     (table,) = report.tables
     assert table.rows[1][:2] == ["–", "<static-skip>"] and table.faint == [1]
     assert "- <static-skip>: promises nothing about its text" in table.markdown("today, here")
+
+
+def test_a_gpus_table_shows_its_memory_its_baseline_and_what_drove_decoding() -> None:
+    """The processor's memory would be taken for the GPU's, or single steps for a loop on the device."""
+    report = Report("tide_bench", mode="decode", model="tiny", new_tokens=8, baselines=("eager", "cuda-graph"), device="cuda")
+    full = row("full", 2.0, rank=1, gpu_mib=700.0, drive="device-driven, 16 tokens a launch", as_eager=0.5)
+    full |= {f"vs_cuda-graph{end}": 1.5 for end in ("", "_low", "_high")}
+    report.rows = [full, {"arm": "compile", "title": "compile", "batch": 1, "prompt_tokens": 8, "note": "no compiler"}]
+    add_tables(report)
+    add_results(report)
+    cells = dict(zip(report.tables[0].headings, report.tables[0].rows[0], strict=True))
+    assert cells["GPU memory"] == "700 MiB" and cells["× cuda-graph (95%)"].startswith("1.50") and cells["as eager"] == "50.0%"
+    assert "<full>: device-driven, 16 tokens a launch" in report.tables[0].notes
+    assert report.results["full_vs_cuda_graph_b1"] == 1.5 and report.results["bench_device_arms"] == 1
 
 
 def test_a_row_that_lacks_a_cell_is_refused() -> None:

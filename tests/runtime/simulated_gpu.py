@@ -263,6 +263,9 @@ class SimulatedGpu(HostDevice):
         assert not self.recording, "memory was allocated while a graph was captured"
         return super().allocate(count_bytes)
 
+    def zero(self, pointer: int, count_bytes: int) -> None:
+        self.submit(self.stream, lambda: HostDevice.zero(self, pointer, count_bytes), "MEMSET")
+
     def upload(self, pointer: int, source: Any) -> None:
         self._copied(lambda: HostDevice.upload(self, pointer, source))
 

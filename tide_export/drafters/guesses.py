@@ -30,8 +30,8 @@ class GuessRecord:
         """Guesses behind ``place`` right ones: their largest probabilities, whether they are right, whether they count."""
         self._hits[place] += int((rights & counted).sum())
         self._tries[place] += int(counted.sum())
-        self._scores.append(scores[counted].float().numpy())
-        self._rights.append(rights[counted].numpy())
+        self._scores.append(scores[counted].float().cpu().numpy())
+        self._rights.append(rights[counted].cpu().numpy())
 
     @property
     def acceptance(self) -> list[float]:

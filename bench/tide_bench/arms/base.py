@@ -18,6 +18,25 @@ def use_all_cores(arm: Any) -> None:
 
 
 @dataclass(frozen=True)
+class ArmDevice:
+    """What an arm runs on.
+
+    Args:
+        name: ``cpu``, ``cuda`` or ``cuda:1``, as torch and `EngineOptions` take it.
+        dtype: of the weights of arms that load the HuggingFace model: ``fp32``, ``fp16`` or ``bf16``.
+        target: of the bundle, for TIDE's arms; ``auto``: the engine chooses.
+    """
+
+    name: str = "cpu"
+    dtype: str = "fp32"
+    target: str = "auto"
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.name != "cpu"
+
+
+@dataclass(frozen=True)
 class Timing:
     """One greedy generation for all sequences of a batch together.
 
@@ -28,6 +47,7 @@ class Timing:
         layers_per_token: decoder layers launched per token of a sequence after the first; None where it is not counted.
         depth: mean layers run for a token; None where it is not counted.
         limitation: what ran in place of what was asked for, or how it was limited; None: neither.
+        drive: of TIDE's arms on a GPU: what drove decoding there.
     """
 
     tokens: list[list[int]]
@@ -36,6 +56,7 @@ class Timing:
     layers_per_token: float | None = None
     depth: float | None = None
     limitation: str | None = None
+    drive: str | None = None
 
     @property
     def decode_ms_per_token(self) -> float:

@@ -1,10 +1,9 @@
-"""HuggingFace transformers by default: ``model.generate``, fp32, all cores."""
+"""HuggingFace transformers by default: ``model.generate``; on a processor in fp32 on all cores."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -12,16 +11,24 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from tide_bench.arms.base import FEW_THREADS, Timing
+from tide_bench.arms.base import FEW_THREADS, ArmDevice, Timing
+from tide_bench.arms.process import ArmError
+from tide_bench.arms.stopwatch import Stopwatch
 from tide_bench.report import cores
 
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-def load_eager(folder: Path) -> PreTrainedModel:
-    """The model in fp32 and eval mode, with end-of-sequence ids off, and torch on all cores or the few it is to begin with."""
+
+def load_eager(folder: Path, device: ArmDevice | None = None) -> PreTrainedModel:
+    """The model on ``device`` (None: the processor) in eval mode, with end-of-sequence ids off, and torch on all cores or the few
+    it is to begin with. Raises ArmError where torch does not see the GPU."""
+    device = device or ArmDevice()
+    if device.is_gpu and not torch.cuda.is_available():
+        raise ArmError(f"torch {torch.__version__} sees no GPU; install its build for CUDA (docs/gpu.md)")
     torch.set_num_threads(int(os.environ.get(FEW_THREADS, cores())))
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[device.dtype]).eval().to(device.name)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0  # prompts have one length; without it `generate` requires one
     return model
@@ -30,14 +37,13 @@ def load_eager(folder: Path) -> PreTrainedModel:
 class EagerArm:
     """`generate` with its default dynamic cache and SDPA attention."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._model: Any = load_eager(folder)
+    def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
+        self.folder, self._device = folder, device or ArmDevice()
+        self._model: Any = load_eager(folder, self._device)
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
         """``options``: more arguments of HF's ``generate``, such as its ways to draft."""
-        ids, clock = torch.tensor(prompts), _Clock()
-        start = perf_counter()
+        ids, clock = torch.tensor(prompts, device=self._device.name), _Clock(Stopwatch(self._device.name))
         output = self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -48,19 +54,20 @@ class EagerArm:
         )
         tokens = output[:, ids.shape[1] :].tolist()
         # With drafts several tokens may come out first; the time of the others stands for all but one.
-        later, decode_s = new_tokens - clock.counts[1] // len(prompts), clock.times[-1] - clock.times[1]
-        return Timing(tokens, clock.times[1] - start, decode_s * (new_tokens - 1) / max(1, later))
+        before, first, *others = clock.watch.seconds()
+        later = new_tokens - clock.counts[1] // len(prompts)
+        return Timing(tokens, before + first, sum(others) * (new_tokens - 1) / max(1, later))
 
 
 class _Clock(BaseStreamer):
     """Records when tokens are generated, and how many: first the prompt, then one step of all sequences at a time."""
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.counts: list[int] = []
+    def __init__(self, watch: Stopwatch) -> None:
+        self.watch, self.counts = watch, list[int]()
+        watch.mark()
 
     def put(self, value: torch.Tensor) -> None:
-        self.times.append(perf_counter())
+        self.watch.mark()
         self.counts.append(value.numel())
 
     def end(self) -> None:

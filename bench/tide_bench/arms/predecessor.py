@@ -6,15 +6,15 @@ import logging
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
-from tide_bench.arms.base import Timing
+from tide_bench.arms.base import ArmDevice, Timing
 from tide_bench.arms.eager import load_eager
 from tide_bench.arms.process import ArmError
+from tide_bench.arms.stopwatch import Stopwatch
 from tide_bench.prompts import library_texts
 
 _END = 2  # at this token its loop stops, whatever the tokenizer calls it
@@ -24,36 +24,37 @@ SAMPLES = 16  # texts of up to 512 tokens to calibrate on; its default of 2,000 
 class PredecessorArm:
     """Default configuration. It calibrates on text of the installed Python, as its own data set is not reachable everywhere."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
         try:
             import TIDE
         except ImportError as error:
             raise ArmError("the predecessor is not installed; pip install tide-inference") from error
         logging.getLogger("TIDE").setLevel(logging.WARNING)
         calibrator: Any = import_module("TIDE.calibrate")  # the package has a function of that name
-        model, config = load_eager(folder), TIDE.TIDEConfig(calibration_samples=SAMPLES)
+        model, config = load_eager(folder, device), TIDE.TIDEConfig(calibration_samples=SAMPLES)
         calibrator._load_calibration_texts = lambda name, count: library_texts()[:count]
-        self._times: list[float] = []
+        self._device = (device or ArmDevice()).name
+        self._watch = Stopwatch(self._device)
         with TemporaryDirectory() as scratch:
             router = Path(scratch) / "router.pt"
             calibrator.calibrate(model, _tokenizer(folder), config=config, save_path=str(router))
             self._runtime = TIDE.TIDE(model, str(router), config)
         sample = self._runtime._sample_next_token
         self._runtime._sample_next_token = lambda logits, *settings: sample(_without_end(logits), *settings)
-        model.register_forward_hook(lambda *_: self._times.append(perf_counter()))
+        model.register_forward_hook(lambda *_: self._watch.mark())
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
         """The time to the first token ends with the prompt's pass, the rest with the last token's: it runs one pass too many."""
-        self._times.clear()
-        ids, start = torch.tensor(prompts), perf_counter()
+        ids, self._watch = torch.tensor(prompts, device=self._device), Stopwatch(self._device)
+        self._watch.mark()
         output = self._runtime.generate(ids, max_new_tokens=new_tokens, temperature=0.0)
-        first, last = self._times[0], self._times[new_tokens - 1]
-        return Timing(output[:, ids.shape[1] :].tolist(), first - start, last - first)
+        first, *others = self._watch.seconds()
+        return Timing(output[:, ids.shape[1] :].tolist(), first, sum(others[: new_tokens - 1]))
 
 
 def _without_end(logits: torch.Tensor) -> torch.Tensor:
     """All arms write texts of one length, past any end."""
-    return logits.index_fill(-1, torch.tensor([_END]), float("-inf"))
+    return logits.index_fill(-1, torch.tensor([_END], device=logits.device), float("-inf"))
 
 
 def _tokenizer(folder: Path) -> Any:

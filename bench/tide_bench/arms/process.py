@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tide_bench.arms import ARMS
-from tide_bench.arms.base import FEW_THREADS, Timing
-from tide_bench.counters import forget_peak, peak_bytes
+from tide_bench.arms.base import FEW_THREADS, ArmDevice, Timing
+from tide_bench.counters import forget_peak, gpu_bytes, peak_bytes
 
 _TIMEOUT_S = 900  # torch.compile of 24 layers takes a minute or two
 
@@ -29,17 +29,28 @@ class ArmProcess:
     """The arm ``name`` on the model in ``folder``. Close it to give its memory back.
 
     ``peak_bytes``: the most memory that its process held during the last call.
+    ``gpu_bytes``: what it holds of GPUs after that call: the most so far, as allocators keep what they have. None where it uses
+    none, or the driver does not tell.
 
     Args:
         load: makes the arm from the folder, it must pickle; None: as `ARMS` says for ``name``.
         threads: of torch, until `use_all_cores` is applied; None: all cores from the beginning.
+        device: what it runs on; for arms of `ARMS`.
     """
 
-    def __init__(self, name: str, folder: Path, threads: int | None = None, load: Callable[[Path], Any] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        threads: int | None = None,
+        load: Callable[[Path], Any] | None = None,
+        device: ArmDevice | None = None,
+    ) -> None:
         self.name, self.peak_bytes = name, 0
+        self.gpu_bytes: int | None = None
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, load or name, folder, threads), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, load or name, folder, threads, device), daemon=True)
         self._process.start()
         theirs.close()
         try:
@@ -86,7 +97,7 @@ class ArmProcess:
             self._process.kill()
             raise ArmError(f"no answer within {_TIMEOUT_S} s")
         try:
-            error, value, self.peak_bytes = self._pipe.recv()
+            error, value, self.peak_bytes, self.gpu_bytes = self._pipe.recv()
         except (EOFError, ConnectionError):  # reset: it died with a call unread
             self._process.join()
             raise ArmError(f"its process died with exit code {self._process.exitcode}") from None
@@ -95,12 +106,18 @@ class ArmProcess:
         return value
 
 
-def _serve(pipe: Connection, kind: str | Callable[[Path], Any], folder: Path, threads: int | None = None) -> None:
+def _serve(
+    pipe: Connection,
+    kind: str | Callable[[Path], Any],
+    folder: Path,
+    threads: int | None = None,
+    device: ArmDevice | None = None,
+) -> None:
     """Load the arm, then answer calls. One that fails is answered with the reason; the arm stays for the next."""
     if threads is not None:
         os.environ[FEW_THREADS] = str(threads)
-    load = ARMS[kind] if isinstance(kind, str) else kind
-    arm = _answer(pipe, lambda: load(folder), keep=True)
+    load = (lambda: ARMS[kind](folder, device or ArmDevice())) if isinstance(kind, str) else partial(kind, folder)
+    arm = _answer(pipe, load, keep=True)
     while arm is not None and (request := pipe.recv()) is not None:
         method, args, options = request
         call = partial(args[0], arm, *args[1:]) if method == "__call__" else partial(getattr(arm, method), *args, **options)
@@ -112,8 +129,8 @@ def _answer(pipe: Connection, call: Callable[[], Any], keep: bool = False) -> An
     forget_peak()
     try:
         value = call()
-        pipe.send((None, None if keep else value, peak_bytes()))
+        pipe.send((None, None if keep else value, peak_bytes(), gpu_bytes()))
         return value
     except Exception as error:
-        pipe.send((f"{type(error).__name__}: {error}".splitlines()[0], None, peak_bytes()))
+        pipe.send((f"{type(error).__name__}: {error}".splitlines()[0], None, peak_bytes(), gpu_bytes()))
         return None

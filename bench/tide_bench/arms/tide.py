@@ -14,16 +14,16 @@ from time import perf_counter
 from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.bundle.manifest import read_manifest
 
-from tide_bench.arms.base import Timing
+from tide_bench.arms.base import ArmDevice, Timing
 from tide_bench.bundles import with_exits, write_changed
 
 
 class TideArm:
     """One shared thread pool, as `tide-run` has it; every policy and batch size is an engine on the same weights."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._loaded = load_second(folder)
+    def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
+        self.folder, self.device = folder, device or ArmDevice()
+        self._loaded = load_engine(folder, self.device) if self.device.is_gpu else load_second(folder, self.device)
         self._engines: dict[tuple[str, float | None, int, str], Engine] = {}
         self._calls, self._lock = count(), Lock()
 
@@ -46,11 +46,12 @@ class TideArm:
         engine = self._engine(policy, threshold, len(prompts) * concurrent, bits)
         # Prompts come again, in warm-ups for one: drafts from an earlier call's outputs would copy the answer.
         params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True, cache_salt=f"call {next(self._calls)}")
-        return replace(timed(engine, prompts, params), limitation=limitation(engine))
+        drive = str(engine.drive) if self.device.is_gpu else None
+        return replace(timed(engine, prompts, params), limitation=limitation(engine), drive=drive)
 
     def load_again(self, prompts: list[list[int]], new_tokens: int) -> None:
         """Load the model once more and generate: what is timed where loading is."""
-        with load_engine(self.folder) as engine:
+        with load_engine(self.folder, self.device) as engine:
             engine.generate(prompts, GenerationParams(max_new_tokens=new_tokens, ignore_eos=True))
 
     def read(
@@ -91,22 +92,23 @@ def limitation(engine: Engine) -> str | None:
     return None if runs == asked else f"{asked} runs {runs}"
 
 
-def load_engine(folder: Path) -> Engine:
-    """On the CPU, where all arms are: a GPU that TIDE found would be compared with the others' processor. Nothing is kept of a
-    prompt, as arms of other libraries keep nothing."""
-    options = EngineOptions(threads=ThreadOptions(shared=True), prefix_cache=False, verify=False)
-    return Engine.load(folder, options, device="cpu")
+def load_engine(folder: Path, device: ArmDevice | None = None) -> Engine:
+    """On ``device``, where all arms are; None: the CPU. Nothing is kept of a prompt, as arms of other libraries keep nothing."""
+    device = device or ArmDevice()
+    threads = ThreadOptions(shared=True)
+    options = EngineOptions(target=device.target, device=device.name, threads=threads, prefix_cache=False, verify=False)
+    return Engine.load(folder, options)
 
 
-def load_second(folder: Path) -> Engine:
+def load_second(folder: Path, device: ArmDevice | None = None) -> Engine:
     """An engine loaded after another one that is gone again.
 
     What a process loads first was found to run some percent faster than the same loaded later: a whole graph has all of
     that, of a bundle in segments the first one only. So no engine that is compared is its process' first.
     """
-    load_engine(folder).close()
+    load_engine(folder, device).close()
     gc.collect()
-    return load_engine(folder)
+    return load_engine(folder, device)
 
 
 def mean_depth(rows: Sequence[Generation], num_layers: int) -> float:
@@ -149,7 +151,8 @@ class StaticSkipArm(TideArm):
     """Every token is the prediction of the model's own head after the same few layers: the bundle has one cut, and an exit there
     that is always sure, for policy ``exit``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
         manifest = read_manifest(folder)
         self._changed = TemporaryDirectory(dir=folder.parent)  # on the same disk, for hard links
-        super().__init__(write_changed(folder, Path(self._changed.name) / "bundle", with_exits(manifest, manifest.checkpoints)))
+        changed = with_exits(manifest, manifest.checkpoints)
+        super().__init__(write_changed(folder, Path(self._changed.name) / "bundle", changed), device)

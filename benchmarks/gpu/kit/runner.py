@@ -25,8 +25,7 @@ from benchmarks.gpu.kit.child import FAILED, LOST
 from benchmarks.gpu.kit.plan import Row, Stage
 
 Result = dict[str, Any]
-_POLL_S, _LEAST_S, _MOST_PROCESSES = 0.2, 5.0, 12
-_START_LIMIT_S = 60.0  # imports, and what a stage prepares before its first case
+_POLL_S, _LEAST_S, _START_LIMIT_S, _MOST_PROCESSES = 0.2, 5.0, 60.0, 12  # start: imports, and what comes before a first case
 
 
 class ResultFiles:

@@ -39,8 +39,10 @@ class WindowBatch:
         return values.flatten(0, 1) if self.valid.all() else values[self.valid]
 
 
-def read_batch(capture: Capture, windows: Sequence[int] | NDArray[np.int64], boundaries: Iterable[int]) -> WindowBatch:
-    """Read the windows with indices ``windows``, with states at ``boundaries`` only.
+def read_batch(
+    capture: Capture, windows: Sequence[int] | NDArray[np.int64], boundaries: Iterable[int], device: torch.device | str = "cpu"
+) -> WindowBatch:
+    """Read the windows with indices ``windows``, with states at ``boundaries`` only, onto ``device``.
 
     Raises CalibrationError when the capture holds no states at one of the boundaries.
     """
@@ -48,11 +50,11 @@ def read_batch(capture: Capture, windows: Sequence[int] | NDArray[np.int64], bou
     lengths = capture.lengths[index].astype(np.int64)
     longest = int(lengths.max())
     return WindowBatch(
-        states={boundary: _states(capture, boundary, index, longest) for boundary in boundaries},
-        valid=torch.from_numpy(np.arange(longest)[None] < lengths[:, None]),
-        top_ids=torch.from_numpy(capture.top_ids[index, :longest].astype(np.int64)),
-        top_logits=torch.from_numpy(capture.top_logits[index, :longest]),
-        logsumexp=torch.from_numpy(capture.logsumexp[index, :longest]),
+        states={boundary: _states(capture, boundary, index, longest).to(device) for boundary in boundaries},
+        valid=torch.from_numpy(np.arange(longest)[None] < lengths[:, None]).to(device),
+        top_ids=torch.from_numpy(capture.top_ids[index, :longest].astype(np.int64)).to(device),
+        top_logits=torch.from_numpy(capture.top_logits[index, :longest]).to(device),
+        logsumexp=torch.from_numpy(capture.logsumexp[index, :longest]).to(device),
     )
 
 

@@ -36,8 +36,8 @@ _TOLERANCE = 1e-4  # of the largest logit: both compute in fp32
 def fastest_pass(
     model: PreTrainedModel, bundle: TemporaryBundle | None, boundaries: Sequence[int], note: Callable[[str], None]
 ) -> ForwardPass:
-    """The compiled pass, or PyTorch where there is no bundle or, with a note, where it cannot be made or is wrong."""
-    if bundle is not None:
+    """The compiled pass, or PyTorch on a GPU, where there is no bundle or, with a note, where it cannot be made or is wrong."""
+    if bundle is not None and model.device.type == "cpu":
         try:
             return CompiledPass(bundle.path(), model, boundaries)
         except TideError as error:

@@ -56,9 +56,9 @@ class EagerPass:
 
     @torch.inference_mode()
     def run(self, tokens: NDArray[np.int32], lengths: NDArray[np.int32], batch: BatchWriter) -> None:
-        ids = torch.from_numpy(tokens).long()
+        ids = torch.from_numpy(tokens).long().to(self._model.device)
         valid = torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]
-        mask = None if bool(valid.all()) else valid.long()  # without a mask, attention uses its faster causal path
+        mask = None if bool(valid.all()) else valid.long().to(ids.device)  # without a mask, attention uses its faster causal path
         with hidden_states(self._model, self._boundaries, batch.write_hidden):
             for start, logits in sliced_logits(self._model, ids, mask, self._logit_bytes):
                 batch.write_logits(start, logits)

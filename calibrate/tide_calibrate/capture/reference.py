@@ -35,14 +35,14 @@ class ReferenceTokens:
     tokens: NDArray[np.int32]
 
     def read(self, windows: NDArray[np.int64], valid: Tensor) -> Tensor:
-        """Tokens [n] int64 of ``windows`` [B] at the positions that ``valid`` [B, T'] marks.
+        """Tokens [n] int64 of ``windows`` [B] at the positions that ``valid`` [B, T'] marks, on its device.
 
         Raises CalibrationError where a window is not among those that the reference has run.
         """
         if not np.isin(windows, self.windows).all():
             raise CalibrationError(f"the reference {self.name} has not run on these windows; trace the split it has run on")
         rows = self.tokens[np.searchsorted(self.windows, windows), : valid.shape[1]]
-        return torch.from_numpy(rows.astype(np.int64))[valid]
+        return torch.from_numpy(rows.astype(np.int64)).to(valid.device)[valid]
 
 
 def capture_reference(

@@ -132,21 +132,21 @@ class BatchWriter:
     def write_hidden(self, checkpoint: int, state: torch.Tensor) -> None:
         """Write ``state`` [B, T, H] after ``checkpoint`` layers. Raises CalibrationError for NaN, infinity or fp16 overflow."""
         settings = self._writer.settings
-        valid = torch.arange(state.shape[1]) < self._lengths[:, None]
+        valid = (torch.arange(state.shape[1]) < self._lengths[:, None]).to(state.device)
         _check_range(state if valid.all() else state[valid], checkpoint, settings)
-        stored = state.to(HIDDEN_DTYPES[settings.hidden_dtype]).view(torch.int16).numpy()
+        stored = state.to(HIDDEN_DTYPES[settings.hidden_dtype]).view(torch.int16).cpu().numpy()
         self._put(hidden_name(checkpoint), stored.view(_STORED[settings.hidden_dtype]), 0)
 
     def write_logits(self, start: int, logits: torch.Tensor) -> None:
         """Write the top K of ``logits`` [B, n, V] at positions ``start`` and up. Raises CalibrationError for NaN or infinity."""
         total = logits.logsumexp(-1)
-        valid = torch.arange(start, start + logits.shape[1]) < self._lengths[:, None]
+        valid = (torch.arange(start, start + logits.shape[1]) < self._lengths[:, None]).to(logits.device)
         if not total[valid].isfinite().all():
             raise CalibrationError("the model's logits are NaN or infinite; check its weights, or load it with --dtype fp32")
         top = logits.topk(self._writer.settings.top_k)
-        self._put("top_ids", top.indices.int().numpy(), start)
-        self._put("top_logits", top.values.numpy(), start)
-        self._put("logsumexp", total.numpy(), start)
+        self._put("top_ids", top.indices.int().cpu().numpy(), start)
+        self._put("top_logits", top.values.cpu().numpy(), start)
+        self._put("logsumexp", total.cpu().numpy(), start)
 
     def _put(self, name: str, values: NDArray[Any], start: int) -> None:
         """Write values [B, n, …] to positions ``start`` and up, up to each window's length."""

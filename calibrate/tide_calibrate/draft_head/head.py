@@ -48,7 +48,8 @@ class DraftHead(nn.Module):
         hidden = model.hidden_size
         inner = -(-round(_INNER * hidden) // _BLOCK) * _BLOCK
         random = torch.Generator().manual_seed(seed)
-        scale = 1 / float(self.embedded(vocabulary[None, :_STATE_SAMPLE], torch.zeros(1, dtype=torch.long)).std())
+        first = torch.zeros(1, dtype=torch.long, device=model.device)
+        scale = 1 / float(self.embedded(vocabulary[None, :_STATE_SAMPLE], first).std())
         fuse = torch.randn((hidden, 3 * hidden), generator=random) * 0.01
         fuse[:, :hidden] += 0.1 * scale * torch.eye(hidden)
         fuse[:, 2 * hidden :] += torch.eye(hidden)
@@ -57,10 +58,11 @@ class DraftHead(nn.Module):
         self.down = nn.Parameter(torch.zeros((hidden, inner)))
         self.gain = nn.Parameter(_norm_gain(model, output, states))
         self.register_buffer("rows", output.weight.detach()[vocabulary].float())
+        self.to(model.device)  # random numbers come from the processor: the same on every device
 
     def embedded(self, ids: Tensor, first_positions: Tensor) -> Tensor:
         """What enters layer 0, [B, T, H] float32, of token ids [B, T] at positions from ``first_positions`` [B] on."""
-        positions = first_positions[:, None] + torch.arange(ids.shape[1])
+        positions = first_positions[:, None] + torch.arange(ids.shape[1], device=ids.device)
         caught = list[Tensor]()
 
         def stop(_boundary: int, state: Tensor) -> None:
@@ -84,8 +86,8 @@ class DraftHead(nn.Module):
     def tensors(self) -> dict[str, NDArray[np.generic]]:
         """The weights as the exporter takes them; the gain is in ``rows``."""
         weights = {"fuse": self.fuse, "gate_up": self.gate_up, "down": self.down, "rows": self.rows * self.gain}
-        arrays: dict[str, NDArray[np.generic]] = {name: value.detach().float().numpy() for name, value in weights.items()}
-        return arrays | {"vocabulary": self.vocabulary.numpy()}
+        arrays: dict[str, NDArray[np.generic]] = {name: value.detach().float().cpu().numpy() for name, value in weights.items()}
+        return arrays | {"vocabulary": self.vocabulary.cpu().numpy()}
 
 
 def _normed(states: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.capture.forward_pass import hidden_states
 from tide_calibrate.capture.store import Capture
-from tide_calibrate.parallel import Check, in_parallel
+from tide_calibrate.parallel import Check, in_parallel, workers_on
 from tide_calibrate.text.documents import SplitText, Windows
 from tide_export.drafters.replies import template_tokens
 from tide_export.load import LoadedModel
@@ -75,7 +75,7 @@ def write_replies(
     ]
     # Registered before the threads start: torch's modules are not to be given hooks while they run.
     with hidden_states(loaded.model, sorted(boundaries), lambda _, state: kept.states.append(state[:, -1].half())):
-        parts = list(in_parallel(jobs))
+        parts = list(in_parallel(jobs, workers_on(loaded.model.device)))
     tokens, states, top_ids, top_logits, total = (np.concatenate(part) for part in zip(*parts, strict=True))
     lengths = _lengths(tokens, loaded)
     lengths[len(pieces) :] = tokens.shape[1]  # conversations go on after the end of a turn
@@ -121,10 +121,10 @@ def _reply(
 ) -> tuple[NDArray[np.int32], NDArray[np.float16], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
     """Tokens [B, 1 + T] from the prompts' last one on, and for each the states [B, 1 + T, boundaries, H], the largest
     logits and the logarithm of the sum of all. The model's hooks append to ``kept.states``, once for each boundary."""
-    model, random = loaded.model, torch.Generator().manual_seed(seed)
+    model, random = loaded.model, torch.Generator(loaded.model.device).manual_seed(seed)
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
     states = kept.states = list[Tensor]()
-    step = torch.from_numpy(prompts)
+    step = torch.from_numpy(prompts).to(model.device)
     tokens, tops, sums, cache = [step[:, -1:]], [], [], None
     for _ in range(new_tokens):
         check()
@@ -136,11 +136,11 @@ def _reply(
         tokens.append(step)
         on_batch(len(prompts))
     return (
-        torch.cat(tokens[:-1], 1).int().numpy(),
-        torch.stack(states, 1).unflatten(1, (-1, boundaries)).numpy(),
-        torch.stack([top.indices for top in tops], 1).int().numpy(),
-        torch.stack([top.values for top in tops], 1).numpy(),
-        torch.stack(sums, 1).numpy(),
+        torch.cat(tokens[:-1], 1).int().cpu().numpy(),
+        torch.stack(states, 1).unflatten(1, (-1, boundaries)).cpu().numpy(),
+        torch.stack([top.indices for top in tops], 1).int().cpu().numpy(),
+        torch.stack([top.values for top in tops], 1).cpu().numpy(),
+        torch.stack(sums, 1).cpu().numpy(),
     )
 
 

@@ -19,6 +19,7 @@ from tide_calibrate.capture.store import Capture
 from tide_calibrate.draft_head.head import DraftHead
 from tide_calibrate.draft_head.replies import Replies
 from tide_calibrate.model.frozen import FrozenModel
+from tide_calibrate.parallel import wait_for
 from tide_export.drafters.guesses import GUESSES, GuessRecord
 
 VOCABULARY = 4096  # SmolLM2: 38.5% of guesses right among so many tokens, 39.2% among all 49,152
@@ -91,12 +92,12 @@ def train_draft_head(
     capture = replies.capture
     order = np.random.default_rng(seed).permutation(np.flatnonzero(capture.lengths > len(LOSS_WEIGHTS)))
     held_out, own = np.split(order, [max(1, round(_HELD_OUT * len(order)))])
-    vocabulary = draft_vocabulary(text, capture, model.model.config.get_text_config().vocab_size)
+    vocabulary = draft_vocabulary(text, capture, model.model.config.get_text_config().vocab_size).to(model.device)
     final = capture.num_layers
     sample = torch.from_numpy(capture.hidden[final][own[:8], : capture.lengths[own[:8]].min()]).flatten(0, 1).float()
-    head = DraftHead(model, layer, vocabulary, sample, seed)
-    place = torch.full((model.model.config.get_text_config().vocab_size,), -1)
-    place[vocabulary] = torch.arange(len(vocabulary))
+    head = DraftHead(model, layer, vocabulary, sample.to(model.device), seed)
+    place = torch.full((model.model.config.get_text_config().vocab_size,), -1, device=model.device)
+    place[vocabulary] = torch.arange(len(vocabulary), device=model.device)
     trainer = _Trainer(head, place, replies, own, seed)
     steps = trainer.plan(seconds, most_steps)
     for step in range(steps):
@@ -117,12 +118,13 @@ class _Trainer:
         for step in range(3):
             start = perf_counter()
             self.step(step, _NO_RATE)
+            wait_for(self.head.model.device)
             times.append(perf_counter() - start)
         return max((steps for steps in STEPS if steps <= most and steps * min(times[1:]) <= seconds), default=STEPS[0])
 
     def step(self, step: int, steps: int) -> None:
         chosen = self._random.choice(self.windows, min(WINDOWS_PER_STEP, len(self.windows)), replace=False)
-        loss = torch.zeros(())
+        loss = torch.zeros((), device=self.head.model.device)
         for weight, link in zip(LOSS_WEIGHTS, chain(self.head, self.replies, chosen, len(LOSS_WEIGHTS)), strict=False):
             loss = loss + weight * self._loss(link)
         if not torch.isfinite(loss):
@@ -147,9 +149,10 @@ class _Trainer:
 def chain(head: DraftHead, replies: Replies, windows: NDArray[np.int64], length: int) -> list[_Chain]:
     """``length`` guesses after every token of ``windows``, each from the state of the guess before, along the text."""
     capture, final = replies.capture, replies.capture.num_layers
-    batch = read_batch(capture, windows, [head.layer, final])
-    tokens = torch.from_numpy(capture.tokens[windows, : batch.valid.shape[1]].astype(np.int64))
-    embedded = head.embedded(tokens, torch.from_numpy(replies.first_positions[windows]))
+    device = head.model.device
+    batch = read_batch(capture, windows, [head.layer, final], device)
+    tokens = torch.from_numpy(capture.tokens[windows, : batch.valid.shape[1]].astype(np.int64)).to(device)
+    embedded = head.embedded(tokens, torch.from_numpy(replies.first_positions[windows]).to(device))
     middle, state, links = batch.states[head.layer], batch.states[final], []
     for ahead in range(1, length + 1):
         # The state of token t and token t + ahead give the guess of token t + ahead + 1, which the model chose at t + ahead.
@@ -157,7 +160,7 @@ def chain(head: DraftHead, replies: Replies, windows: NDArray[np.int64], length:
         if kept < 1:
             break
         middle = state = head(embedded[:, ahead:], middle[:, :kept], state[:, :kept])
-        following = torch.cat([tokens[:, ahead + 1 :], torch.full((len(tokens), 1), -1)], 1)
+        following = torch.cat([tokens[:, ahead + 1 :], torch.full((len(tokens), 1), -1, device=device)], 1)
         links.append(
             _Chain(
                 state,

@@ -36,7 +36,7 @@ def make_head(kind: str, model: FrozenModel, checkpoint: int, rank: int = MAX_RA
         raise ParamsError(f"a checkpoint of this model lies in 1 … {model.num_layers - 1}, got {checkpoint}")
     if layers >= model.num_layers:
         raise ParamsError(f"head {kind} needs more than {layers} layers, the model has {model.num_layers}")
-    return _MAKERS[name](model, checkpoint, layers, Translator(model.hidden_size, rank, seed))
+    return _MAKERS[name](model, checkpoint, layers, Translator(model.hidden_size, rank, seed).to(model.device))
 
 
 def parse_kind(kind: str) -> tuple[str, int]:

@@ -57,6 +57,11 @@ class ExitHead(nn.Module, ABC):
         self.translator = translator
         self.kind, self.checkpoint, self.boundaries = kind, checkpoint, boundaries
 
+    @property
+    def device(self) -> torch.device:
+        """Of its weights and the model's."""
+        return next(self.parameters()).device
+
     def translated(self, states: Mapping[int, Tensor]) -> Tensor:
         """The states [B, T, H] at the checkpoint, after the translator if there is one."""
         state = states[self.checkpoint]

@@ -52,16 +52,18 @@ class SampledVocabulary:
         windows = np.flatnonzero(capture.split == 0)
         valid = np.arange(capture.tokens.shape[1]) < capture.lengths[windows][:, None]
         counts = np.bincount(capture.top_ids[windows, :, 0][valid], minlength=vocab_size)
-        return cls(torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size])), vocab_size)
+        common = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
+        return cls(common.to(model.device), vocab_size)
 
     def sample(self, wanted: Tensor) -> VocabularySample:
         """The common tokens and those in ``wanted``, and random ones; the same for the same ``wanted``."""
         listed = torch.cat([self.common, wanted]).unique()
-        others = torch.ones(self.size, dtype=torch.bool).index_fill(0, listed, False).nonzero()[:, 0]
+        others = torch.ones(self.size, dtype=torch.bool, device=listed.device).index_fill(0, listed, False).nonzero()[:, 0]
         if not len(others):
             return VocabularySample(listed, len(listed), 0.0)
         generator = torch.Generator().manual_seed(int(wanted.sum()))
-        drawn = others[torch.randint(len(others), (self.random,), generator=generator)]
+        places = torch.randint(len(others), (self.random,), generator=generator)  # the same on every device
+        drawn = others[places.to(others.device)]
         return VocabularySample(torch.cat([listed, drawn]), len(listed), math.log(len(others) / self.random))
 
 

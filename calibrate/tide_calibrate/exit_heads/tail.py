@@ -36,7 +36,7 @@ class TailHead(ExitHead):
         drafts = self.translated(states)
         self._check_window_length(drafts.shape[1])
         cache = true_cache(self.tail, states[self.start])
-        mask = draft_mask(drafts.shape[1], self.tail.model.dtype)
+        mask = draft_mask(drafts.shape[1], self.tail.model.dtype, drafts.device)
         return self.tail(drafts, mask=mask, cache=cache, vocabulary=vocabulary)
 
     def _check_window_length(self, tokens: int) -> None:
@@ -85,8 +85,8 @@ def true_cache(tail: ModelTail, states: Tensor) -> DynamicCache:
     )
 
 
-def draft_mask(tokens: int, dtype: torch.dtype) -> Tensor:
+def draft_mask(tokens: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """Additive attention mask [1, 1, T, 2T]: query p sees the true keys at positions < p and its own draft's key."""
-    true = torch.ones((tokens, tokens), dtype=torch.bool).tril(-1)
-    allowed = torch.cat([true, torch.eye(tokens, dtype=torch.bool)], dim=1)
-    return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)[None, None]
+    true = torch.ones((tokens, tokens), dtype=torch.bool, device=device).tril(-1)
+    allowed = torch.cat([true, torch.eye(tokens, dtype=torch.bool, device=device)], dim=1)
+    return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill(~allowed, torch.finfo(dtype).min)[None, None]

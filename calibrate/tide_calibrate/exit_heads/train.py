@@ -19,6 +19,7 @@ from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import require_positive
 from tide_calibrate.exit_heads import ExitHead
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, VocabularySample, narrowed
+from tide_calibrate.parallel import wait_for
 
 _MIN_MASS = 1e-6
 Head = TypeVar("Head", bound=ExitHead)
@@ -136,13 +137,14 @@ class _Trainer:
         for step, batch in zip(range(1, 4), _shuffled_batches(self.windows, self.training), strict=False):
             start = perf_counter()
             self._step(step, batch, optimizer)
+            wait_for(self.head.device)
             times.append(perf_counter() - start)
         return min(times[1:])
 
     def _step(self, step: int, windows: NDArray[np.int64], optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             group["lr"] = self.training.learning_rate * _learning_rate_factor(step, self.training.steps)
-        batch, sample = narrowed(read_batch(self.capture, windows, self.head.boundaries), self.vocabulary)
+        batch, sample = narrowed(read_batch(self.capture, windows, self.head.boundaries, self.head.device), self.vocabulary)
         loss = _divergence(self._logits(batch, sample), batch, sample).mean()
         if not torch.isfinite(loss):
             raise CalibrationError(
@@ -161,7 +163,7 @@ class _Trainer:
     def evaluate(self, step: int) -> HeadProgress:
         divergences, agrees = [], []
         for part in in_batches(self.held_out, self.training.windows_per_step):
-            batch, sample = narrowed(read_batch(self.capture, part, self.head.boundaries), self.vocabulary)
+            batch, sample = narrowed(read_batch(self.capture, part, self.head.boundaries, self.head.device), self.vocabulary)
             logits = self._logits(batch, sample)
             divergences.append(_divergence(logits, batch, sample))
             agrees.append(logits.argmax(1) == batch.top_ids[batch.valid][:, 0])

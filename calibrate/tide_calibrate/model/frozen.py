@@ -30,6 +30,10 @@ class LMHead(nn.Module):
         self.tail = ModelTail(model, num_layers)
 
     @property
+    def device(self) -> torch.device:
+        return self.tail.model.device
+
+    @property
     def samples_vocabulary(self) -> bool:
         """Whether the logits of some tokens can be computed without the others."""
         return self.tail.samples_vocabulary
@@ -81,11 +85,14 @@ def _slice_positions(output: Any, start: int, end: int) -> Any:
 
 
 class FrozenModel:
-    """Wrap ``model`` in eval mode with gradients disabled; its tokens run through L layers, and it has hidden size H."""
+    """Wrap ``model`` in eval mode with gradients disabled; its tokens run through L layers, and it has hidden size H.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    ``num_layers``: L, counted in every loop; None: a model in host memory is probed.
+    """
+
+    def __init__(self, model: PreTrainedModel, num_layers: int | None = None) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.num_layers = len(probe_layers(model))
+        self.num_layers = num_layers or len(probe_layers(model))
         self.hidden_size: int = model.config.get_text_config().hidden_size
         self._tails: dict[int, ModelTail] = {}
 
@@ -93,6 +100,10 @@ class FrozenModel:
     def lm_head(self) -> LMHead:
         """Final norm and LM head. Raises UnsupportedModelError when the model cannot be cut there."""
         return LMHead(self.model, self.num_layers)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
 
     @property
     def sliding_window(self) -> int | None:

@@ -237,7 +237,7 @@ def _check_logits(model: PreTrainedModel, tail: ModelTail, state: Tensor, logits
 @torch.no_grad()
 def _samples_vocabulary(tail: ModelTail, state: Tensor, logits: Tensor) -> bool:
     """Whether the logits of some tokens alone are those among all; not where code after the LM head expects all of them."""
-    ids = torch.arange(1, logits.shape[-1], max(2, logits.shape[-1] // 64))
+    ids = torch.arange(1, logits.shape[-1], max(2, logits.shape[-1] // 64), device=logits.device)
     try:
         sampled = tail(state, vocabulary=ids)
     except (IndexError, RuntimeError, ValueError):

@@ -82,7 +82,7 @@ def train_router(
     held_out_windows = windows.router_held_out[: training.held_out_windows]
     held_out = router_examples(head, capture, held_out_windows, training.label, vocabulary)
     with torch.no_grad():
-        router.rescale(*fit_platt(router(held_out.states).numpy(), held_out.right.numpy()))
+        router.rescale(*fit_platt(router(held_out.states).cpu().numpy(), held_out.right.cpu().numpy()))
     return router.requires_grad_(False)
 
 
@@ -98,7 +98,7 @@ def router_examples(
     boundaries = head.boundaries if label == "agreement" else (head.checkpoint, capture.num_layers)
     states, right = [], []
     for part in in_batches(windows, _WINDOWS_PER_READ):
-        batch, sample = narrowed(read_batch(capture, part, boundaries), vocabulary, likeliest=1)
+        batch, sample = narrowed(read_batch(capture, part, boundaries, head.device), vocabulary, likeliest=1)
         valid_states = batch.states[head.checkpoint][batch.valid]
         if label == "agreement":
             logits = head.logits(batch.states, None if sample is None else sample.ids)[batch.valid]
@@ -112,13 +112,13 @@ def router_examples(
 
 def fit_router(examples: RouterExamples, training: RouterTraining) -> MlpRouter:
     """Minimise the class-balanced cross-entropy; the scores are not yet calibrated."""
-    router = MlpRouter(examples.states.shape[-1], training.width, training.seed)
+    router = MlpRouter(examples.states.shape[-1], training.width, training.seed).to(examples.states.device)
     target = examples.right.float()
     share = target.mean().clamp(0.01, 0.99)  # bounds the weight of a rare class
     weight = torch.where(examples.right, 0.5 / share, 0.5 / (1 - share))
     optimizer = torch.optim.AdamW(router.parameters(), lr=training.learning_rate, weight_decay=1e-2)
     generator = torch.Generator().manual_seed(training.seed)
-    orders = [torch.randperm(len(target), generator=generator) for _ in range(training.epochs)]
+    orders = [torch.randperm(len(target), generator=generator).to(target.device) for _ in range(training.epochs)]
     batches = [batch for order in orders for batch in order.split(training.tokens_per_step)]
     for step, batch in enumerate(batches):
         optimizer.param_groups[0]["lr"] = training.learning_rate * (1 - step / len(batches))

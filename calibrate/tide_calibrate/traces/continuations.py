@@ -15,7 +15,7 @@ from tide_runtime.errors import DataError
 from transformers import PreTrainedModel
 
 from tide_calibrate.capture.batches import in_batches
-from tide_calibrate.parallel import Check, in_parallel
+from tide_calibrate.parallel import Check, in_parallel, workers_on
 from tide_calibrate.text.documents import SPLITS, Windows
 from tide_calibrate.traces.trace import OwnText, SplitTrace
 
@@ -42,7 +42,7 @@ def continue_prompts(
     chosen = _choose_windows(windows, split, count, prompt_length)
     batches = in_batches(chosen, BATCH_SIZE)
     jobs = [partial(_greedy, model, windows.tokens[batch, :prompt_length], new_tokens) for batch in batches]
-    tokens = np.concatenate(list(in_parallel(jobs)))
+    tokens = np.concatenate(list(in_parallel(jobs, workers_on(model.device))))
     lengths = prompt_length + _tokens_until_end(tokens[:, prompt_length:], _end_tokens(model))
     tokens[np.arange(tokens.shape[1]) >= lengths[:, None]] = 0
     return Windows(tokens, lengths, windows.document[chosen]), np.full(len(chosen), prompt_length, np.int32)
@@ -92,14 +92,14 @@ def _balance_documents(windows: NDArray[np.intp], documents: NDArray[np.int32], 
 @torch.inference_mode()
 def _greedy(model: PreTrainedModel, prompts: NDArray[np.int32], new_tokens: int, check: Check) -> NDArray[np.int32]:
     """Greedy decoding, [B, P] → [B, P + new_tokens]; ``generate`` would apply the model's own sampling settings."""
-    step = torch.from_numpy(prompts).long()
+    step = torch.from_numpy(prompts).long().to(model.device)
     tokens, cache = [step], None
     for _ in range(new_tokens):
         check()
         output = model(input_ids=step, past_key_values=cache, use_cache=True)
         step, cache = output.logits[:, -1].argmax(-1, keepdim=True), output.past_key_values  # the model's own
         tokens.append(step)
-    return torch.cat(tokens, dim=1).numpy().astype(np.int32)
+    return torch.cat(tokens, dim=1).cpu().numpy().astype(np.int32)
 
 
 def _end_tokens(model: PreTrainedModel) -> list[int]:

@@ -55,13 +55,13 @@ def trace_split(
     full_nll, full_agrees = np.empty(tokens, np.float32), np.empty(tokens, np.bool_)
     recorders = {key: _ExitRecorder(tokens, routers.get(key, ())) for key in heads}
     for part in in_batches(windows, WINDOWS_PER_READ):
-        batch = read_batch(capture, part, boundaries)
+        batch = read_batch(capture, part, boundaries, lm_head.device)
         next_tokens = _next_tokens(capture, part, batch)
         span = slice(done, done := done + len(next_tokens))
         full_nll[span] = _full_nll(batch, next_tokens, lm_head, capture.num_layers)
         full_tokens = batch.top_ids[..., 0][batch.valid]
         wanted = full_tokens if reference is None else reference.read(part, batch.valid)
-        full_agrees[span] = (full_tokens == wanted).numpy()
+        full_agrees[span] = (full_tokens == wanted).cpu().numpy()
         batch, sample = narrowed(batch, vocabulary, next_tokens[next_tokens >= 0], wanted, likeliest=1)
         if sample is not None:
             next_tokens = torch.where(next_tokens < 0, -1, sample.places(next_tokens))
@@ -112,10 +112,11 @@ class _ExitRecorder:
     ) -> None:
         logits = batch.at_valid(head.logits(batch.states, None if sample is None else sample.ids))
         total = logits.logsumexp(-1) if sample is None else sample.logsumexp(logits)
-        self.agrees[span] = (logits.argmax(-1) == wanted).numpy()
+        self.agrees[span] = (logits.argmax(-1) == wanted).cpu().numpy()
         self.nll[span] = _nll(logits, total, next_tokens)
         for router in self._routers:
-            self.scores[router.kind][span] = router.scores(batch.states[head.checkpoint][batch.valid], logits, total).numpy()
+            scores = router.scores(batch.states[head.checkpoint][batch.valid], logits, total)
+            self.scores[router.kind][span] = scores.cpu().numpy()
 
     def trace(self, checkpoint: int, kind: str) -> ExitTrace:
         return ExitTrace(checkpoint, kind, self.agrees, self.nll, self.scores)
@@ -124,7 +125,7 @@ class _ExitRecorder:
 def _next_tokens(capture: Capture, windows: NDArray[np.int64], batch: WindowBatch) -> Tensor:
     """The token after each valid token, [n] int64; -1 at a window's end."""
     longest = batch.valid.shape[1]
-    tokens = torch.from_numpy(capture.tokens[windows, :longest].astype(np.int64))
+    tokens = torch.from_numpy(capture.tokens[windows, :longest].astype(np.int64)).to(batch.valid.device)
     next_tokens = torch.full_like(tokens, -1)
     next_tokens[:, :-1] = torch.where(batch.valid[:, 1:], tokens[:, 1:], -1)
     return next_tokens[batch.valid]
@@ -132,7 +133,7 @@ def _next_tokens(capture: Capture, windows: NDArray[np.int64], batch: WindowBatc
 
 def _nll(logits: Tensor, logsumexp: Tensor, next_tokens: Tensor) -> NDArray[np.float32]:
     logit = logits.gather(-1, next_tokens.clamp(min=0)[:, None])[:, 0]
-    return torch.where(next_tokens < 0, torch.nan, logsumexp - logit).numpy()
+    return torch.where(next_tokens < 0, torch.nan, logsumexp - logit).cpu().numpy()
 
 
 @torch.no_grad()
@@ -147,4 +148,4 @@ def _full_nll(batch: WindowBatch, next_tokens: Tensor, lm_head: LMHead, num_laye
         if not lm_head.samples_vocabulary:
             ids, place = None, next_tokens[rare]
         logit[rare] = lm_head(batch.states[num_layers][valid][rare], ids).gather(-1, place[:, None])[:, 0]
-    return torch.where(next_tokens < 0, torch.nan, batch.logsumexp[valid] - logit).numpy()
+    return torch.where(next_tokens < 0, torch.nan, batch.logsumexp[valid] - logit).cpu().numpy()

@@ -64,7 +64,7 @@ class GraphDriver:
         self._device, self._no_conditions = device, no_conditions
 
     def compile(self, program: Sequence[Node]) -> Execution:
-        """``program`` as one graph with conditional nodes, or flat, with the reason as ``refusal``.
+        """``program`` as one graph with conditional nodes, or flat, with the reason as ``refusal``, if it has conditions.
 
         Raises TargetError when it can be captured in neither form.
         """
@@ -74,8 +74,9 @@ class GraphDriver:
             parts = flat.capture(program)
         if (reason := why_not_repeatable(flat.types)) is not None:
             raise TargetError(f"{_REFUSED}: {reason}")
-        refusal = self._no_conditions() or why_not_in_a_body(flat.types)
-        if refusal is None:
+        branches = any(True for _ in conditions(program))
+        refusal = self._no_conditions() or why_not_in_a_body(flat.types) if branches else None
+        if branches and refusal is None:
             try:
                 return Execution(self._conditional(program), flat.types)
             except TargetError as error:

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.mapped_memory import WholeMemory
+from tide_runtime.machine_cache import processor
 
 _ALIGNMENT = 256  # bytes
 
@@ -123,6 +125,7 @@ class ProcessorDevice:
     kind, ordinal, stream, is_capturing = "cpu", 0, 0, False
 
     def __init__(self) -> None:
+        self.name = processor()
         self.lock: AbstractContextManager[Any] = RLock()
 
     def use(self) -> None:
@@ -131,11 +134,20 @@ class ProcessorDevice:
     def allocate(self, count_bytes: int) -> _HostMemory:
         return _HostMemory(count_bytes)
 
+    def reserve(self, count_bytes: int) -> WholeMemory:
+        return WholeMemory(self.allocate(count_bytes), count_bytes)  # zeros that nobody wrote take no memory
+
+    def zero(self, pointer: int, count_bytes: int) -> None:
+        ctypes.memset(pointer, 0, count_bytes)
+
     def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
         return np.zeros(count_bytes, np.uint8)
 
     def upload(self, pointer: int, source: NDArray[Any]) -> None:
         ctypes.memmove(pointer, source.ctypes.data, source.nbytes)
+
+    def upload_copy(self, pointer: int, source: NDArray[Any]) -> None:
+        self.upload(pointer, np.ascontiguousarray(source))
 
     def download(self, target: NDArray[Any], pointer: int) -> None:
         ctypes.memmove(target.ctypes.data, pointer, target.nbytes)

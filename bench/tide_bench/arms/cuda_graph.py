@@ -1,0 +1,82 @@
+"""HuggingFace transformers in a CUDA graph that is captured by hand: the model's own kernels without their launches.
+
+Eager decoding on a GPU waits for Python, so a ratio over it says little of a GPU. This arm is the fair baseline: a step, with the
+choice of its token, is one replay.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import StaticCache
+
+from tide_bench.arms.base import ArmDevice
+from tide_bench.arms.process import ArmError
+from tide_bench.arms.static_cache import StaticCacheArm
+
+_WARM_UPS = 3  # PyTorch's documentation, "CUDA graphs": libraries and workspaces are loaded before a capture
+
+
+class CudaGraphArm(StaticCacheArm):
+    """One graph for each batch size and cache length; only on a GPU."""
+
+    def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
+        super().__init__(folder, device)
+        self._graphs: dict[StaticCache, tuple[torch.cuda.CUDAGraph, StaticStep]] = {}
+
+    def prepare(self, cache: StaticCache, rows: int, slots: int) -> None:
+        if cache in self._graphs:
+            return
+        step = StaticStep(self.model, cache, rows, slots, self.device.name)
+        side = torch.cuda.Stream(self.device.name)
+        side.wait_stream(torch.cuda.current_stream(self.device.name))
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                step()
+        torch.cuda.current_stream(self.device.name).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.device.name), torch.cuda.graph(graph):
+            step()
+        self._graphs[cache] = graph, step
+
+    def decode(self, cache: StaticCache, token: torch.Tensor, position: int, steps: int) -> torch.Tensor:
+        graph, step = self._graphs[cache]
+        step.begin(token, position)
+        for _ in range(steps):
+            graph.replay()
+        return step.written(steps)
+
+
+class StaticStep:
+    """A step on tensors that stay where they are: it reads its token and position from them, and writes the next ones there.
+
+    Raises ArmError for models with sliding windows: their caches count positions in Python, which a graph would freeze.
+    """
+
+    def __init__(self, model: Any, cache: StaticCache, rows: int, slots: int, device: str) -> None:
+        if any(cache.is_sliding):
+            raise ArmError("its sliding windows count positions in Python, which a CUDA graph would repeat")
+        self._model, self._cache = model, cache
+        self._ids = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(rows, slots, dtype=torch.int64, device=device)
+        self._next = torch.zeros(1, dtype=torch.int64, device=device)  # column of `_tokens`
+
+    def begin(self, token: torch.Tensor, position: int) -> None:
+        """Start from ``token`` [B, 1] at ``position``, behind what the cache holds."""
+        self._ids.copy_(token)
+        self._positions.fill_(position)
+        self._next.zero_()
+
+    def __call__(self) -> None:
+        logits = self._model(input_ids=self._ids, position_ids=self._positions, past_key_values=self._cache).logits
+        self._ids.copy_(logits[:, -1:].argmax(-1))
+        self._tokens.index_copy_(1, self._next, self._ids)
+        self._positions.add_(1)
+        self._next.add_(1)
+
+    def written(self, steps: int) -> torch.Tensor:
+        """The tokens of the ``steps`` steps since `begin`, [B, steps]."""
+        return self._tokens[:, :steps]
