@@ -68,6 +68,7 @@ class GraphDriver:
 
         Raises TargetError when it can be captured in neither form.
         """
+        self._device.use()
         with self._captures() as captures:
             flat = _FlatProgram(self._device, captures)
             parts = flat.capture(program)

@@ -151,7 +151,10 @@ class CudaDevice:
         return not any(int(host) in one.addresses for one in self._pinned_bytes)
 
     def use(self) -> None:
-        self.gpu.set_current()
+        from cuda.core import Device
+
+        # cuda.core keeps one Device a thread, and asks that of the calling thread whether it was made current.
+        Device(self.ordinal).set_current()
 
     def allocate(self, count_bytes: int) -> CudaMemory:
         try:
