@@ -113,9 +113,9 @@ def cases() -> dict[str, Callable[[], Figures]]:
         for rows in (1, 8, 16):
             made[f"int4_{outputs}x{width}_b{rows}"] = partial(low_bit_product, outputs, width, rows, torch.float16)
     made["int4_3072x2048_b1_bf16"] = partial(low_bit_product, 3072, 2048, 1, torch.bfloat16)
-    for rows, dtype in ((1, torch.float16), (8, torch.float16), (1, torch.float32), (8, torch.float32)):
-        name = str(dtype).removeprefix("torch.")
-        made |= {f"{name}_{n}x{k}_b{rows}": partial(product, n, k, rows, dtype) for n, k in ((3072, 2048), (576, 192))}
+    for rows in (1, 4, 8):
+        made |= {f"fp16_{n}x{k}_b{rows}": partial(product, n, k, rows, torch.float16) for n, k in _PRODUCTS}
+    made |= {f"fp32_576x192_b{rows}": partial(product, 576, 192, rows, torch.float32) for rows in (1, 8)}
     return made
 
 

@@ -313,6 +313,38 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return made
 
 
+@triton.jit
+def _peaks(logits, peaks, places, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, part = tl.program_id(0), tl.program_id(1)
+    place = part * BLOCK + tl.arange(0, BLOCK)
+    inside = place < width
+    number = tl.load(logits + row.to(tl.int64) * width + place, mask=inside, other=-float("inf")).to(tl.float32)
+    number = tl.where(number == number, number, float("inf"))  # what is no number must be seen
+    peak, at = tl.max(number, 0, return_indices=True)
+    tl.store(peaks + row * tl.num_programs(1) + part, peak)
+    tl.store(places + row * tl.num_programs(1) + part, part * BLOCK + at)
+
+
+@triton.jit
+def _token(peaks, places, tokens, parts, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, part = tl.program_id(0), tl.arange(0, PARTS)
+    peak, at = tl.max(tl.load(peaks + row * parts + part, mask=part < parts, other=-float("inf")), 0, return_indices=True)
+    token = tl.load(places + row * parts + at)
+    tl.store(tokens + row, tl.where(tl.abs(peak) < float("inf"), token, -1).to(tl.int64))
+
+
+def token(logits: Tensor) -> Tensor:
+    """The first largest of ``logits`` [..., V], int64; -1 where it is not finite."""
+    logits, width, block = logits.contiguous(), logits.shape[-1], 2048
+    rows, parts = logits.numel() // width, triton.cdiv(width, block)
+    peaks = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
+    places = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    _peaks[(rows, parts)](logits, peaks, places, width, block, num_warps=4)
+    _token[(rows,)](peaks, places, tokens, parts, triton.next_power_of_2(parts), num_warps=1)
+    return tokens
+
+
 def fits(tokens: int, group: int, width: int) -> bool:
     """Whether `attention` takes so many tokens a sequence and query heads a KV head of ``width`` channels."""
     return tokens * group <= _MOST_QUERIES and width <= 256
