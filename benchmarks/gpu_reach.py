@@ -155,7 +155,7 @@ class Reach:
                 self._mark(imported, "")
         definition = here.definitions[name]
         self.strings |= definition.strings if module != _REGISTRY else set()
-        short = ("benchmarks.gpu.", "benchmarks.gpu.kit.stages.") if module.startswith("benchmarks.") else ()
+        short = ("benchmarks.gpu", "benchmarks.gpu.", "benchmarks.gpu.kit.stages.") if module.startswith("benchmarks.") else ()
         for text in definition.strings:
             for path in (text, *(prefix + text for prefix in short)):
                 if path in self.modules:
@@ -270,11 +270,11 @@ def reach(root: Path) -> list[FileReach]:
             checked = by_all.lines(name) - commands if _ONLY_CHECKS.match(name_of_file) else 0
             rows.append(FileReach(name_of_file, module.lines, commands, checked))
     for file in sorted((root / "plugins").rglob("*")):
-        path = file.relative_to(root)
-        if file.suffix in (".cuh", ".h", ".cpp") and "test" not in path.parts:
+        within = file.relative_to(root)
+        if file.suffix in (".cuh", ".h", ".cpp") and "test" not in within.parts:
             lines = len(file.read_text(encoding="utf-8").splitlines())
-            reached = str(path.parent) == _KERNELS.rstrip("/") and file.name in kernels
-            rows.append(FileReach(str(path), lines, lines if reached else 0, 0))
+            reached = str(within.parent) == _KERNELS.rstrip("/") and file.name in kernels
+            rows.append(FileReach(str(within), lines, lines if reached else 0, 0))
     return rows
 
 

@@ -1,6 +1,6 @@
 """Whether device-driven decoding generates the host's tokens: one CUDA graph for many tokens against the host's loop.
 
-Policies `full` and `exit`, the latter with two exits that half of the tokens take each (`stub_exits`), one condition inside
+Policies `full` and `exit`, the latter with exits that some of the tokens take, one condition inside
 the other; whole texts, and texts that an EOS token ends in the middle of a launch. In fp16 with ONNX Runtime, whose fp32
 attention needs the host; in fp32 with TensorRT's engines, the only ones whose exits the device can evaluate: small differences
 then decide about few tokens. The GPU kit runs this.

@@ -19,12 +19,11 @@ import torch
 import typer
 from safetensors.torch import save_file
 from tide_calibrate.routers.mlp import MlpRouter
-from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
+from tide_runtime.bundle.calibration import CalibrationInfo, CostTable, ExitInfo, StepCost
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.carried_bundle import pack
 from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, SHAPES, TORCH_DTYPES, ModelShape, dtype_of
-from benchmarks.gpu.stub_exits import COSTS
 from benchmarks.models.calibrated_bundles import calibrated_bundles
 from tide_export.calibration.calibration_file import CalibrationFile, DataInfo
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
@@ -38,6 +37,9 @@ from tide_export.quantization.quantized_weight import QuantizedWeight
 TO, CACHE = Path("build") / "kit-bundles", Path("build") / "bench-cache"
 _EXITS = (4, 8, 12)  # layers of the 1B model before an exit
 _RANK = 16
+# Asking costs nothing, so that the host never rests from it: the device does not either.
+_FREE = StepCost(rows=1, seq=1, launch_ms=0.0, layer_ms=1.0, head_ms=0.0, exit_ms=0.0, host_ms=0.0)
+COSTS = CostTable(target="stub", machine="none", unsplit_ms=1.0, steps=[_FREE])
 
 
 class RandomParameters:

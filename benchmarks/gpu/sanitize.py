@@ -105,6 +105,6 @@ def _prepare(tool: str, bench: Bench) -> Figures:
     """The command, of which the part that is the program's own runs: it ends before its first launch."""
     full = command(tool, bench.work / "sanitizers" / f"{tool}.log", 1)
     program = full[full.index(sys.executable) :]
-    done = subprocess.run([*program, "--only", "draft_verify"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*program, "--only", "take_tokens"], capture_output=True, text=True, check=False)
     assert done.returncode == NOT_RUN, f"exit code {done.returncode}: {done.stderr[-1000:]}"
     return {"command": shlex.join(full), "program": done.stderr.strip().splitlines()[-1]}

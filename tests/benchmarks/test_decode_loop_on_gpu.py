@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from runtime.device_loop.test_decode_loop import EXITS, MODEL, PROMPTS
 from runtime.numpy_backend import tiny_manifest
@@ -16,11 +14,10 @@ from runtime.numpy_loop_kernels import NumpyLoopKernels
 from runtime.simulated_gpu import SimulatedGpu
 from runtime.tiny_device_backend import TinyDeviceBackend
 from runtime.tiny_generation import Request, make_row
-from tide_runtime import Engine, EngineOptions, GenerationParams
+from tide_runtime import GenerationParams
 from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.policy import DevicePlan
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
@@ -31,14 +28,9 @@ from tide_runtime.sequence import TokenSequence
 
 from benchmarks.gpu import decode_loop
 from benchmarks.gpu.decode_loop import Prompts
-from benchmarks.gpu.model_shapes import ModelShape
-from benchmarks.gpu.stub_exits import COSTS, stub_exits
-from tide_export.config import ExportConfig
-from tide_export.export import write_bundle
-from tide_export.progress import ExportProgress
+from benchmarks.gpu.kit_bundles import COSTS
 
 ALL = [list(prompt) for prompt in PROMPTS]
-TINY = ModelShape("tiny", ("fp32",), layers=4, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=120)
 
 
 class SimulatedEngine:
@@ -130,18 +122,3 @@ def test_exits_that_were_not_tried_are_found() -> None:
     """A router with one decision leaves the other ways untried."""
     row = {"reason": None, "different": 0, "texts": 4, "left_early": 1.0, "least_taken": 0.0}
     assert "left early" in str(decode_loop.complaint("exit", row))
-
-
-def test_the_device_can_evaluate_the_exits(tmp_path: Path) -> None:
-    """On a GPU that is paid by the hour the check would end with "the host drove"."""
-    loaded, texts = TINY.load("fp32"), np.random.default_rng(0).integers(3, 120, (8, 24)).tolist()
-    config = ExportConfig(max_seq_len=128, targets=("cpu",), verify=False)
-    manifest, _ = write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True), stub_exits(loaded, [1, 2], texts))
-    policy: Any = make_policy("exit", manifest, DepthOptions())
-    assert isinstance(policy.device_plan(pads_sequences=True), DevicePlan)
-    with Engine.load(tmp_path, EngineOptions(target="cpu", policy="exit")) as engine:
-        rows = [engine.generate(text, GenerationParams(max_new_tokens=40, eos_token_ids=()))[0] for text in texts]
-    depths = [depth for row in rows for depth in row.stats.token_depths]
-    shares = [float(np.mean(np.array(depths) == depth)) for depth in (1, 2, 4)]
-    assert len(depths) == 8 * 39 and min(shares) > 0.05 and sum(shares) == pytest.approx(1)
-    assert engine.backend.launches["exit_1"] == 8 * 39  # evaluated at every token, without a pause

@@ -30,6 +30,7 @@ PLAN: tuple[Row, ...] = (
     (
         Stage("conditional", ".conditional_kernel", "", 4, 20),
         *(Stage(f"cublas_{arm}", ".cublas_capture", arm, 8, 30) for arm in ("default", "none", "small", "own")),
+        Stage("growing_memory", ".growing_memory", "", 8, 30),
     ),
     (
         Stage("graphs", ".graph_cases", "", 35, 60, 15),

@@ -1,6 +1,4 @@
-"""Launching a decode loop's kernels: `exit_candidates`, `exit_score`, `exit_join`, `exit_gate`, `exit_merge`, `take_tokens`,
-`loop_turn`.
-"""
+"""Launching a decode loop's kernels: all of `kernels.KERNELS` but the router."""
 
 from __future__ import annotations
 
@@ -117,9 +115,7 @@ def prepare_loop_turn(
 
 
 def prepare_take_tokens(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
-    """Check the tensors (`TAKE_TENSORS`) and prepare the launch; the rule is in csrc/take_tokens.cuh. Errors as in
-    `prepare_loop_turn`.
-    """
+    """Check the tensors (`TAKE_TENSORS`) and prepare the launch. Errors as in `prepare_loop_turn`."""
     call = KernelCall(library, "take_tokens", TAKE_TENSORS, tensors, stream)
     params = TakeTokensParams(rows=call.size("rows"), eos_count=call.size("eos_count"))
     return call.prepare(params, {"take_tokens": plan_loop_block()}, {})

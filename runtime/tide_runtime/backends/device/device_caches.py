@@ -54,11 +54,6 @@ class DeviceCaches:
         self._memory = device.reserve(total)
         self.shrink()
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of device memory that the caches have now."""
-        return self._memory.provided
-
     def pointer(self, name: str, batch_index: int) -> int:
         return self._memory.pointer + self._offsets[name] + batch_index * self._row_bytes(name, self.slots)
 

@@ -77,14 +77,14 @@ def test_rows_get_memory_when_they_are_used() -> None:
     """Guards against an engine that takes the memory of max_batch rows of full length for one short text."""
     caches = DeviceCaches(HostDevice(), manifest(2, 64), FP32, 16, least=16)
     row = 2 * 2 * 16 * (2 + 4) * FP32.bytes  # two layers of two heads; keys have two numbers, values four
-    assert caches.memory_bytes == 0
+    assert caches._memory.provided == 0
     caches.reserve(16, 1)
-    first, addresses = caches.memory_bytes, [caches.pointer(name, 0) for name in caches.shapes]
+    first, addresses = caches._memory.provided, [caches.pointer(name, 0) for name in caches.shapes]
     assert 0 < first <= row
     caches.reserve(5, 3)
-    assert 2 * first < caches.memory_bytes <= 3 * row
+    assert 2 * first < caches._memory.provided <= 3 * row
     caches.reserve(64, 2)
-    assert caches.rows == 3 and 9 * first < caches.memory_bytes <= 12 * row
+    assert caches.rows == 3 and 9 * first < caches._memory.provided <= 12 * row
     assert addresses == [caches.pointer(name, 0) for name in caches.shapes]
 
 
@@ -112,7 +112,7 @@ def test_memory_that_is_short_leaves_the_caches_as_they_were() -> None:
     caches = DeviceCaches(device, manifest(2, 64), FP32, 4, least=16)
     caches.reserve(16, 1)
     view(caches, "key_cache_1")[0] = 3
-    device.most_reserved = 3 * caches.memory_bytes
+    device.most_reserved = 3 * caches._memory.provided
     with pytest.raises(DeviceMemoryError):
         caches.reserve(64, 4)
     assert caches.slots == 16 and caches.rows == 1 and (view(caches, "key_cache_1")[0] == 3).all()
