@@ -282,6 +282,48 @@ def low_bit_product(x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | N
 
 
 @triton.jit
+def _look_up(  # type: ignore[no-untyped-def]
+    table,
+    ids,
+    scales,
+    zeros,
+    made,
+    width,
+    stored,
+    blocks,
+    zero_bytes,
+    HAS_ZEROS: tl.constexpr,
+    BITS: tl.constexpr,
+    QUANT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    each: tl.constexpr = 8 // BITS
+    row, place = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside, token = place < width, tl.load(ids + row).to(tl.int64)
+    packed = tl.load(table + token * stored + place // each, mask=inside, other=0).to(tl.int32)
+    block = place // QUANT
+    scale = tl.load(scales + token * blocks + block, mask=inside, other=0.0)
+    middle = tl.full((BLOCK,), 1 << (BITS - 1), tl.int32)
+    if HAS_ZEROS:
+        point = tl.load(zeros + token * zero_bytes + block // each, mask=inside, other=0).to(tl.int32)
+        middle = (point >> (block % each * BITS)) & ((1 << BITS) - 1)
+    number = (packed >> (place % each * BITS)) & ((1 << BITS) - 1)
+    tl.store(made + row.to(tl.int64) * width + place, (number - middle).to(scale.dtype) * scale, mask=inside)
+
+
+def look_up(table: Tensor, ids: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, block: int) -> Tensor:
+    """The rows ``ids`` [...] of a low-bit ``table``, [..., K] in the dtype of ``scales``; for the operands see `dequantised`."""
+    stored, ids, threads = table.shape[1], ids.contiguous(), 1024
+    width = stored * 8 // bits
+    made = torch.empty((*ids.shape, width), dtype=scales.dtype, device=ids.device)
+    _look_up[(ids.numel(), triton.cdiv(width, threads))](
+        table, ids, scales, table if zeros is None else zeros, made, width, stored, scales.shape[1],
+        0 if zeros is None else zeros.shape[1], zeros is not None, bits, block, threads, num_warps=4,
+    )  # fmt: skip
+    return made
+
+
+@triton.jit
 def _product(  # type: ignore[no-untyped-def]
     x, weight, made, count, width, outputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):

@@ -44,10 +44,13 @@ class LowBitProduct:
         return F.linear(x, dequantised(*weight))
 
 
-def look_up(attributes: Mapping[str, Any]) -> Any:
+def look_up(attributes: Mapping[str, Any], kernels: Any = None) -> Any:
+    """The function of a look-up; ``kernels``: the module `fused_kernels`, or None."""
     bits, block = attributes["bits"], attributes["block_size"]
 
     def rows(table: Tensor, ids: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
+        if kernels is not None:
+            return kernels.look_up(table, ids, scales, zeros, bits, block)
         return dequantised(table[ids], scales[ids], None if zeros is None else zeros[ids], bits, block)
 
     return rows

@@ -123,9 +123,10 @@ class Program:
         """The function of ``node``, which of its operands are in host memory, and their names."""
         if node.op == ATTENTION:
             return self._attention(node)
-        if node.op in (PRODUCT, LOOK_UP):
-            made = LowBitProduct(node.attributes, self._kernels) if node.op == PRODUCT else look_up(node.attributes)
-            return made, frozenset(), node.inputs
+        if node.op == PRODUCT:
+            return LowBitProduct(node.attributes, self._kernels), frozenset(), node.inputs
+        if node.op == LOOK_UP:
+            return look_up(node.attributes, self._kernels), frozenset(), node.inputs
         if node.op == ROUTER:
             return router(node.attributes, self._weights.device), frozenset(), node.inputs
         if node.op == LINEAR:

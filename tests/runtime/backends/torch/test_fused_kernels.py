@@ -81,6 +81,9 @@ def test_products_with_low_bit_weights(bits: int, block: int, has_zeros: bool) -
     expected = F.linear(x, dequantised(values, scales, zeros, bits, block))
     found = fused_kernels.low_bit_product(x, values, scales, zeros, bits, block)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-5)
+    ids = torch.tensor([[3, outputs - 1]])
+    looked_up = fused_kernels.look_up(values, ids, scales, zeros, bits, block)
+    torch.testing.assert_close(looked_up, dequantised(values, scales, zeros, bits, block)[ids])
 
 
 def test_products_of_few_rows() -> None:
