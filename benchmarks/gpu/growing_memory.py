@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.growing_memory [--json FILE]
 
-Exit code 1 when a check fails, 2 where there is no GPU.
+Exit code 2 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.backends.device.cuda_device import CudaDevice
 from tide_runtime.backends.device.device import Device, ReservedMemory
+from tide_runtime.backends.torch.stream import ProcessorDevice
 from tide_runtime.errors import TargetError
+
+from benchmarks.gpu.kit.case import Bench, Figures, KitCase
 
 _BLOCK = 1 << 20  # bytes of a block that is written, half a granule
 _BLOCKS = 64
@@ -107,23 +112,32 @@ def seen_by_torch(device: Device) -> bool | None:
     return bool((tensor == torch.arange(_BLOCK, dtype=torch.int32, device=tensor.device)).all())
 
 
+def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
+    yield KitCase("growth", _on_gpu, lambda: findings(ProcessorDevice(), row=1 << 12))
+
+
+def _on_gpu() -> Figures:
+    device = CudaDevice()
+    found = {"gpu": device.name, **findings(device), "seen_by_torch": seen_by_torch(device)}
+    wrong = [name for name, value in found.items() if value is False]
+    assert not wrong, f"memory that grows does not behave: {', '.join(wrong)}; found {found}"
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     try:
-        from tide_runtime.backends.device.cuda_device import CudaDevice
-
-        device = CudaDevice()
+        found = _on_gpu()
     except TargetError as error:
         print(f"NOT RUN: {error}", file=sys.stderr)
         return 2
-    found = {"gpu": device.name, **findings(device), "seen_by_torch": seen_by_torch(device)}
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(found, indent=1))
     for name, value in found.items():
         print(f"RESULT growing_memory_{name}={value}")
-    return int(False in [value for value in found.values() if isinstance(value, bool)])
+    return 0
 
 
 if __name__ == "__main__":

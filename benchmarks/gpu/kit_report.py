@@ -28,6 +28,9 @@ def write_report(paths: Sequence[Path]) -> None:
     lines = [json.loads(text) for path in paths for text in path.read_text(encoding="utf-8").splitlines()]
     report = kit_report([line for line in lines if not line["dry"]])
     path = ROOT / "docs" / "results" / f"{report.date[:10]}-gpu_kit.json"
+    if path.exists():  # stages of an earlier run of that day which were not run again
+        ran = {row["stage"] for row in report.rows}
+        report.rows += [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["stage"] not in ran]
     report.write(path)
     print(f"wrote {path}")
     subprocess.run([sys.executable, "-m", "benchmarks.tables"], cwd=ROOT, check=True)
@@ -74,7 +77,7 @@ def gpu_kit_not_run() -> str:
 
 
 def _stages(where: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
-    cells = [[name, *_cells(rows.get(name))] for name in STAGES]
+    cells = [[name, *_cells(rows.get(name))] for name in dict.fromkeys([*STAGES, *rows])]  # a run may have had others
     return "\n".join([f"**What the GPU kit found** ({where}).", "", *markdown_table(["stage", "cases", "seconds"], cells)])
 
 
@@ -87,7 +90,7 @@ def _cells(row: Mapping[str, Any] | None) -> list[str]:
 def _findings(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """The figures of cases that passed, one line a case; the cases of kernels and graphs have none worth a line."""
     for name, row in rows.items():
-        if name in ("machine", "imports", "graphs", "loop_kernels", "router_kernels"):
+        if name in ("machine", "imports", "graphs", "kernels", "loop_kernels", "router_kernels"):
             continue
         for case in row["cases"]:
             if case["state"] == PASSED and case.get("figures"):

@@ -74,7 +74,7 @@ def attention(batch: int, slots: int) -> Figures:
     return compared(partial(arm, fused_kernels), partial(arm, None))
 
 
-def product(outputs: int, width: int, rows: int, dtype: torch.dtype) -> Figures:
+def low_bit_product(outputs: int, width: int, rows: int, dtype: torch.dtype) -> Figures:
     """int4 in blocks of 32 against a dense matrix."""
     from tide_runtime.backends.torch import fused_kernels
     from tide_runtime.backends.torch.low_bits import dequantised
@@ -83,6 +83,13 @@ def product(outputs: int, width: int, rows: int, dtype: torch.dtype) -> Figures:
     scales = (torch.rand(outputs, width // 32, device="cuda") / 64).to(dtype)
     x, dense = random(rows, width).to(dtype), dequantised(packed, scales, None, 4, 32)
     return compared(partial(fused_kernels.low_bit_product, x, packed, scales, None, 4, 32), partial(F.linear, x, dense))
+
+
+def product(outputs: int, width: int, rows: int, dtype: torch.dtype) -> Figures:
+    from tide_runtime.backends.torch import fused_kernels
+
+    x, weight = random(rows, width).to(dtype), random(outputs, width).to(dtype)
+    return compared(partial(fused_kernels.product, x, weight), partial(F.linear, x, weight))
 
 
 def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
@@ -104,8 +111,11 @@ def cases() -> dict[str, Callable[[], Figures]]:
         made |= {f"attention_b{batch}_{slots}": partial(attention, batch, slots) for slots in (512, 2048)}
     for outputs, width in _PRODUCTS:
         for rows in (1, 8, 16):
-            made[f"int4_{outputs}x{width}_b{rows}"] = partial(product, outputs, width, rows, torch.float16)
-    made["int4_3072x2048_b1_bf16"] = partial(product, 3072, 2048, 1, torch.bfloat16)
+            made[f"int4_{outputs}x{width}_b{rows}"] = partial(low_bit_product, outputs, width, rows, torch.float16)
+    made["int4_3072x2048_b1_bf16"] = partial(low_bit_product, 3072, 2048, 1, torch.bfloat16)
+    for rows in (1, 4, 8):
+        made |= {f"fp16_{n}x{k}_b{rows}": partial(product, n, k, rows, torch.float16) for n, k in _PRODUCTS}
+    made |= {f"fp32_576x192_b{rows}": partial(product, 576, 192, rows, torch.float32) for rows in (1, 8)}
     return made
 
 

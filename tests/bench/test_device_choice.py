@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from tide_bench.arms import POLICIES, on_target
 from tide_bench.arms.base import ArmDevice
 from tide_bench.config import BenchConfig, default_rivals
 from tide_bench.device_choice import BenchDevice, choose_device
-from tide_runtime.bundle.manifest import read_manifest
+from tide_runtime.bundle.manifest import Manifest, read_manifest
 from tide_runtime.errors import ParamsError, TargetError
 from tide_runtime.targets import select
 from tide_runtime.targets.gpu_probe import PresentGpu
@@ -28,14 +29,10 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "onnxruntime_compute", lambda: (90,))
 
 
-def _manifest(bundle: Path, **backends: str):  # type: ignore[no-untyped-def]
-    """The bundle's manifest with these targets: name → backend."""
+def _manifest(bundle: Path, *targets: str) -> Manifest:
+    """The bundle's manifest, with these targets alone."""
     manifest = read_manifest(bundle)
-    graphs = next(iter(manifest.targets.values()))
-    targets = {
-        name: SimpleNamespace(backend=backend, compute=[], engines=[], graphs=graphs.graphs) for name, backend in backends.items()
-    }
-    return SimpleNamespace(targets=targets, dtype="fp16", model=manifest.model)
+    return replace(manifest, targets={name: manifest.targets[name] for name in targets}, dtype="fp16")
 
 
 def test_the_processor_is_the_default_without_a_gpu(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,20 +46,20 @@ def test_the_processor_is_the_default_without_a_gpu(bundle: Path, monkeypatch: p
 
 def test_a_gpu_is_the_default_and_takes_its_own_targets(bundle: Path, h100: None) -> None:
     """TIDE on the GPU would be compared with torch on the processor, or the other way round."""
-    chosen = choose_device(_manifest(bundle, cpu="onnxruntime-cpu", cuda="onnxruntime-cuda"))
+    chosen = choose_device(_manifest(bundle, "cpu", "cuda"))
     assert chosen == BenchDevice("cuda", ("cuda",), "fp16", "H100")
-    on_cpu = choose_device(_manifest(bundle, cpu="onnxruntime-cpu", cuda="onnxruntime-cuda"), "cpu")
+    on_cpu = choose_device(_manifest(bundle, "cpu", "cuda"), "cpu")
     assert on_cpu == BenchDevice("cpu", ("cpu",))
 
 
 def test_a_bundle_without_a_target_for_the_gpu_says_what_it_has_and_how_to_add_one(bundle: Path, h100: None) -> None:
     """The comparison would run on the processor beside an idle GPU, or end with a traceback."""
     with pytest.raises(TargetError, match=r"It has: cpu \(runs on the processor\).*tide-export .* --target cuda.*--device cpu"):
-        choose_device(_manifest(bundle, cpu="onnxruntime-cpu"))
+        choose_device(_manifest(bundle, "cpu"))
     with pytest.raises(TargetError, match="--target has torch; the bundle has: cpu, cuda; add it: tide-export"):
-        choose_device(_manifest(bundle, cpu="onnxruntime-cpu", cuda="onnxruntime-cuda"), targets=["torch"])
+        choose_device(_manifest(bundle, "cpu", "cuda"), targets=["torch"])
     with pytest.raises(TargetError, match="target cpu does not run on cuda"):
-        choose_device(_manifest(bundle, cpu="onnxruntime-cpu", cuda="onnxruntime-cuda"), targets=["cpu"])
+        choose_device(_manifest(bundle, "cpu", "cuda"), targets=["cpu"])
 
 
 def test_the_command_refuses_a_gpu_that_is_not_here(bundle: Path) -> None:

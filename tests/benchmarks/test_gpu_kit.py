@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from benchmarks.gpu.kit.case import KitCase, NotRun
 from benchmarks.gpu.kit.child import FAILED, LOST, NOT_RUN, PASSED
 from benchmarks.gpu.kit.plan import CALLS, SECONDS, Stage, chosen, expected_seconds
 from benchmarks.gpu.kit.runner import Call, ResultFiles
-from benchmarks.gpu.kit_report import gpu_kit_not_run, gpu_kit_table, kit_report
+from benchmarks.gpu.kit_report import gpu_kit_not_run, gpu_kit_table, kit_report, write_report
 from benchmarks.verified_table import verified_table
 
 ROOT = Path(__file__).parents[2]
@@ -186,19 +185,6 @@ def test_a_dry_run_hides_what_the_image_lacks(tmp_path: Path) -> None:
     assert done.stdout.split() == ["None", "None", str(tmp_path / "metadata"), "tide_plugins.loop_kernels"], done.stderr
 
 
-def test_an_old_cuda_core_gives_way_to_the_one_that_was_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs need 1.2: every loop on the device would be refused."""
-    with zipfile.ZipFile(tmp_path / "cuda_core-1.2.2-cp312-cp312-manylinux_2_28_x86_64.whl", "w") as files:
-        files.writestr("cuda/core/__init__.py", "")
-    monkeypatch.setenv("PYTHONPATH", "before")
-    monkeypatch.setattr(command, "version", lambda name: "1.2.0")
-    assert command.use_cuda_core(tmp_path, tmp_path / "site") == "cuda-core 1.2.0"
-    monkeypatch.setattr(command, "version", lambda name: "0.7.0")
-    assert "0.7.0 is replaced by cuda_core-1.2.2" in command.use_cuda_core(tmp_path, tmp_path / "site")
-    assert (tmp_path / "site/cuda/core/__init__.py").exists()
-    assert os.environ["PYTHONPATH"] == os.pathsep.join([str(tmp_path / "site"), "before"])
-
-
 # --- what is carried
 
 
@@ -289,6 +275,17 @@ def test_results_become_the_run_that_tables_are_drawn_from(tmp_path: Path) -> No
     assert "| conditional | 1 passed, 1 failed |" in table and "torch 2.11.0" in table
     assert "- 1b_fp16_b1, tide_full: ms 2.5, nodes {kernel 3}" in table
     assert "- conditional, other, failed: AssertionError: 4" in table and "more" not in table
+
+
+def test_a_second_call_keeps_what_the_first_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fix between two calls would throw away the minutes of the first."""
+    monkeypatch.setattr("benchmarks.gpu.kit_report.ROOT", tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)  # the pages' tables
+    for stage, figures in (("conditional", {"counts": [1]}), ("passes", {"gb_s": 3000.0})):
+        (tmp_path / "kit.jsonl").write_text(json.dumps(line(stage, "c", figures=figures)) + "\n")
+        write_report([tmp_path / "kit.jsonl"])
+    [path] = (tmp_path / "docs" / "results").iterdir()
+    assert [row["stage"] for row in json.loads(path.read_text())["rows"]] == ["passes", "conditional"]
 
 
 def test_without_a_run_every_stage_is_not_run() -> None:

@@ -43,6 +43,9 @@ class PretendGpu(TorchDispatchMode):
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if func._can_decompose():  # calls that torch takes apart before the mode sees them, but not in inference mode
+        with PretendGpu():
+            return func.decompose(*args, **kwargs)
     args, kwargs = tree_map(_filled, (args, kwargs))
     tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
     pretend = any(isinstance(one, PretendTensor) for one in tensors)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import onnxruntime
 import pytest
-from tide_calibrate import measured_target as module
 from tide_calibrate.measured_target import measured_target
 from tide_runtime.errors import TargetError
 from tide_runtime.targets import select
@@ -23,8 +22,7 @@ def onnxruntime_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def present(monkeypatch: pytest.MonkeyPatch, gpu: PresentGpu | None, lacks: str | None = None) -> None:
-    for used in (choice, module):
-        monkeypatch.setattr(used, "present_gpu", lambda: gpu)
+    monkeypatch.setattr(choice, "present_gpu", lambda: gpu)
     monkeypatch.setattr(select, "_torch_obstacle", lambda *_: lacks)
     monkeypatch.setattr(select, "_missing_package", lambda target: None if target.backend == "onnxruntime-cuda" else "not here")
     if lacks is not None:

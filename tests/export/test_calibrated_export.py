@@ -95,12 +95,12 @@ def test_the_bundle_runs(bundle):
 @pytest.mark.parametrize("kv", ["deferred", "propagate"])
 def test_target_torch_runs_the_exits(bundle, kv):
     """Routers, heads with tails and the graphs that fill skipped layers would compute something else on target torch."""
-    texts = []
+    texts, params = [], GenerationParams(max_new_tokens=12, ignore_eos=True, depth_budget=3.5)  # so that exits are evaluated
     for target in ("cpu", "torch"):
         depth = DepthOptions(kv=kv, threshold=0.02)
         options = EngineOptions(target=target, policy="exit", depth=depth, threads=ThreadOptions(1), device="cpu", max_batch=2)
         with Engine.load(bundle, options) as engine:
-            texts.append(engine.generate([[5, 6, 7], [9]], GenerationParams(max_new_tokens=12, ignore_eos=True)))
+            texts.append(engine.generate([[5, 6, 7], [9]], params))
     assert [row.token_ids for row in texts[0]] == [row.token_ids for row in texts[1]]
     depths = {depth for row in texts[1] for depth in row.stats.token_depths}
     assert len(depths) > 1, "no token left early, or all did"

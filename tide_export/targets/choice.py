@@ -117,7 +117,7 @@ def _expand(name: str, dtype: str, kv: str, mixed: str) -> list[str]:
 
 
 def for_present_gpu(dtype: str, kv: str = "model", mixed: str = "") -> list[str]:
-    """Names of the targets for the GPU present, if any; engines for several capabilities are left out, and ``torch``."""
+    """Names of the targets for the GPU present, if any; engines for several capabilities are left out."""
     gpu = present_gpu()
     if gpu is None:
         return []

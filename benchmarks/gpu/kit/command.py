@@ -11,9 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from benchmarks.gpu.kit.runner import Call, Result, ResultFiles
 
 WORK, CARRIED = ROOT / "build" / "gpu-kit", ROOT / "build" / "kit-bundles"
 _LEFT_BEHIND = ("examples/demo_model/stock", "examples/demo_model/looped")  # of what would travel; no stage reads them
-_DRY_SECONDS, _DRY_ARCH, _MIN_CORE = 3600.0, "sm_90", (1, 2)
+_DRY_SECONDS, _DRY_ARCH = 3600.0, "sm_90"
 _MOST_FAILURES, _MOST_CHARACTERS = 20, 300  # of a summary, and of one of its lines
 
 
@@ -53,7 +51,6 @@ def main() -> None:
         sys.exit(2)
     own_network(given.dry_run)
     work = Path(tempfile.mkdtemp(prefix="gpu-kit-")) if given.dry_run else WORK / "work"
-    print(use_cuda_core(CARRIED, work / "site"))
     facts = {"call": given.call, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "dry": given.dry_run}
     files = ResultFiles(work / "out" if given.dry_run else given.out, facts | {"sources": sources_key()})
     seconds = _DRY_SECONDS if given.dry_run else given.seconds or SECONDS[given.call]
@@ -93,21 +90,6 @@ def own_network(dry: bool) -> None:
     os.environ["KIT_NETWORK"] = "none"
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode == 0:
         os.execvp("unshare", [*unshare, sys.executable, "-m", "benchmarks.gpu.kit", *sys.argv[1:]])
-
-
-def use_cuda_core(carried: Path, site: Path) -> str:
-    """Put the carried wheel of cuda-core before the installed one where that is too old; what was done."""
-    try:
-        found = version("cuda-core")
-    except PackageNotFoundError:
-        found = "0"
-    wheels = sorted(carried.glob("cuda_core-*.whl"))
-    if tuple(int(part) for part in found.split(".")[:2]) >= _MIN_CORE or not wheels:
-        return f"cuda-core {found}"
-    with zipfile.ZipFile(wheels[-1]) as wheel:
-        wheel.extractall(site)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-    return f"cuda-core {found} is replaced by {wheels[-1].name}"
 
 
 def sources_key() -> str:

@@ -30,6 +30,7 @@ PLAN: tuple[Row, ...] = (
     (
         Stage("conditional", ".conditional_kernel", "", 4, 20),
         *(Stage(f"cublas_{arm}", ".cublas_capture", arm, 8, 30) for arm in ("default", "none", "small", "own")),
+        Stage("growing_memory", ".growing_memory", "", 8, 30),
     ),
     (
         Stage("graphs", ".graph_cases", "", 35, 60, 15),
@@ -40,7 +41,7 @@ PLAN: tuple[Row, ...] = (
     (Stage("condition_costs", ".condition_costs", "", 8, 25),),
     (Stage("passes", ".pass_costs", "", 30, 60, 40),),
     (Stage("torch_segments", ".torch_segments", "", 20, 60, 40),),
-    (Stage("torch_kernels", ".torch_kernels", "", 20, 45, 30),),
+    (Stage("torch_kernels", ".torch_kernels", "", 30, 60, 30),),
     (Stage("demo_fp32", ".demo_decode", "fp32", 45, 80, 60),),
     (Stage("demo_fp16", ".demo_decode", "fp16", 25, 60, 40),),
     (Stage("1b_fp16_b1", ".big_decode", "fp16 1", 70, 120, 75),),

@@ -206,8 +206,8 @@ class Backend(Protocol):
     @property
     def row_padding(self) -> RowPadding | None:
         """How launches are padded so that no token's bits depend on what shares its launch; None: no padding that was tried
-        achieves that on this machine, and launches are not padded. The target ``cpu`` measures it when it is first read; the
-        targets of GPUs do not, and have `NO_PADDING`."""
+        achieves that on this machine, and launches are not padded. Measured when first read; targets of
+        GPUs try no padding, and have `NO_PADDING` or None."""
 
     @property
     def padding_price(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tide_runtime.backends.device.cuda_device import CudaDevice
 from tide_runtime.backends.device.device_caches import GROWING_SLOTS, slots_for
@@ -10,12 +11,13 @@ from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32
 from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.model_proto import ExternalWeight, external_weights
 from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.manifest import DRAFT
 from tide_runtime.errors import BundleError, DeviceMemoryError
 
 _PROMPT_TOKENS = 512  # of a step, by default
 _TENSORS_OF_A_LAYER = 4  # as wide as its widest product, that a library has at once
 _CONTEXT_STEP = 256  # tokens; no shorter context is proposed
-_INT4_SHARE = {4: 0.18, 2: 0.35}  # by bytes of an element: 4.5 bits for the layers' matrices, 8 for embedding and head
+_INT4_SHARE = {4: 0.2, 2: 0.4}  # by bytes of an element; of a 1B model in fp16 it is 0.38, of larger ones less
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ def required_memory(bundle: Bundle, target: str, rows: int = 1, context: int | N
     else:
         slots = slots_for(context, manifest.max_seq_len, GROWING_SLOTS)
     tokens, model = max(rows, min(_PROMPT_TOKENS, context)), manifest.model
-    narrow = [size for weight in shared for size in weight.shape if size < model.vocab_size]
-    widest = max([4 * model.hidden_size, *narrow])
+    widths = [_width(weight, model.hidden_size) for weight in shared]
+    widest = max([4 * model.hidden_size, *(width for width in widths if width < model.vocab_size)])
     states = tokens * element.bytes * (len(manifest.segments) * model.hidden_size + _TENSORS_OF_A_LAYER * widest)
     logits = rows * model.vocab_size * FP32.bytes
-    row = slots * kv_bytes_per_token(manifest.kv, element.bytes)
+    row = slots * kv_bytes_per_token(manifest.caches if DRAFT in info.graphs else manifest.kv, element.bytes)
     return RequiredMemory(weights, row, states + logits, rows, context)
 
 
@@ -114,6 +116,13 @@ def _shared_weights(bundle: Bundle, target: str) -> list[ExternalWeight]:
         except (ValueError, KeyError) as error:
             raise BundleError(f"{file} cannot be read ({error}); export the bundle again") from error
     return [*found.values()]
+
+
+def _width(weight: ExternalWeight, hidden_size: int) -> int:
+    """The other side of a matrix that reads or makes hidden states; of one in few bits, its outputs; else 0."""
+    if len(weight.shape) == 3:
+        return weight.shape[0]
+    return prod(weight.shape) // hidden_size if len(weight.shape) == 2 and hidden_size in weight.shape else 0
 
 
 def _gib(count: int) -> str:

@@ -248,8 +248,10 @@ class Manifest:
         return [g for g in self.graphs if g.layers is not None]
 
     def rounds(self, target: str) -> bool:
-        """Whether ``target`` rounds activations, keys or values to few bits: in products with low-bit weights or int8 caches."""
-        return self.targets[target].products is not None or self.cache_dtype == "int8"
+        """Whether ``target`` rounds activations, keys or values to few bits: in int8 caches, and on a processor in products with
+        low-bit weights. GPUs multiply by dequantised weights."""
+        info = self.targets[target]
+        return (info.products is not None and info.backend == "onnxruntime-cpu") or self.cache_dtype == "int8"
 
     def _check_layers(self) -> None:
         count = self.model.num_layers

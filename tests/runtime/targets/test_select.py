@@ -85,7 +85,7 @@ def test_torch_is_for_gpus_and_for_who_asks(machine: Callable[..., None], monkey
     machine(None)
     assert chosen(manifest("torch", "cpu")) == "cpu"
     assert chosen(manifest("torch")) == chosen(manifest("torch"), "cpu") == "torch"
-    with pytest.raises(TargetError, match="torch .there is no GPU number 0 with a driver"):
+    with pytest.raises(TargetError, match=r"torch \(there is no GPU number 0 with a driver"):
         chosen(manifest("torch"), "cuda")
     machine(T4, "onnxruntime-gpu")
     with pytest.raises(TargetError, match="has no CUDA, and here is a Tesla T4"):
@@ -180,7 +180,7 @@ def test_a_bundle_for_processors_runs_there_without_a_word(machine: Callable[...
             T4,
             ("rtx-ampere+", "trt-sm_90"),
             "auto",
-            "compiled for sm_80, sm_86.*a Tesla T4, sm_75.*cuda --target rtx-sm_75 --target trt-sm_75 --target torch --dtype fp32 ",
+            "for sm_80, sm_86.*a Tesla T4, sm_75.*cuda --target rtx-sm_75 --target trt-sm_75 --target torch --dtype fp32",
         ),
         (T4, ("cpu",), "cuda", "runs on the processor.*--target trt-sm_75"),
         (PresentGpu("V100", 70), ("cpu",), "cuda", "a V100, sm_70.*DIR --target trt-sm_70 --target torch --dtype"),

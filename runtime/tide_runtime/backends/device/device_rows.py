@@ -82,7 +82,8 @@ class DeviceRows:
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """Runs of contiguous rows: (index of the first row, number of rows, device address)."""
         if self._places is None:
-            yield 0, len(self), self.pointer
+            if len(self):
+                yield 0, len(self), self.pointer
             return
         begin = 0
         while begin < len(self):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -268,8 +269,7 @@ class DeviceStep:
             self._passes[names] = None
         elif self._passes[names] is None:
             fixed = self.context.backend.fixed_stream
-            runs = [Run(name, lambda stream, name=name: self.enqueue(name, stream), fixed) for name in names]  # type: ignore[misc]
-            self._passes[names] = step_graphs.capture(runs)
+            self._passes[names] = step_graphs.capture([Run(name, partial(self.enqueue, name), fixed) for name in names])
         return self._passes[names]
 
     def run(self, graph: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Self, cast
 
@@ -15,26 +16,28 @@ from tide_runtime.backends.device.device_step import DeviceBackend, DeviceContex
 from tide_runtime.backends.device.element_types import ElementType
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.kv_caches import kv_bytes_per_token
+from tide_runtime.backends.launch_bits import TEXT_TOKENS, launches_agree
 from tide_runtime.backends.pass_costs import kept_pass_costs
-from tide_runtime.backends.step_arrays import NO_PADDING
+from tide_runtime.backends.step_arrays import NO_PADDING, RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import DRAFT, Manifest
 from tide_runtime.errors import DeviceMemoryError
+from tide_runtime.machine_cache import kept_result
 
 
 class DeviceTarget:
     """The part of `Backend` that does not depend on what runs the graphs.
 
     Attributes:
-        costs_key: what `pass_costs` depend on, see `costs_key`; empty: passes are not measured.
+        machine_key: what measurements depend on, see `machine_key`; empty: nothing is measured.
         step_graphs: how its contexts capture steps, see `device_loop.select`.
     """
 
     packs_steps, has_prefix_blocks = False, False
     state_bytes = 0  # models with recurrent layers are refused
-    row_padding, padding_price, loop_costs, private_weights = NO_PADDING, 1.0, None, ""
-    costs_key: Sequence[str] = ()
+    padding_price, loop_costs, private_weights = 1.0, None, ""
+    machine_key: Sequence[str] = ()
     step_graphs = StepGraphs(None)
     manifest: Manifest
     target: str
@@ -60,23 +63,51 @@ class DeviceTarget:
         return True
 
     @cached_property
+    def row_padding(self) -> RowPadding | None:
+        """See `Backend`. No padding is tried on devices: `NO_PADDING` where launches agree without, else None."""
+        model = self.manifest.model
+        chains = [[segment.name for segment in self.manifest.segments]]
+
+        def measure() -> bool:
+            return launches_agree(self.context, chains, model.vocab_size, self.manifest.max_seq_len, self.takes)
+
+        if not self.machine_key:
+            return NO_PADDING
+        with self._uncounted():
+            agree = kept_result("launch-bits", [*self.machine_key, str(TEXT_TOKENS)], measure, bool, _answer)
+        return NO_PADDING if agree else None
+
+    @cached_property
     def pass_costs(self) -> CostTable | None:
         """See `Backend`. None, with a warning, where the device has no memory for the rows of the measurement."""
-        if not self.costs_key:
+        if not self.machine_key:
             return None
-        counted = Counter(self.launches)
         try:
-            return kept_pass_costs(self.costs_key, self.context, self.manifest.max_seq_len, self.target, self.takes)
+            with self._uncounted():
+                return kept_pass_costs(self.machine_key, self.context, self.manifest.max_seq_len, self.target, self.takes)
         except DeviceMemoryError as error:
             warnings.warn(f"passes are not measured, so that policy auto drafts nothing: {error}", RuntimeWarning, stacklevel=2)
             return None
-        finally:  # its launches serve no request
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Launches inside the context serve no request and do not count."""
+        counted = Counter(self.launches)
+        try:
+            yield
+        finally:
             self.launches.clear()
             self.launches.update(counted)
 
 
-def costs_key(bundle: Bundle, target: str, device_name: str, library: str) -> list[str]:
-    """What the passes of ``target`` depend on: its files, the device, and the ``library`` that runs them, with its version."""
+def _answer(kept: object) -> bool:
+    if not isinstance(kept, bool):
+        raise ValueError(f"{kept!r} is neither true nor false")
+    return kept
+
+
+def machine_key(bundle: Bundle, target: str, device_name: str, library: str) -> list[str]:
+    """What measurements of ``target`` depend on: its files, the device, and the ``library`` that runs them, with its version."""
     info, files = bundle.manifest.targets[target], bundle.manifest.files
     used = sorted(file for file in {info.weights, *info.graphs.values()} if file is not None)
     return [platform.node(), device_name, library, *(files[file].sha256 for file in used if file in files)]

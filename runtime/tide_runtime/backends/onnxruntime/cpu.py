@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from tide_runtime.backends.base import LoopStep, Step
 from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
-from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, launches_agree, machine_key
+from tide_runtime.backends.launch_bits import launches_agree
+from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, machine_key
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, packed_weights
 from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
@@ -88,7 +89,9 @@ class OnnxRuntimeBackend(Sessions):
             bundle,
             target,
             threads,
-            lambda padding: launches_agree(backend, chains, manifest.model.vocab_size, padding, manifest.max_seq_len),
+            lambda padding: launches_agree(
+                partial(backend.context, padding=padding), chains, manifest.model.vocab_size, manifest.max_seq_len
+            ),
         )
         key = machine_key(bundle, target, threads)
         backend.measure_passes = lambda view: kept_pass_costs(

@@ -13,7 +13,7 @@ import onnxruntime as ort
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import GROWING_SLOTS
 from tide_runtime.backends.device.device_step import DeviceStep
-from tide_runtime.backends.device.device_target import DeviceTarget, costs_key
+from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER, missing_cuda_libraries
@@ -79,7 +79,7 @@ class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
 
         backend = cls(manifest, decoder_layers(manifest, files), load, device, weights)
         backend.target = target
-        backend.costs_key = costs_key(bundle, target, device.name, f"onnxruntime {ort.__version__}")
+        backend.machine_key = machine_key(bundle, target, device.name, f"onnxruntime {ort.__version__}")
         return backend
 
     def initial_form(self, graph: str) -> str:

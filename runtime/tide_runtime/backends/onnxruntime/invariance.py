@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime as ort
 
-from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.launch_bits import TEXT_TOKENS
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import Rounding, RowPadding
 from tide_runtime.bundle import Bundle
@@ -36,14 +36,7 @@ LAUNCHES, SEQUENCES = (Rounding(), Rounding(2), Rounding(2, 2)), (LEAST_PADDING.
 PADDINGS = tuple(RowPadding(launch, sequence) for launch in LAUNCHES for sequence in SEQUENCES)
 SIZES = (*range(1, 18), 24, 32, 33, 64, 512)  # kernels change at tiles of 2, 4, 8, 12, 16 rows, and for their last rows
 _ROWS = 64  # different rows; larger launches repeat them
-_TEXT = 12  # tokens; attention sums in blocks of four
 _DTYPES: dict[str, type[np.floating]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-
-
-class ContextMaker(Protocol):
-    """The part of a backend that the measurement uses."""
-
-    def context(self, capacity: int, *, padding: RowPadding) -> ExecutionContext: ...
 
 
 class ProductSession(Protocol):
@@ -102,49 +95,7 @@ def cached_row_padding(
             raise ValueError(f"{kept} is not measured")
         return padding
 
-    return kept_result("row-padding", [*key, str((PADDINGS, SIZES, _ROWS, _TEXT))], measure, lambda p: p, decode, folder)
-
-
-def launches_agree(
-    backend: ContextMaker, chains: Iterable[Sequence[str]], vocab_size: int, padding: RowPadding, slots: int = _TEXT
-) -> bool:
-    """Whether a text of a few tokens has the same logits, bit for bit, token by token, in one launch, and in a batch with another
-    text, where launches are padded by ``padding``.
-
-    This compares what products alone do not show: attention, norms, and the graphs together.
-
-    Args:
-        chains: lists of graphs that run all layers.
-        slots: cache slots of a sequence; the texts end where the cache does.
-    """
-    tokens = min(_TEXT, slots)
-    texts = np.random.default_rng(0).integers(0, vocab_size, (2, tokens))
-    plans = [[[tokens]], [[5], [5], [2]], [[1, 3], [3, 1], [1, 1], [1, 1], [2, 2], [3, 2], [1, 1]]]  # tokens of each text by step
-
-    def logits(graphs: Sequence[str], plan: Sequence[Sequence[int]]) -> list[bytes]:
-        """Run ``plan`` and return the first text's logits, a row for each token."""
-        context = backend.context(len(plan[0]), padding=padding)
-        done, rows = [0] * len(plan[0]), list[bytes]()
-        for counts in plan:
-            ends = [d + count for d, count in zip(done, counts, strict=True)]
-            if max(ends) > tokens:
-                break
-            step = context.step(0, counts, counts)
-            step.input_ids[: sum(counts)] = np.concatenate(
-                [texts[i, d:end] for i, (d, end) in enumerate(zip(done, ends, strict=True))]
-            )
-            step.place(done)
-            for graph in graphs:
-                step.run(graph)
-            rows += [row.tobytes() for row in step.logits[: counts[0]]]
-            done = ends
-        context.close()
-        return rows
-
-    first, *others = [list(chain) for chain in chains]
-    alone = logits(first, [[1]] * tokens)
-    runs = [*((first, plan) for plan in plans), *((chain, plans[-1]) for chain in others)]
-    return all(found == alone[: len(found)] for found in (logits(graphs, plan) for graphs, plan in runs))
+    return kept_result("row-padding", [*key, str((PADDINGS, SIZES, _ROWS, TEXT_TOKENS))], measure, lambda p: p, decode, folder)
 
 
 def products_agree(session: ProductSession, padding: Rounding) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from tide_runtime.backends.device.arena import Arena
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
-from tide_runtime.backends.device.device_target import DeviceTarget, costs_key
+from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType, element_type
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.step_arrays import StepShape
@@ -73,7 +73,7 @@ class TensorRtBackend(DeviceTarget):
         info = bundle.manifest.targets[target]
         trt = load_module(info)
         backend = cls(bundle, target, device, trt)
-        backend.costs_key = costs_key(bundle, target, device.name, f"{backend.name} {trt.__version__}")
+        backend.machine_key = machine_key(bundle, target, device.name, f"{backend.name} {trt.__version__}")
         return backend
 
     def takes(self, rows: int, tokens: int) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tide_runtime.backends.device.cuda_device import CudaDevice
 from tide_runtime.backends.device.device_caches import GROWING_SLOTS
 from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
-from tide_runtime.backends.device.device_target import DeviceTarget, costs_key
+from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.graph_contract import check_interface, read_name
@@ -73,6 +73,7 @@ class TorchBackend(DeviceTarget):
         """
         if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
             device = CudaDevice(ordinal)
+            torch.cuda.empty_cache()  # what torch keeps of freed memory is free for the weights
             require_room(bundle, target, device)
             stream: TorchStream = CudaStream(device)
         else:
@@ -80,7 +81,7 @@ class TorchBackend(DeviceTarget):
             stream = ProcessorStream(ProcessorDevice())
         backend = cls(bundle, target, stream)
         library = f"torch {torch.__version__}, threads {threads.resolved}"
-        backend.costs_key = costs_key(bundle, target, stream.device.name, library)
+        backend.machine_key = machine_key(bundle, target, stream.device.name, library)
         return backend
 
     def form(self, graph: str, shape: StepShape) -> str:

@@ -13,10 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK_SLOTS = 64
-_MOST_ROWS = 64  # of a KV head's queries in one program
-MOST_LOW_BIT_ROWS = 16  # above, a weight is dequantised once for all rows
-_PRODUCT_COLUMNS, _PRODUCT_BYTES = 16, 256  # of the weight in one program and turn
+_MOST_QUERIES = 64  # of a KV head in one program
+MOST_ROWS = 16  # of a product; above, a low-bit weight is dequantised once for all rows
+_TILE_BYTES = 8192  # of a weight in one program, at once
 _PROGRAMS = 256  # enough for every multiprocessor of a large GPU
+_TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @triton.jit
@@ -203,7 +204,7 @@ def _combine(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _product(  # type: ignore[no-untyped-def]
+def _dequantised_product(  # type: ignore[no-untyped-def]
     x,
     values,
     scales,
@@ -213,56 +214,140 @@ def _product(  # type: ignore[no-untyped-def]
     width,
     stored,
     blocks,
+    zero_bytes,
     outputs,
     HAS_ZEROS: tl.constexpr,
     BITS: tl.constexpr,
     QUANT: tl.constexpr,
+    DTYPE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    BYTES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
-    each: tl.constexpr = 8 // BITS  # numbers in a byte
-    row = tl.arange(0, ROWS)
+    each: tl.constexpr = 8 // BITS  # numbers in a byte; a number of x holds as many elements
+    inner: tl.constexpr = QUANT // each
+    half: tl.constexpr = DTYPE.primitive_bitwidth
+    bits: tl.constexpr = tl.int16 if half == 16 else tl.int32
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row, within = tl.arange(0, ROWS), tl.arange(0, inner)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, stored, BYTES):
-        place = start + tl.arange(0, BYTES)
-        there = (place < stored)[:, None] & (column < outputs)[None, :]
-        packed = tl.load(values + column[None, :].to(tl.int64) * stored + place[:, None], mask=there, other=0).to(tl.int32)
-        block = place * each // QUANT
-        scale = tl.load(scales + column[None, :] * blocks + block[:, None], mask=there, other=0.0)
-        middle = tl.full((BYTES, COLUMNS), 1 << (BITS - 1), tl.int32)
+    for start in range(0, blocks, BLOCKS):
+        block = start + tl.arange(0, BLOCKS)
+        there = (column < outputs)[:, None] & (block < blocks)[None, :]
+        at = column[:, None, None].to(tl.int64) * stored + block[None, :, None] * inner + within[None, None, :]
+        packed = tl.load(values + at, mask=there[:, :, None], other=0).to(tl.int32)
+        scale = tl.load(scales + column[:, None] * blocks + block[None, :], mask=there, other=0.0).to(tl.float32)
         if HAS_ZEROS:
-            point = tl.load(
-                zeros + column[None, :] * ((blocks + each - 1) // each) + (block // each)[:, None], mask=there, other=0
-            ).to(tl.int32)
-            middle = point >> (block % each * BITS)[:, None] & ((1 << BITS) - 1)
-        from_x = (row < count)[:, None] & (place < stored)[None, :]
-        for half in tl.static_range(each):
-            number = (packed >> (half * BITS)) & ((1 << BITS) - 1)
-            weight = (number - middle).to(scale.dtype) * scale
-            given = tl.load(x + row[:, None] * width + (place * each + half)[None, :], mask=from_x, other=0.0)
-            total += tl.dot(given, weight, input_precision=PRECISION)
+            point = tl.load(zeros + column[:, None] * zero_bytes + (block // each)[None, :], mask=there, other=0).to(tl.int32)
+            middle = ((point >> (block % each * BITS)[None, :]) & ((1 << BITS) - 1)).to(tl.float32)
+        else:
+            middle = tl.full((COLUMNS, BLOCKS), 1 << (BITS - 1), tl.float32)
+        shift = -middle * scale
+        low = (packed & ((1 << BITS) - 1)).to(tl.float32) * scale[:, :, None] + shift[:, :, None]
+        high = (packed >> 4).to(tl.float32) * scale[:, :, None] + shift[:, :, None]
+        from_x = block[:, None] * inner + within[None, :]
+        for number in tl.static_range(ROWS):
+            known = (block < blocks)[:, None] & (number < count)
+            given = tl.load(x + number * (width // each) + from_x, mask=known, other=0)
+            if each == 2:  # two elements in one number: vectors of bytes then meet vectors of x
+                even = (given & ((1 << half) - 1)).to(bits).to(DTYPE, bitcast=True).to(tl.float32)
+                odd = (given >> half).to(bits).to(DTYPE, bitcast=True).to(tl.float32)
+                products = low * even[None, :, :] + high * odd[None, :, :]
+            else:
+                products = low * given.to(tl.float32)[None, :, :]
+            part = tl.sum(tl.sum(products, 2), 1)
+            total = tl.where(row[:, None] == number, total + part[None, :], total)
     wanted = (row < count)[:, None] & (column < outputs)[None, :]
     tl.store(made + row[:, None] * outputs + column[None, :], total.to(made.dtype.element_ty), mask=wanted)
 
 
 def low_bit_product(x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, block: int) -> Tensor:
-    """x [..., K] times the transposed weight [N, K], of at most `MOST_LOW_BIT_ROWS` rows; for the operands see `dequantised`."""
-    outputs, width, x = values.shape[0], x.shape[-1], x.contiguous()
+    """x [..., K] times the transposed weight [N, K], of at most `MOST_ROWS` rows; for the operands see `dequantised`.
+
+    A program holds whole rows of the weight, or as much of them as it has registers for, so that most of a matrix is on its way
+    from memory at once.
+    """
+    (outputs, stored), width, x = values.shape, x.shape[-1], x.contiguous()
     made = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
-    _product[(triton.cdiv(outputs, _PRODUCT_COLUMNS),)](
-        x, values, scales, values if zeros is None else zeros, made, x.numel() // width, width, values.shape[1], scales.shape[1],
-        outputs, zeros is not None, bits, block, MOST_LOW_BIT_ROWS, _PRODUCT_COLUMNS, _PRODUCT_BYTES, "ieee", num_warps=4,
-        num_stages=3,
+    count, inner = x.numel() // width, block * bits // 8
+    blocks = min(triton.next_power_of_2(stored // inner), max(1, _TILE_BYTES // 2 // inner))
+    columns = max(1, _TILE_BYTES // (blocks * inner))
+    pairs = x if bits == 8 else x.view(torch.int64 if x.dtype == torch.float32 else torch.int32)
+    _dequantised_product[(triton.cdiv(outputs, columns),)](
+        pairs, values, scales, values if zeros is None else zeros, made, count, width, stored, stored // inner,
+        0 if zeros is None else zeros.shape[1], outputs, zeros is not None, bits, block, _TRITON[x.dtype],
+        triton.next_power_of_2(count), columns, blocks, num_warps=8,
     )  # fmt: skip
     return made
 
 
+@triton.jit
+def _product(  # type: ignore[no-untyped-def]
+    x, weight, made, count, width, outputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):
+    column, row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROWS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, width, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        there = (column < outputs)[:, None] & (place < width)[None, :]
+        part = tl.load(weight + column[:, None].to(tl.int64) * width + place[None, :], mask=there, other=0.0).to(tl.float32)
+        for number in tl.static_range(ROWS):
+            known = (place < width) & (number < count)
+            given = tl.load(x + number * width + place, mask=known, other=0.0).to(tl.float32)
+            total = tl.where(row[:, None] == number, total + tl.sum(part * given[None, :], 1)[None, :], total)
+    wanted = (row < count)[:, None] & (column < outputs)[None, :]
+    tl.store(made + row[:, None] * outputs + column[None, :], total.to(made.dtype.element_ty), mask=wanted)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., K] times the transposed ``weight`` [N, K], of few rows. For fp32, where cuBLAS's kernels for eight rows take five
+    times as long as those for one."""
+    (outputs, width), x = weight.shape, x.contiguous()
+    made = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+    count, numbers = x.numel() // width, _TILE_BYTES // weight.element_size()
+    block = min(triton.next_power_of_2(width), numbers)
+    grid = (triton.cdiv(outputs, numbers // block),)
+    _product[grid](
+        x, weight, made, count, width, outputs, triton.next_power_of_2(count), numbers // block, block, num_warps=8
+    )  # fmt: skip
+    return made
+
+
+@triton.jit
+def _peaks(logits, peaks, places, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, part = tl.program_id(0), tl.program_id(1)
+    place = part * BLOCK + tl.arange(0, BLOCK)
+    inside = place < width
+    number = tl.load(logits + row.to(tl.int64) * width + place, mask=inside, other=-float("inf")).to(tl.float32)
+    number = tl.where(number == number, number, float("inf"))  # what is no number must be seen
+    peak, at = tl.max(number, 0, return_indices=True)
+    tl.store(peaks + row * tl.num_programs(1) + part, peak)
+    tl.store(places + row * tl.num_programs(1) + part, part * BLOCK + at)
+
+
+@triton.jit
+def _token(peaks, places, tokens, parts, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, part = tl.program_id(0), tl.arange(0, PARTS)
+    peak, at = tl.max(tl.load(peaks + row * parts + part, mask=part < parts, other=-float("inf")), 0, return_indices=True)
+    token = tl.load(places + row * parts + at)
+    tl.store(tokens + row, tl.where(tl.abs(peak) < float("inf"), token, -1).to(tl.int64))
+
+
+def token(logits: Tensor) -> Tensor:
+    """The first largest of ``logits`` [..., V], int64; -1 where it is not finite."""
+    logits, width, block = logits.contiguous(), logits.shape[-1], 2048
+    rows, parts = logits.numel() // width, triton.cdiv(width, block)
+    peaks = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
+    places = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    _peaks[(rows, parts)](logits, peaks, places, width, block, num_warps=4)
+    _token[(rows,)](peaks, places, tokens, parts, triton.next_power_of_2(parts), num_warps=1)
+    return tokens
+
+
 def fits(tokens: int, group: int, width: int) -> bool:
     """Whether `attention` takes so many tokens a sequence and query heads a KV head of ``width`` channels."""
-    return tokens * group <= _MOST_ROWS and width <= 256
+    return tokens * group <= _MOST_QUERIES and width <= 256
 
 
 def attention(

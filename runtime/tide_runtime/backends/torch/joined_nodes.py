@@ -10,6 +10,7 @@ from tide_runtime.backends.torch.graph_file import GraphFile, GraphNode
 
 LINEAR = "linear"  # x and constant matrices → a product with each
 GATE = "gate"  # silu(x) · y
+TOKEN = "token"  # of the largest logit, -1 where that is not finite (`tide_export.passes.guard_token`)
 
 
 def with_linear(graph: GraphFile) -> list[GraphNode]:
@@ -20,6 +21,8 @@ def with_linear(graph: GraphFile) -> list[GraphNode]:
             together[node.inputs[0]].append(node)
     made = list[GraphNode]()
     for node in graph.nodes:
+        if node.op == "com.microsoft::FusedMatMul" and _reads_rows(node, graph):
+            node = replace(node, op=LINEAR)
         products = together.get(node.inputs[0], []) if node.inputs else []
         if node not in products:
             made.append(node)
@@ -27,6 +30,13 @@ def with_linear(graph: GraphFile) -> list[GraphNode]:
             names = (node.inputs[0], *(product.inputs[1] for product in products))
             made.append(GraphNode(LINEAR, node.name, names, tuple(product.outputs[0] for product in products), {}))
     return made
+
+
+def _reads_rows(node: GraphNode, graph: GraphFile) -> bool:
+    """Whether ``node`` is the product with a constant matrix [N, K] as it is stored: a head that shares the embedding."""
+    others = {name: value for name, value in node.attributes.items() if (name, value) not in (("transB", 1), ("alpha", 1.0))}
+    matrix = graph.weights.get(node.inputs[1])
+    return node.attributes.get("transB") == 1 and not any(others.values()) and matrix is not None and len(matrix.shape) == 2
 
 
 def with_gates(nodes: Sequence[GraphNode], outputs: Iterable[str]) -> list[GraphNode]:
@@ -55,3 +65,36 @@ def _gate(node: GraphNode, makers: dict[str, GraphNode], uses: Counter[str]) -> 
             if sigmoid is not None and sigmoid.op == "Sigmoid" and sigmoid.inputs[0] == source and uses[opened] == 1:
                 return source, other, silu
     return None
+
+
+def with_tokens(nodes: Sequence[GraphNode], outputs: Iterable[str]) -> list[GraphNode]:
+    """The ``nodes`` with one `TOKEN` for a guarded choice of the likeliest token."""
+    uses = Counter([*outputs, *(value for node in nodes for value in node.inputs)])
+    makers = {name: node for node in nodes for name in node.outputs}
+    made, gone = list[GraphNode](), set[str]()
+    for node in nodes:
+        chain = _choice(node, makers) if node.op == "Where" else []
+        if chain and all(uses[part.outputs[0]] == 1 for part in chain):
+            gone |= {part.outputs[0] for part in chain}
+            source = chain[-1].inputs[0]
+            cast = makers.get(source)
+            if cast is not None and cast.op == "Cast" and uses[source] == 2:  # which the kernel does itself
+                gone.add(source)
+                source = cast.inputs[0]
+            node = replace(node, op=TOKEN, inputs=(source,))
+        made.append(node)
+    return [node for node in made if node.outputs[0] not in gone]
+
+
+def _choice(node: GraphNode, makers: dict[str, GraphNode]) -> list[GraphNode]:
+    """The nodes before ``node`` of where(|max(x)| <= largest, argmax(x), -1) over the last axis; empty if it is not that."""
+    compared, argmax = (makers.get(name) for name in node.inputs[:2])
+    peak = makers.get(compared.inputs[0]) if compared is not None and compared.op == "LessOrEqual" else None
+    largest = makers.get(peak.inputs[0]) if peak is not None and peak.op == "Abs" else None
+    if compared is None or argmax is None or peak is None or largest is None:
+        return []
+    if (largest.op, argmax.op) != ("ReduceMax", "ArgMax") or largest.inputs[0] != argmax.inputs[0]:
+        return []
+    if argmax.attributes.get("axis", 0) != -1 or argmax.attributes.get("keepdims", 1):
+        return []
+    return [compared, peak, largest, argmax]

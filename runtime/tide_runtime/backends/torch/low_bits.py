@@ -39,7 +39,7 @@ class LowBitProduct:
     def __call__(self, x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
         points = None if zeros is None else zeros.view(self.rows, -1)
         weight = values.view(self.rows, -1), scales.view(self.rows, -1), points, self.bits, self.block
-        if self._kernels is not None and x.numel() // x.shape[-1] <= self._kernels.MOST_LOW_BIT_ROWS:
+        if self._kernels is not None and x.numel() // x.shape[-1] <= self._kernels.MOST_ROWS:
             return self._kernels.low_bit_product(x, *weight)
         return F.linear(x, dequantised(*weight))
 

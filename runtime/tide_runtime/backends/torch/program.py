@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tide_runtime.backends.torch.attention import ROTARY_TABLES, SINKS, Attention, Shared, rotation_table
 from tide_runtime.backends.torch.graph_file import DeviceWeights, GraphFile, GraphNode, Weight
-from tide_runtime.backends.torch.joined_nodes import GATE, LINEAR, with_gates, with_linear
+from tide_runtime.backends.torch.joined_nodes import GATE, LINEAR, TOKEN, with_gates, with_linear, with_tokens
 from tide_runtime.backends.torch.low_bits import LowBitProduct, look_up
 from tide_runtime.backends.torch.operators import OPERATORS, Function
 from tide_runtime.backends.torch.router import router
@@ -58,7 +58,7 @@ class Program:
         self._lifted: dict[tuple[Any, ...], Tensor] = {}
         self._check_operators()
         self._on_host = {n for n, w in graph.weights.items() if _may_be_size(w)}
-        nodes = with_gates(with_linear(graph), graph.outputs)
+        nodes = with_tokens(with_gates(with_linear(graph), graph.outputs), graph.outputs)
         calls = [self._call(node) for node in nodes]
         self._calls = self._with_last_uses(calls)
 
@@ -130,6 +130,8 @@ class Program:
             return router(node.attributes, self._weights.device), frozenset(), node.inputs
         if node.op == LINEAR:
             return self._linear(node)
+        if node.op == TOKEN:
+            return self._kernels.token if self._kernels is not None else _token, frozenset(), node.inputs
         if node.op == GATE:
             return self._kernels.gated if self._kernels is not None else _gated, frozenset(), node.inputs
         if node.op == SKIP_NORM and self._kernels is not None:
@@ -150,11 +152,19 @@ class Program:
         """Products of one input with constant matrices [K, N], held as one [N, K]: cuBLAS reads it fastest for few rows."""
         source, *names = node.inputs
         parts = [self.graph.weights[name] for name in names]
-        weight = self._weights.made("rows", parts, lambda tensors: torch.cat([tensor.t() for tensor in tensors]).contiguous())
-        sizes = [part.shape[1] for part in parts]
-        if len(parts) == 1:
-            return lambda x: F.linear(x, weight), frozenset(), (source,)
-        return lambda x: F.linear(x, weight).split(sizes, -1), frozenset(), (source,)
+        if node.attributes.get("transB"):
+            weight, sizes = self._weights.get(parts[0]), [parts[0].shape[0]]
+        else:
+            sizes = [part.shape[1] for part in parts]
+            weight = self._weights.made("rows", parts, lambda tensors: torch.cat([each.t() for each in tensors]).contiguous())
+        kernels = self._kernels if weight.dtype == torch.float32 else None
+
+        def product(x: Tensor) -> Tensor | tuple[Tensor, ...]:
+            few = kernels is not None and x.numel() // x.shape[-1] <= kernels.MOST_ROWS
+            made = kernels.product(x, weight) if kernels is not None and few else F.linear(x, weight)
+            return made if len(sizes) == 1 else made.split(sizes, -1)
+
+        return product, frozenset(), (source,)
 
     def _attention(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
         given = [*node.inputs, *[""] * (SINKS + 1 - len(node.inputs))]
@@ -199,6 +209,11 @@ class Program:
 
 def _may_be_size(weight: Weight) -> bool:
     return weight.dtype in _INTEGERS and weight.data.size // weight.dtype.itemsize <= _MOST_ON_HOST
+
+
+def _token(logits: Tensor) -> Tensor:
+    peak, token = logits.float().max(-1)
+    return torch.where(peak.isfinite(), token, -1)
 
 
 def _gated(gate: Tensor, up: Tensor) -> Tensor:

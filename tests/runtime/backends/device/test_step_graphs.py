@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from typing import Any
+from weakref import ref
 
 import pytest
 from runtime.device_loop.test_decode_loop import MODEL, PROMPTS
@@ -101,6 +102,21 @@ def test_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             step.uses += 1
         assert step.captured
     assert [shape.seq for shape, step in context._steps.items() if step.captured] == [2, 3]
+
+
+def test_a_closed_context_frees_its_graphs_and_caches() -> None:
+    """Guards against gigabytes that stay on the device until Python looks for cycles."""
+    steps = Steps()
+    context = steps.backend.context(1)
+    for slot in range(3 + device_step.USES):
+        step = context.step(0, [1], [1])
+        step.place([slot])
+        step.run_all(context.every_layer)
+    assert step.captured and steps.gpu.graph_launches
+    kept = ref(context)
+    context.close()
+    del context, step
+    assert kept() is None
 
 
 def test_prompts_are_not_captured() -> None:

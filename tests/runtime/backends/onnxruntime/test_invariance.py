@@ -6,6 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.launch_bits import launches_agree
 from tide_runtime.backends.onnxruntime.invariance import (
     LAUNCHES,
     LEAST_PADDING,
     PADDINGS,
     cached_row_padding,
-    launches_agree,
     products_agree,
 )
 from tide_runtime.backends.step_arrays import Rounding, RowPadding
@@ -156,14 +157,15 @@ class FakeModel:
             if counts == self.odd:
                 step.logits[0, 1] = np.nextafter(step.logits[0, 1], np.float32(99))
 
-        step.place, step.run = place, lambda graph: None
+        step.place, step.run_all = place, lambda graphs: None
         return step
 
 
 @pytest.mark.parametrize(("odd", "agree"), [([], True), ([12], False), ([5], False), ([1, 1], False), ([3, 1], False)])
 def test_launches_agree_bit_by_bit(odd: list[int], agree: bool) -> None:
     """Drafts would be verified with other logits than those of single tokens: in one launch, in a batch, or in an uneven one."""
-    assert launches_agree(FakeModel(odd), [["uncut"]], 50, LEAST_PADDING) == agree
+    make_context: Any = partial(FakeModel(odd).context, padding=LEAST_PADDING)
+    assert launches_agree(make_context, [["uncut"]], 50) == agree
 
 
 @pytest.mark.parametrize("slots", [1, 4, 7])
@@ -178,7 +180,8 @@ def test_texts_end_where_the_caches_do(slots: int, monkeypatch: pytest.MonkeyPat
         return made
 
     monkeypatch.setattr(FakeModel, "step", watched)
-    assert launches_agree(FakeModel([]), [["uncut"]], 50, LEAST_PADDING, slots) and max(ends) == slots
+    make_context: Any = partial(FakeModel([]).context, padding=LEAST_PADDING)
+    assert launches_agree(make_context, [["uncut"]], 50, slots) and max(ends) == slots
 
 
 def product_model(block_size: int, accuracy_level: int) -> bytes:

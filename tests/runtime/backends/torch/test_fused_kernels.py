@@ -83,6 +83,23 @@ def test_products_with_low_bit_weights(bits: int, block: int, has_zeros: bool) -
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-5)
 
 
+def test_products_of_few_rows() -> None:
+    """Guards against rows or columns behind the last one, and against a width that no block divides."""
+    x, weight = torch.randn(3, 1, 600), torch.randn(37, 600)
+    torch.testing.assert_close(fused_kernels.product(x, weight), F.linear(x, weight), atol=1e-4, rtol=1e-5)
+
+
+def test_the_likeliest_token() -> None:
+    """Guards against another of several equal logits, and against a token of logits that are not finite."""
+    logits = torch.randn(2, 3, 5000)
+    logits[0, 0, [7, 2100, 4999]] = 9.0
+    logits[0, 1, 3000], logits[0, 2, 1], logits[1, 0, 0] = torch.nan, torch.inf, -torch.inf
+    logits[1, 1] = -torch.inf
+    found = fused_kernels.token(logits)
+    assert found[0].tolist() == [7, -1, -1] and found[1, 1] == -1
+    assert found[1, [0, 2]].tolist() == logits[1, [0, 2]].argmax(-1).tolist()
+
+
 def test_tokens_are_those_of_torch_calls(bundle: Path) -> None:
     """Guards against kernels that a graph calls with other operands."""
     params, prompts = GenerationParams(max_new_tokens=6), [[5, 6, 7, 8], [3, 4]]
