@@ -9,16 +9,11 @@ import warnings
 from collections.abc import Iterator
 from ctypes import Structure
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
-from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.driver import Driver
-from tide_plugins.launch.kernel_library import KernelLibrary
-from tide_plugins.loop_kernels import PluginLoopKernels
 from tide_plugins.plans import LaunchPlan
-from tide_runtime.backends.device.cuda_device import CudaDevice
 from tide_runtime.backends.device.program import Enqueue, Run
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exit import ExitDepth
@@ -29,14 +24,12 @@ from tide_runtime.device_loop.graph_driver import CapturingDevice, GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
-from tide_runtime.device_loop.select import no_graphs
 from tide_runtime.errors import TargetError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
-from benchmarks.gpu.kit.case import Bench, Figures, KitCase, NotRun
 from benchmarks.gpu.small_kernel import compile_cubin
 from benchmarks.gpu.stub_model import SLOTS, Wanted, reference
 from benchmarks.gpu.stub_segments import SOURCE, SYMBOLS, StubBackend, StubLaunch
@@ -200,51 +193,3 @@ class _Arm:
             eos=frozenset(wanted.eos),
             sampler=Sampler(params, self._backend.manifest.model.vocab_size),
         )
-
-
-def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
-    """Every case on the GPU; the same graphs, recorded by the tests' simulated GPU, where there is none."""
-    yield KitCase("cuda_core", _require_graphs, dict)
-    for case in graph_cases():
-        yield KitCase(case.name, partial(_on_gpu, case), partial(_assembled, case, bench.compute))
-    yield KitCase("refused_capture", _refused_on_gpu, _refused_without_gpu)
-
-
-def _require_graphs() -> Figures:
-    from cuda.core import __version__
-
-    if (reason := no_graphs()) is not None:
-        raise NotRun(reason)
-    return {"cuda_core": __version__}
-
-
-def _on_gpu(case: GraphCase) -> Figures:
-    """Both drivers, compared with each other and with Python; a graph whose loop does not end is stopped by the case's limit."""
-    device, kernels, stub = _gpu()
-    return run_case(case, device, kernels, with_workspaces(stub.launch) if FORMS[case.form][1] else stub.launch)
-
-
-def _refused_on_gpu() -> Figures:
-    """What a user meets whose ONNX Runtime or TensorRT waits inside a run: a reason, in a process that lives on."""
-    from cuda.bindings import driver
-
-    return refused_capture(_gpu()[0], driver.cuStreamSynchronize)
-
-
-@cache
-def _gpu() -> tuple[CudaDevice, PluginLoopKernels, StubKernels]:
-    device, driver = CudaDevice(), CudaDriver()
-    library = KernelLibrary(driver)
-    return device, PluginLoopKernels(library, device.stream), StubKernels(driver, library.architecture.name)
-
-
-def _assembled(case: GraphCase, compute: int) -> Figures:
-    from benchmarks.gpu.graphs_without_gpu import assembled_stub_loop
-
-    return {"nodes": assembled_stub_loop(case, compute)}
-
-
-def _refused_without_gpu() -> Figures:
-    from benchmarks.gpu.graphs_without_gpu import refuse_on_simulated_gpu
-
-    return refuse_on_simulated_gpu()

@@ -1,4 +1,7 @@
-"""What calls found, as a run in docs/results, and the documentation's table that is drawn from it."""
+"""What calls found, as a run in docs/results, and the documentation's table that is drawn from it.
+
+python -m benchmarks.gpu.kit_report KIT.JSONL …
+"""
 
 from __future__ import annotations
 
@@ -105,3 +108,7 @@ def _wrong(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             yield f"- {name}, {case['case']}, {case['state']}: {case['reason'].splitlines()[0][:_MOST_CHARACTERS]}"
         if len(wrong) > _MOST_REASONS:
             yield f"- {name}: {len(wrong) - _MOST_REASONS} more."
+
+
+if __name__ == "__main__":
+    write_report([Path(name) for name in sys.argv[1:]])

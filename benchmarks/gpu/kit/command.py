@@ -35,13 +35,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="the call's time; what does not fit is left")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", WORK / "out")), help="folder of results")
     parser.add_argument("--dry-run", action="store_true", help="do everything up to the launches; needs no GPU")
-    parser.add_argument("--report", type=Path, nargs="+", help="write these kit.jsonl into the documentation; run nothing")
     given = parser.parse_args()
-    if given.report:
-        from benchmarks.gpu.kit_report import write_report
-
-        write_report(given.report)
-        return
     try:
         rows = chosen(given.stages) if given.stages else CALLS[given.call]
     except ValueError as error:

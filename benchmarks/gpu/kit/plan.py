@@ -33,7 +33,7 @@ PLAN: tuple[Row, ...] = (
         Stage("growing_memory", ".growing_memory", "", 8, 30),
     ),
     (
-        Stage("graphs", ".graph_cases", "", 35, 60, 15),
+        Stage("graphs", ".loop_graphs", "", 35, 60, 15),
         Stage("loop_kernels", ".kernel_cases", "loop 3", 25, 60, 15),
         Stage("router_kernels", ".kernel_cases", "exit_router 3", 25, 60, 15),
         Stage("torch_capture", ".torch_capture", "demo_fp32 demo_fp16 demo_int4", 35, 60, 40),
