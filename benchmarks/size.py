@@ -2,8 +2,9 @@
 
     python -m benchmarks.size --before HEAD~20
 
-Counted are all lines of tracked and new Python, CUDA and C++ files, blank ones and comments included, but for the folders tests/
-and plugins/trt/test. Small files are Python files of fewer than 60 lines; empty ones, which only mark a package, do not count.
+Counted are all lines of tracked and new Python, CUDA and C++ files, blank ones and comments included, but for the folder tests/
+(and plugins/trt/test, which older revisions have). Small files are Python files of fewer than 60 lines; empty ones, which only
+mark a package, do not count.
 """
 
 from __future__ import annotations

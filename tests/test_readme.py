@@ -50,7 +50,7 @@ def test_make_targets_are_in_the_makefile():
     assert shutil.which("make")
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "plugins/README.md", "plugins/trt/README.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "plugins/README.md", "CHANGELOG.md"])
 def test_links_lead_to_files(page):
     """A reader would click on a file that has moved. (The pages in docs/ are checked where their site is built.)"""
     path = ROOT / page

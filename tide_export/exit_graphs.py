@@ -53,7 +53,7 @@ def exit_graph_model(info: ExitInfo, tensors: ExitTensors, hidden_size: int, dty
     wide = cast(early_exit.tape, hidden, ir.DataType.FLOAT)
     outputs, functions, opsets = [], [], {"": OPSET}
     if "score" in info.graph_outputs():
-        outputs.append(_named(early_exit.score(wide), "score", ir.DataType.FLOAT, tokens))
+        outputs.append(_named(early_exit.score(hidden), "score", ir.DataType.FLOAT, tokens))
         functions, opsets = [router_function()], {"": OPSET, DOMAIN: VERSION}
     if "hidden_out" in info.graph_outputs():
         outputs.append(_named(cast(early_exit.tape, early_exit.translated(wide), stored), "hidden_out", stored, states))

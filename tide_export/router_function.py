@@ -1,11 +1,11 @@
-"""The exit router as an ONNX function: standard operators for ONNX Runtime, one plugin for TensorRT.
+"""The exit router as an ONNX function of standard operators, by whose name targets find it and put a fused kernel in its place.
 
-    tide.TideExitRouter   hidden [..., H] T, down [R, H] T, down_bias [R], up [R], up_bias [1] → score [...] float32
+    tide.TideExitRouter   hidden [..., H] T, down [R, H], down_bias [R], up [R], up_bias [1] float32 → score [...] float32
 
     score = sigmoid(up · silu(down · rmsnorm(hidden) + down_bias) + up_bias)        computed in float32, whatever T
 
-ONNX Runtime inlines the function when it loads a file. TensorRT's parser uses a plugin of the same name
-instead, if one is registered in the node's namespace (plugins/trt: same name, inputs, attributes and first output).
+ONNX Runtime inlines the function when it loads a file, and so does TensorRT's parser. The exporter puts the kernels into engines
+of TensorRT (`targets.router_plugin`), target torch runs them for the node; the operators are their reference.
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ _INPUTS = ("hidden", "down", "down_bias", "up", "up_bias")
 
 def call_router(tape: Tape, inputs: list[ir.Value], epsilon: float) -> ir.Value:
     """Record a call of the function and return the score; the model needs `router_function` and an import of its domain."""
-    attributes = {"epsilon": epsilon, "plugin_namespace": DOMAIN}
-    return tape.op(NAME, inputs, attributes, domain=DOMAIN)
+    return tape.op(NAME, inputs, {"epsilon": epsilon}, domain=DOMAIN)
 
 
 def router_function() -> ir.Function:
     """The function's definition, the same for all exits of all models."""
     tape = Tape()
     hidden, down, down_bias, up, up_bias = inputs = [ir.val(name) for name in _INPUTS]
-    wide, matrix = (tape.op("Cast", [value], {"to": ir.DataType.FLOAT}) for value in (hidden, down))
+    wide = tape.op("Cast", [hidden], {"to": ir.DataType.FLOAT})
     epsilon = ir.RefAttr("epsilon", "epsilon", ir.AttributeType.FLOAT)
     normed = rms_norm(tape, wide, ones(tape, down, axis=1), epsilon)
-    inner = tape.op("Add", [tape.op("MatMul", [normed, tape.op("Transpose", [matrix], {"perm": [1, 0]})]), down_bias])
+    inner = tape.op("Add", [tape.op("MatMul", [normed, tape.op("Transpose", [down], {"perm": [1, 0]})]), down_bias])
     silu = tape.op("Mul", [inner, tape.op("Sigmoid", [inner])])
     score = tape.op("Sigmoid", [tape.op("Add", [tape.op("MatMul", [silu, up]), up_bias])])  # [..., R] · [R]
     score.name = "score"
     graph = ir.Graph(inputs, [score], nodes=tape.nodes, opset_imports={"": OPSET}, name=NAME)
-    attributes = [ir.Attr("epsilon", ir.AttributeType.FLOAT, 1e-6), ir.Attr("plugin_namespace", ir.AttributeType.STRING, DOMAIN)]
-    return ir.Function(DOMAIN, NAME, graph=graph, attributes=attributes)
+    return ir.Function(DOMAIN, NAME, graph=graph, attributes=[ir.Attr("epsilon", ir.AttributeType.FLOAT, 1e-6)])
 
 
 def ones(tape: Tape, matrix: ir.Value, axis: int) -> ir.Value:

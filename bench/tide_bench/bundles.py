@@ -42,16 +42,17 @@ def export_bundle(
     kv: str | None = None,
     tokenizer: str | None = None,
     head_bits: str | None = None,
+    targets: tuple[str, ...] | None = None,
 ) -> Path:
     """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed.
 
     Args:
-        form, quantizer, quantizer_data, kv, tokenizer, head_bits: as ``tide-export --weights``, ``--quantizer``,
-            ``--quantizer-data``, ``--kv``, ``--tokenizer`` and ``--head-bits`` take them; None: its defaults.
+        form, quantizer, quantizer_data, kv, tokenizer, head_bits, targets: as ``tide-export --weights``, ``--quantizer``,
+            ``--quantizer-data``, ``--kv``, ``--tokenizer``, ``--head-bits`` and ``--target`` take them; None: its defaults.
     """
     data = str(quantizer_data) if quantizer_data is not None else None
-    chosen = {"weights": form, "quantizer": quantizer, "quantizer_data": data, "kv": kv, "tokenizer": tokenizer}
-    chosen |= {"head_bits": head_bits}
+    chosen: dict[str, Any] = {"weights": form, "quantizer": quantizer, "quantizer_data": data, "kv": kv, "tokenizer": tokenizer}
+    chosen |= {"head_bits": head_bits, "targets": targets}
     given = {name: value for name, value in chosen.items() if value is not None}
     options = {"checkpoints": checkpoints, "dtype": dtype, "max_seq_len": max_seq_len, **given}
     key = "\n".join([_key(identity, checkpoints, dtype, max_seq_len), *(f"{name} {value}" for name, value in given.items())])

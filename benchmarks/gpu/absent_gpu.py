@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from ctypes import Structure
 from dataclasses import dataclass
 from typing import NoReturn
@@ -24,7 +25,7 @@ class AbsentGpu:
     device = 0
 
     def __init__(self, compute: int) -> None:
-        self.compute, self.sm_count = compute, 132  # an H200's
+        self.compute = compute
         self._next = 2**40
 
     def load(self, image: bytes, ptx: bool, symbol: str) -> str:
@@ -32,15 +33,10 @@ class AbsentGpu:
             raise TargetError(f"the image holds no {symbol}")
         return symbol
 
-    def allow_shared(self, entry: str, shared_bytes: int) -> None:
-        most = 227 * 1024 if self.compute >= 90 else 64 * 1024
-        if shared_bytes > most:
-            raise TargetError(f"{entry} wants {shared_bytes} bytes of shared memory per block; this GPU has {most}")
-
     def zeros(self, count_bytes: int, stream: int) -> AbsentMemory:
         return AbsentMemory(self.allocate(count_bytes))
 
-    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int) -> None:
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
         raise TargetError(f"there is no GPU to launch {entry} on")
 
     def allocate(self, count_bytes: int) -> int:

@@ -23,7 +23,7 @@ from onnx import TensorProto
 
 WEIGHTS = Path("onnx") / "weights.bin"
 _LIST, _STORED = "weights.json", "weights.xz"
-_TORCH = {
+_TORCH: dict[int, torch.dtype] = {
     TensorProto.FLOAT: torch.float32,
     TensorProto.FLOAT16: torch.float16,
     TensorProto.BFLOAT16: torch.bfloat16,
@@ -62,7 +62,7 @@ def pack(bundle: Path, to: Path, is_random: bool = False, base: Path | None = No
         data = content[block.offset : block.offset + block.size]
         if is_random and block.size >= _RANDOM_BYTES:
             kind, source, kept = "random", -1, b""
-        elif (place := casts.get(hashlib.sha256(data).digest())) is not None:
+        elif (place := casts.get(hashlib.sha256(data.tobytes()).digest())) is not None:
             kind, source, kept = "cast", place, b""
         elif block.dtype == TensorProto.FLOAT and not data.reshape(-1, 4)[:, :2].any():
             kind, source, kept = "halves", -1, data.reshape(-1, 4)[:, 2:].T.tobytes()  # by planes, which compress better
@@ -92,24 +92,24 @@ def unpack(carried: Path, to: Path, device: str) -> Path:
         for block in (Block(**entry) for entry in given["blocks"]):
             file.seek(block.offset)
             count = {"stored": block.size, "halves": block.size // 2}.get(block.kind, 0)
-            file.write(_content(block, stored[place : place + count], base, generator))
+            _content(block, stored[place : place + count], base, generator).tofile(file)
             place += count
         file.truncate(given["bytes"])
     partial.rename(to / WEIGHTS)  # last: what was cut off is made again
     return to
 
 
-def _content(block: Block, kept: Bytes, base: Bytes | None, generator: torch.Generator) -> memoryview:
+def _content(block: Block, kept: Bytes, base: Bytes | None, generator: torch.Generator) -> Bytes:
     if block.kind == "random":
-        return memoryview(_random(block, generator).cpu().view(torch.uint8).numpy())
+        return _random(block, generator).cpu().view(torch.uint8).numpy()
     if block.kind == "halves":
         whole = np.zeros((block.size // 4, 4), np.uint8)
         whole[:, 2:] = kept.reshape(2, -1).T
-        return memoryview(whole.reshape(-1))
+        return whole.reshape(-1)
     if block.kind == "cast":
         assert base is not None
-        return memoryview(base[block.source : block.source + 2 * block.size].view(np.float32).astype(np.float16).view(np.uint8))
-    return memoryview(kept)
+        return base[block.source : block.source + 2 * block.size].view(np.float32).astype(np.float16).view(np.uint8)
+    return kept
 
 
 def _random(block: Block, generator: torch.Generator) -> torch.Tensor:
@@ -129,7 +129,7 @@ def _fp16_digests(base: Path) -> dict[bytes, int]:
     for block in _blocks(base):
         if block.dtype == TensorProto.FLOAT:
             data = content[block.offset : block.offset + block.size].view(np.float32).astype(np.float16)
-            found[hashlib.sha256(data).digest()] = block.offset
+            found[hashlib.sha256(data.tobytes()).digest()] = block.offset
     return found
 
 

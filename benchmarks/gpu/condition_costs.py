@@ -33,7 +33,7 @@ extern "C" __global__ void turn(handle loop, handle a, handle b, handle c, handl
   ++counts[1];
   cudaGraphSetConditional(loop, --counts[0] > 0);
 }
-extern "C" __global__ void body(int* counts) { ++counts[2]; }
+extern "C" __global__ void body(int* counts) { atomicAdd(&counts[2], 1); }
 """
 _TURNS, _REPEATS = 2000, 7
 

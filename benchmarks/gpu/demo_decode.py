@@ -122,7 +122,7 @@ class _Demo:
 @cache
 def eager_model(device: str, dtype: str) -> Any:
     torch.backends.cuda.matmul.allow_tf32 = False
-    model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=TORCH_DTYPES[dtype_of(dtype)])
+    model: Any = AutoModelForCausalLM.from_pretrained(DEMO, dtype=TORCH_DTYPES[dtype_of(dtype)])
     return model.to(device).eval()
 
 

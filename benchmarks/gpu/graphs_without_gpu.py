@@ -93,5 +93,5 @@ class _RecordingGpu(AbsentGpu):
     def zeros(self, count_bytes: int, stream: int) -> Any:
         return self._gpu.allocate(count_bytes)
 
-    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int) -> None:
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
         self._gpu.submit(stream, lambda: None)

@@ -92,7 +92,7 @@ def spread(specs: Sequence[CaseSpec], most: int) -> list[CaseSpec]:
 
 
 def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
-    """``argument``: `loop` or a kernel's name, and the repetitions; a loop's kernels are all but those with exit selection."""
+    """``argument``: `loop` or a kernel's name, and the repetitions; a loop's kernels are all but the router's."""
     group, repeats = argument.split()
     for spec in cases():
         if (spec.kernel in _OUTSIDE_LOOPS) != (group == "loop") and (group == "loop" or spec.kernel == group):
@@ -100,7 +100,7 @@ def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
             yield KitCase(name, partial(_run, spec, int(repeats)), partial(_prepare, spec, bench.compute))
 
 
-_OUTSIDE_LOOPS = ("exit_router", "exit_select", "exit_translate", "draft_verify")
+_OUTSIDE_LOOPS = ("exit_router",)
 
 
 def _run(spec: CaseSpec, repeats: int) -> Figures:

@@ -24,7 +24,7 @@ _MOST_REASONS, _MOST_CHARACTERS = 12, 300
 
 def write_report(paths: Sequence[Path]) -> None:
     """Write docs/results/DATE-gpu_kit.json from the lines in ``paths``, and the pages' tables. A later line of a case replaces an
-    earlier one, whatever sources it is of: each row says of which commits its cases are."""
+    earlier one, whatever sources it is of: each row says of which its cases are."""
     lines = [json.loads(text) for path in paths for text in path.read_text(encoding="utf-8").splitlines()]
     report = kit_report([line for line in lines if not line["dry"]])
     path = ROOT / "docs" / "results" / f"{report.date[:10]}-gpu_kit.json"
@@ -56,8 +56,8 @@ def kit_report(lines: Sequence[Line]) -> Report:
 def _row(stage: str, cases: Sequence[Line], end: Mapping[str, Any]) -> dict[str, Any]:
     kept = [{key: line[key] for key in ("case", "state", "seconds", "reason", "figures") if line.get(key)} for line in cases]
     counts = {state: sum(line["state"] == state for line in cases) for state in (PASSED, FAILED, NOT_RUN)}
-    commits = sorted({line["commit"] for line in cases})
-    return {"stage": stage, "seconds": end.get("seconds", 0), "counts": counts, "commits": commits, "cases": kept}
+    sources = sorted({line["sources"] for line in cases})
+    return {"stage": stage, "seconds": end.get("seconds", 0), "counts": counts, "sources": sources, "cases": kept}
 
 
 def gpu_kit_table(run: Mapping[str, Any]) -> str:

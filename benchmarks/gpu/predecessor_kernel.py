@@ -1,6 +1,6 @@
 """The predecessor's published router kernel (tide-inference 0.2.1), compiled from a checkout of its repository.
 
-It scores only: float32 weights, no bias, no flags, no lists. One block of 256 threads a token reads all of them. Nothing of it
+It has float32 weights and no bias. One block of 256 threads a token reads all of them. Nothing of it
 is part of this repository.
 """
 
@@ -57,7 +57,7 @@ def predecessor_arm(checkout: Path, given: RouterTensors, arch: str) -> Callable
     kernel = code.get_kernel(symbol(problem.dtype, problem.hidden_size, problem.width))
     config = LaunchConfig(grid=problem.rows, block=_THREADS, shmem_size=4 * (8 + problem.width))
     norm_weight = torch.ones(problem.hidden_size, device="cuda")
-    down, scores = tensors["down"].float().T.contiguous(), torch.empty_like(tensors["score"])
+    down, scores = tensors["down"].T.contiguous(), torch.empty_like(tensors["score"])
     inputs = [tensors["hidden"], norm_weight, down, tensors["up"], scores]
     pointers = [tensor.data_ptr() for tensor in inputs]
 

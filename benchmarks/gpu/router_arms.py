@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from benchmarks.gpu.cuda_timing import Work
 from benchmarks.gpu.router_problem import RouterProblem
 
-EPSILON, THRESHOLD = 1e-6, 0.5
-_TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32, "u8": torch.uint8}
+EPSILON = 1e-6
+_TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class RouterTensors:
-    """A problem's tensors by name, inputs random with scores on both sides of the threshold, outputs empty."""
+    """A problem's tensors by name, inputs random, the output empty."""
 
     problem: RouterProblem
     tensors: dict[str, Any]
@@ -47,30 +47,27 @@ class RouterTensors:
 
 
 def tide_arm(library: KernelLibrary, given: RouterTensors) -> Work:
-    """One launch: scores, flags, counts, both lists."""
-    stream = torch.cuda.current_stream()
-    prepared = prepare_exit_router(library, threshold=THRESHOLD, epsilon=EPSILON, stream=stream, **given.tensors)
+    """Two launches."""
+    prepared = prepare_exit_router(library, epsilon=EPSILON, stream=torch.cuda.current_stream(), **given.tensors)
     return lambda: prepared.enqueue(torch.cuda.current_stream())
 
 
-def torch_router(hidden: Tensor, down: Tensor, down_bias: Tensor, up: Tensor, up_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Score, flag and count. No lists, so less work than the kernel's: eager torch makes none without waiting for the GPU."""
+def torch_router(hidden: Tensor, down: Tensor, down_bias: Tensor, up: Tensor, up_bias: Tensor) -> Tensor:
+    """The scores."""
     normed = F.rms_norm(hidden, hidden.shape[-1:], eps=EPSILON)
-    score = F.linear(F.silu(F.linear(normed, down, down_bias)), up, up_bias).squeeze(-1).float().sigmoid()
-    exits = score >= THRESHOLD
-    return score, exits, exits.sum(dtype=torch.int32)
+    return F.linear(F.silu(F.linear(normed, down, down_bias)), up, up_bias).squeeze(-1).float().sigmoid()
 
 
 def torch_arm(given: RouterTensors, compiled: bool, backend: str = "inductor") -> Work:
-    """Weights in the states' dtype, as an eager model has them. ``backend``: of `torch.compile`."""
+    """Weights in the states' dtype, as an eager model has them: half of TIDE's bytes. ``backend``: of `torch.compile`."""
     if compiled:
         torch.compiler.reset()  # one function compiled for nine shapes counts as recompiled too often, and runs eagerly
     dtype, tensors = given.tensors["hidden"].dtype, given.tensors
-    down_bias, up, up_bias = (tensors[name].to(dtype) for name in ("down_bias", "up", "up_bias"))
+    down, down_bias, up, up_bias = (tensors[name].to(dtype) for name in ("down", "down_bias", "up", "up_bias"))
     router = torch.compile(torch_router, dynamic=False, backend=backend) if compiled else torch_router
 
     @torch.no_grad()
     def work() -> None:
-        router(tensors["hidden"], tensors["down"], down_bias, up[None], up_bias)
+        router(tensors["hidden"], down, down_bias, up[None], up_bias)
 
     return work

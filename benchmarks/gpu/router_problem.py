@@ -9,7 +9,7 @@ from itertools import product
 from tide_plugins.launch.device_array import ITEM_BYTES
 from tide_plugins.plans import RouterPlan, plan_exit_router
 
-HIDDEN_SIZES, WIDTH, ROWS, DTYPES = (2048, 4096, 8192), 128, (1, 8, 64, 512, 4096), ("f16", "bf16")
+HIDDEN_SIZES, WIDTH, ROWS, DTYPES = (2048, 4096, 8192), 128, (1, 8, 64), ("f16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,22 @@ class RouterProblem:
 
     @property
     def bytes(self) -> int:
-        """Every input read once, every output written once: states, weights; a score, flag and list entry a row; counts."""
-        element = ITEM_BYTES[self.dtype]
-        weights = self.width * self.hidden_size * element + 8 * self.width + 4
-        return self.rows * self.hidden_size * element + weights + 9 * self.rows + 12
+        """Every input read once, every output written once: states, float32 weights, scores."""
+        weights = 4 * (self.width * self.hidden_size + 2 * self.width + 1)
+        return self.rows * self.hidden_size * ITEM_BYTES[self.dtype] + weights + 4 * self.rows
 
-    def plan(self, sm_count: int) -> RouterPlan:
-        return plan_exit_router(self.rows, self.hidden_size, self.width, ITEM_BYTES[self.dtype], sm_count)
+    @property
+    def plan(self) -> RouterPlan:
+        return plan_exit_router(self.rows, self.hidden_size, self.width)
 
     def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Tensor → dtype and shape, of `prepare_exit_router`."""
-        inputs = {"hidden": (self.dtype, (self.rows, self.hidden_size)), "down": (self.dtype, (self.width, self.hidden_size))}
+        inputs = {"hidden": (self.dtype, (self.rows, self.hidden_size)), "down": ("f32", (self.width, self.hidden_size))}
         weights = {"down_bias": ("f32", (self.width,)), "up": ("f32", (self.width,)), "up_bias": ("f32", (1,))}
-        lists = {name: ("i32", (self.rows,)) for name in ("exit_rows", "continue_rows")}
-        scalars = {name: ("i32", (1,)) for name in ("exit_count", "continue_count", "verdict")}
-        return {**inputs, **weights, "score": ("f32", (self.rows,)), "exits": ("u8", (self.rows,)), **lists, **scalars}
+        return {**inputs, **weights, "score": ("f32", (self.rows,))}
 
 
 def problems() -> Iterator[RouterProblem]:
-    """Those of issue 5."""
+    """A decode step's: one token of each sequence."""
     for dtype, hidden_size, rows in product(DTYPES, HIDDEN_SIZES, ROWS):
         yield RouterProblem(dtype, hidden_size, rows)

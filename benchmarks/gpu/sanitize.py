@@ -2,8 +2,6 @@
 
 memcheck    accesses out of bounds or misaligned
 racecheck   shared-memory races
-synccheck   barriers that not all threads of a block reach
-initcheck   reads of device memory that nothing wrote
 """
 
 from __future__ import annotations
@@ -24,13 +22,11 @@ from benchmarks.gpu.absent_gpu import NOT_RUN
 from benchmarks.gpu.kit.case import Bench, Figures, KitCase, NotRun
 
 PROGRAM = "compute-sanitizer"
-# Tool → its own options, and how many cases of each kernel it gets: shadow memory makes racecheck and initcheck slow. memcheck
+# Tool → its own options, and how many cases of each kernel it gets: shadow memory makes racecheck slow. memcheck
 # would count errors that cuda.core handles itself, such as calls which an older driver lacks (cuda-python pull request 687).
 TOOLS: dict[str, tuple[tuple[str, ...], int]] = {
     "memcheck": (("--padding", "32", "--report-api-errors", "no"), 12),
     "racecheck": (("--racecheck-report", "all"), 8),
-    "synccheck": ((), 10),
-    "initcheck": ((), 10),
 }
 _FOUND = 99  # what compute-sanitizer exits with when it found something
 _LAST_LINES = 30  # of a log that are kept

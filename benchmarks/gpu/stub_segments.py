@@ -11,6 +11,7 @@ from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
 from tide_runtime.backends.device.element_types import FP32, INT32, ElementType
 from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import HEAD, exit_graph
@@ -123,6 +124,7 @@ class StubBackend:
 
     name, pads_sequences, copies_caches = "stub", True, False
     least_slots: int | None = 8  # so that the caches grow
+    step_graphs = StepGraphs(None)
 
     def __init__(self, device: Device, exits: tuple[ExitInfo, ...], launch: StubLaunch, fixed_stream: bool = False) -> None:
         self.manifest, self.device, self.fixed_stream, self._launch = stub_manifest(exits), device, fixed_stream, launch

@@ -141,8 +141,10 @@ def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
 
 def _checked(bench: Bench, name: str) -> Figures:
     folder = unpack(bench.carried / name, bench.work / "bundles" / name, bench.device)
-    done = subprocess.run([sys.executable, "-m", __spec__.name, str(folder)], capture_output=True, text=True, check=False)
-    checks = {facts.pop("check"): facts for facts in map(json.loads, done.stdout.splitlines())}
+    kept = bench.work / f"torch_capture_{name}.log"  # comes back even where a check hangs
+    command = [sys.executable, "-m", __spec__.name, str(folder), "--json", str(kept)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    checks = {facts.pop("check"): facts for facts in map(json.loads, kept.read_text().splitlines())}
     wrong = [name for name, facts in checks.items() if "error" in facts or facts.get("equal") != facts.get("of")]
     if done.returncode or wrong:
         raise RuntimeError(f"{wrong}, exit code {done.returncode}: {json.dumps(checks)}\n{done.stderr}")

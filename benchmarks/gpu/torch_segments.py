@@ -52,23 +52,23 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def steps(device: str, hidden: int = _HIDDEN) -> dict[str, Callable[[], tuple[Step, Tensor]]]:
-    """Name → maker of a step, and of the tensor that it changes: each run's result depends on the one before."""
+def steps(device: str, hidden: int = _HIDDEN) -> dict[str, Callable[[], tuple[Step, list[Tensor]]]]:
+    """Name → maker of a step, and of the tensors that it changes, the result first: each run depends on the one before."""
     dtype = torch.float16 if device == "cuda" else torch.float32
     random = partial(torch.randn, device=device, dtype=dtype)
 
-    def product(rows: int) -> tuple[Step, Tensor]:
+    def product(rows: int) -> tuple[Step, list[Tensor]]:
         x, weight = random((rows, hidden)), random((hidden, hidden)) * hidden**-0.5
-        return lambda: _into(x, F.rms_norm(F.linear(x, weight), (hidden,))), x
+        return lambda: _into(x, F.rms_norm(F.linear(x, weight), (hidden,))), [x]
 
-    def attention() -> tuple[Step, Tensor]:
+    def attention() -> tuple[Step, list[Tensor]]:
         heads, group, width = 8, 4, hidden // 32
         x = random((1, heads, group, width))
         keys, values = (random((1, heads, _SLOTS, width)) for _ in range(2))
         mask = (torch.arange(_SLOTS, device=device) <= _SLOTS // 2).expand(group, -1)
-        return lambda: _into(x, F.scaled_dot_product_attention(x, keys, values, attn_mask=mask)), x
+        return lambda: _into(x, F.scaled_dot_product_attention(x, keys, values, attn_mask=mask)), [x]
 
-    def dequantised() -> tuple[Step, Tensor]:
+    def dequantised() -> tuple[Step, list[Tensor]]:
         x, scales = random((1, hidden)), random((hidden, hidden // 32, 1)) * hidden**-0.5
         packed = torch.randint(0, 256, (hidden, hidden // 32, 16), device=device, dtype=torch.uint8)
 
@@ -76,22 +76,23 @@ def steps(device: str, hidden: int = _HIDDEN) -> dict[str, Callable[[], tuple[St
             numbers = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).to(dtype) - 8
             _into(x, F.rms_norm(F.linear(x, (numbers * scales).flatten(1)), (hidden,)))
 
-        return step, x
+        return step, [x]
 
-    def written() -> tuple[Step, Tensor]:
+    def written() -> tuple[Step, list[Tensor]]:
         """By an index that is read on the device, as a cache is."""
         x, at = random((_SLOTS, 64)), torch.zeros(1, device=device, dtype=torch.int64)
 
         def step() -> None:
-            x.index_put_((at + 1,), x[at] * 0.5 + x.argmax() % 7)
-            at.add_(1)
+            after = (at + 1) % _SLOTS
+            x.index_put_((after,), x[at] * 0.5 + x.argmax() % 7)
+            at.copy_(after)
 
-        return step, x
+        return step, [x, at]
 
-    def layer(kind: str) -> tuple[Step, Tensor]:
+    def layer(kind: str) -> tuple[Step, list[Tensor]]:
         shape = ModelShape("1b", (kind,), 1, hidden, 32 if device == "cuda" else 8, 8, 4 * hidden, 0)
         whole = Pass(layers(shape, kind, 1, 2, device), shape, kind, 1, 4, device)
-        return whole.step, whole.states
+        return whole.step, [whole.states]
 
     return {
         "product_1": partial(product, 1),
@@ -117,9 +118,9 @@ def _stepped(name: str) -> Figures:
     """On the processor, once."""
     if name.startswith("layers"):
         return {}  # half precision is slow there
-    step, x = steps("cpu", 256)[name]()
+    step, states = steps("cpu", 256)[name]()
     step()
-    assert x.isfinite().all()
+    assert states[0].isfinite().all()
     return {}
 
 
@@ -135,18 +136,18 @@ def _captured(name: str) -> Figures:
     Raises AssertionError when the graph's result is not the host's.
     """
     device, _, _ = _gpu()
-    step, x = steps("cuda")[name]()
-    first = x.clone()
+    step, states = steps("cuda")[name]()
+    first = [state.clone() for state in states]
     left = torch.zeros(1, device="cuda", dtype=torch.int32)
     program = _program(_on_stream(step), left)
     host, results = HostDriver(device).compile(program), {}
     for _ in range(2):  # the first run loads kernels and allocates
-        results["host"] = _run(host.launch, x, first, left, _TURNS)
+        results["host"] = _run(host.launch, states, first, left)
     _POOLS.append(torch.cuda.MemPool())
     with torch.cuda.use_mem_pool(_POOLS[-1]):
         graph = GraphDriver(device).compile(program)
     figures: Figures = {"nodes": dict(graph.node_types), "refusal": graph.refusal}
-    results["graph"] = _run(graph.launch, x, first, left, _TURNS)
+    results["graph"] = _run(graph.launch, states, first, left)
     error = (results["graph"].float() - results["host"].float()).abs().max().item()
     figures |= {"largest_difference": error, "same_bits": bool(torch.equal(results["graph"], results["host"]))}
     assert torch.allclose(results["graph"], results["host"], rtol=1e-3, atol=1e-3, equal_nan=True), figures
@@ -180,16 +181,17 @@ def _program(enqueue: Enqueue, left: Tensor) -> tuple[Node, ...]:
     return (While(proceed, (Run("gate", decide(second, 0)), inner, Run("step", enqueue), Run("turn", decide(proceed, 1)))),)
 
 
-def _run(launch: Callable[[int], None], x: Tensor, first: Tensor, left: Tensor, turns: int) -> Tensor:
-    """What ``x`` is after ``turns`` turns."""
+def _run(launch: Callable[[int], None], states: list[Tensor], first: list[Tensor], left: Tensor) -> Tensor:
+    """What the first of ``states`` is after `_TURNS` turns, when they were ``first`` before."""
     torch.cuda.synchronize()
-    x.copy_(first)
-    left.fill_(turns)
+    for state, before in zip(states, first, strict=True):
+        state.copy_(before)
+    left.fill_(_TURNS)
     torch.cuda.synchronize()
-    launch(turns)
+    launch(_TURNS)
     torch.cuda.synchronize()
     assert left.item() == 0, f"{left.item()} turns are left"
-    return x.clone()
+    return states[0].clone()
 
 
 def _us_per_turn(launch: Callable[[int], None], left: Tensor) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tide_runtime.errors import TargetError
+from tide_runtime.targets.gpu_probe import present_gpu
 
 from tide_export.targets.choice import AUTO, checked, for_present_gpu, why_not_here
 
-CPU = "cpu"
+CPU, TORCH = "cpu", "torch"
 
 
 def measured_target(dtype: str, wanted: str = AUTO, mixed: str = "", gpu_first: bool = False) -> str:
@@ -20,7 +21,7 @@ def measured_target(dtype: str, wanted: str = AUTO, mixed: str = "", gpu_first: 
 
     Raises TargetError, with the reason for each target, where none with ``dtype`` kernels can be built and run here.
     """
-    of_gpu, reasons = for_present_gpu(dtype, mixed=mixed), []
+    of_gpu, reasons = [*for_present_gpu(dtype, mixed=mixed), *([TORCH] if present_gpu() is not None else [])], []
     for name in ([*of_gpu, CPU] if gpu_first else [CPU, *of_gpu]) if wanted == AUTO else [wanted]:
         try:
             reason = why_not_here(checked(name, dtype, mixed=mixed))

@@ -20,7 +20,7 @@ from tide_plugins.build.builder import Builder, BuiltKernel
 from tide_plugins.build.compiler import why_not_built
 from tide_plugins.build.cubin_cache import CubinCache, default_cache_folder
 from tide_plugins.build.table import CLOSING, OPENING, facts, grids, in_order, spilling, write_section
-from tide_plugins.kernels import BUILT
+from tide_plugins.kernels import KERNELS
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 _SPILLED = 1  # exit code
@@ -28,7 +28,7 @@ _SPILLED = 1  # exit code
 
 @app.callback()
 def _about() -> None:
-    """TIDE's CUDA kernels: exit routing and selection, exit heads, verification of drafts."""
+    """TIDE's CUDA kernels: an exit's router, and the decode loop."""
 
 
 @app.command()
@@ -36,10 +36,6 @@ def build(
     arch: Annotated[
         str, typer.Option(help="`all`, or a comma-separated list: " + ", ".join(f"`{a.name}`" for a in ARCHITECTURES) + ".")
     ] = "all",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Also write the images and a `manifest.json` here, as the TensorRT plugin's build reads them."),
-    ] = None,
     cache: Annotated[
         Path | None,
         typer.Option(help="The compilation cache; `$TIDE_CACHE_DIR/cubins`, else `~/.cache/tide/cubins`."),
@@ -61,8 +57,6 @@ def build(
     * `python -m tide_plugins build` – everything that the compilers at hand know
 
     * `python -m tide_plugins build --arch sm_89,sm_90 --json` – two architectures, for a script
-
-    * `python -m tide_plugins build --out build/kernels` – also write `exit_router.sm_90.cubin`, …
     """
     if jobs < 1:
         raise ParamsError(f"--jobs is {jobs}; expected at least 1")
@@ -70,8 +64,6 @@ def build(
     begin = time.perf_counter()
     built = _build(Builder(CubinCache(cache or default_cache_folder())), targets, jobs)
     seconds = time.perf_counter() - begin
-    if out is not None:
-        write_images(built, out)
     spills = spilling(built)
     if as_json:
         print(json.dumps({"images": facts(built), "not_built": missing, "spills": spills, "seconds": seconds}, indent=1))
@@ -81,14 +73,6 @@ def build(
         write_section(markdown, built)
     if spills:
         raise typer.Exit(_SPILLED)
-
-
-def write_images(built: Sequence[BuiltKernel], folder: Path) -> None:
-    """Write every image, such as ``exit_router.sm_90.cubin``, and ``manifest.json`` with their facts."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for item in built:
-        (folder / item.file_name).write_bytes(item.image.content)
-    (folder / "manifest.json").write_text(json.dumps({"images": facts(built)}, indent=1) + "\n", encoding="utf-8")
 
 
 def _targets(names: str) -> tuple[list[Architecture], dict[str, str]]:
@@ -108,8 +92,8 @@ def _build(builder: Builder, targets: Sequence[Architecture], jobs: int) -> list
     built = []
     columns = (SpinnerColumn(), *Progress.get_default_columns(), TimeElapsedColumn())
     with Progress(*columns, console=_stderr(), transient=True) as progress:
-        task = progress.add_task("compile", total=len(BUILT) * len(targets))
-        for item in builder.build_all(BUILT, targets, jobs):
+        task = progress.add_task("compile", total=len(KERNELS) * len(targets))
+        for item in builder.build_all(KERNELS, targets, jobs):
             progress.update(task, advance=1, description=f"{item.kernel.name} {item.architecture.name}")
             built.append(item)
     return in_order(built)

@@ -12,7 +12,7 @@ DTYPES = ("f32", "f16", "bf16")
 
 
 def entry_point(form: str, dtype: str) -> str:
-    """The symbol in the cubin, such as ``tide_exit_router_tiled_bf16``."""
+    """The symbol in the cubin, such as ``tide_exit_router_score_bf16``."""
     return f"tide_{form}_{dtype}"
 
 
@@ -22,7 +22,7 @@ class Kernel:
 
     Args:
         name: the file's name without ``.cuh``.
-        forms: variants of the kernel; the plan selects one by the problem's shape.
+        forms: the kernels in it, in the order of their launches.
         dtypes: element types; each form has an ``extern "C"`` entry point for each.
     """
 
@@ -41,21 +41,17 @@ class Kernel:
 
 
 KERNELS = (
-    Kernel("exit_router", ("exit_router", "exit_router_tiled")),
-    Kernel("exit_select", ("exit_select",)),
-    Kernel("exit_translate", ("exit_translate_down", "exit_translate_up")),
-    Kernel("draft_verify", ("draft_verify",)),
+    Kernel("exit_router", ("exit_router_project", "exit_router_score")),
     Kernel("exit_score", ("exit_score",)),
     # These read no states, or copy them as bytes, so one entry point serves every element type.
+    Kernel("take_tokens", ("take_tokens",), ("f32",)),
     Kernel("loop_turn", ("loop_turn",), ("f32",)),
     Kernel("exit_join", ("exit_join",), ("f32",)),
     Kernel("exit_candidates", ("exit_candidates",), ("f32",)),
     Kernel("exit_gate", ("exit_gate",), ("f32",)),
     Kernel("exit_merge", ("exit_merge",), ("f32",)),
 )
-# The router for TensorRT's ahead-of-time plugins, which compile it themselves (trt/aot.py); built here as a check.
-ROUTER_SPLIT = Kernel("exit_router_split", ("exit_router_project", "exit_router_score"))
-BUILT = (*KERNELS, ROUTER_SPLIT)
+ROUTER = KERNELS[0]
 
 
 @cache

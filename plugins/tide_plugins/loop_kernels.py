@@ -20,9 +20,9 @@ from tide_plugins.launch.decode_loop import (
     prepare_exit_merge,
     prepare_exit_score,
     prepare_loop_turn,
+    prepare_take_tokens,
 )
 from tide_plugins.launch.device_array import DeviceArray
-from tide_plugins.launch.draft_verify import prepare_draft_verify
 from tide_plugins.launch.kernel_library import KernelLibrary
 
 Prepare = Callable[..., Any]
@@ -53,26 +53,16 @@ class PluginLoopKernels:
         return self._library.conditions_refused
 
     def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
-        """`draft_verify` with zero drafts."""
-        batch_size = state.batch_size
-        drafts = self._array(state.pointers["tokens"], "i64", batch_size, 0)
-        tensors = self._per_sequence(state, "length", "last_token", "limit", dtype="i64")
-        tensors |= self._per_sequence(state, "draft_count", "accepted", "emitted", dtype="i32") | self._per_sequence(
-            state, "finished", dtype="u8"
-        )
+        tensors = self._per_sequence(state, "length", "last_token", "limit", dtype="i64") | self._scalars(state, "running")
+        tensors |= self._per_sequence(state, "emitted", dtype="i32") | self._per_sequence(state, "finished", dtype="u8")
         tensors |= {
-            "drafts": drafts,
-            "deep_tokens": self._array(chosen, "i64", batch_size, 1),
-            "tokens": self._array(state.pointers["tokens"], "i64", batch_size, 1),
+            "chosen": self._array(chosen, "i64", state.batch_size),
             "eos": self._array(state.pointers["eos"], "i64", MOST_EOS),
-            "running": self._array(state.pointers["running"], "i32"),
         }
-        return self._prepared(prepare_draft_verify, tensors)
+        return self._prepared(prepare_take_tokens, tensors)
 
     def turn(self, state: LoopState, inputs: NextInputs, slots: int) -> Enqueue:
-        tensors = self._per_sequence(state, "tokens", "length", "last_token", dtype="i64") | self._per_sequence(
-            state, "exits", dtype="u8"
-        )
+        tensors = self._per_sequence(state, "length", "last_token", dtype="i64") | self._per_sequence(state, "exits", dtype="u8")
         tensors |= self._per_sequence(state, "emitted", dtype="i32") | self._scalars(state, "running", "turns_left", "proceed")
         tensors |= {"ring": self._array(state.ring.pointers[0], "i64", state.ring.turns, state.batch_size)} | self._counts(state)
         tensors |= self._input_tensors(inputs, (state.batch_size,))

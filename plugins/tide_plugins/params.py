@@ -1,4 +1,4 @@
-"""ctypes versions of the kernels' parameter structs in `csrc/*_plan.h`, which document shapes and meanings.
+"""ctypes versions of the kernels' parameter structs in `csrc/*_params.h`, which document shapes and meanings.
 
 Pointers are device addresses as integers; 0 is null. A test compares sizes and offsets with the compiler's.
 """
@@ -16,57 +16,25 @@ def _fields(pointers: str, *rest: tuple[str, type]) -> list[tuple[str, type]]:
 
 
 class ExitRouterParams(Structure):
-    """`exit_router_params` in csrc/exit_router_plan.h."""
+    """The arguments of both kernels in csrc/exit_router.cuh, which take them one by one. ``epsilon``: the bits of a float."""
 
     _fields_ = _fields(
-        "hidden down down_sum down_bias up up_bias row_count score exits exit_rows continue_rows exit_count continue_count "
-        "verdict workspace counters",
-        ("graph_condition", c_uint64),
-        ("row_stride", c_int64),
-        ("rows hidden_size width chunk", c_int32),
-        ("threshold epsilon", c_float),
-        ("sets_condition tile_rows", c_int32),
+        "hidden down down_bias up up_bias score partial",
+        ("rows hidden_size width chunk epsilon", c_int32),
     )
 
 
-class ExitSelectParams(Structure):
-    """`exit_select_params` in csrc/exit_select_plan.h."""
+class TakeTokensParams(Structure):
+    """`take_tokens_params` in csrc/take_tokens_params.h."""
 
-    _fields_ = _fields(
-        "hidden exit_states exit_rows continue_rows exit_count continue_count origin continue_hidden continue_origin head_input",
-        ("hidden_stride exit_stride continue_stride head_stride", c_int64),
-        ("rows hidden_size", c_int32),
-    )
-
-
-class ExitTranslateParams(Structure):
-    """`exit_translate_params` in csrc/exit_translate_plan.h."""
-
-    _fields_ = _fields(
-        "hidden down down_sum up row_list row_count origin out code workspace counters",
-        ("row_stride out_stride", c_int64),
-        ("rows hidden_size rank chunk", c_int32),
-        ("epsilon", c_float),
-        ("reserved", c_int32),
-    )
-
-
-class DraftVerifyParams(Structure):
-    """`draft_verify_params` in csrc/draft_verify_plan.h."""
-
-    _fields_ = _fields(
-        "drafts draft_count deep_tokens probabilities proposals seed eos limit length last_token finished accepted emitted "
-        "tokens running counters",
-        ("graph_condition", c_uint64),
-        ("rows width vocab eos_count sets_condition reserved", c_int32),
-    )
+    _fields_ = _fields("chosen eos limit length last_token finished emitted running", ("rows eos_count", c_int32))
 
 
 class LoopTurnParams(Structure):
-    """`loop_turn_params` in csrc/loop_turn_plan.h."""
+    """`loop_turn_params` in csrc/loop_turn_params.h."""
 
     _fields_ = _fields(
-        "tokens emitted exits length last_token running turns_left ring counts input_ids position_ids position_ids32 "
+        "emitted exits length last_token running turns_left ring counts input_ids position_ids position_ids32 "
         "write_index write_index32 seqlens_k proceed",
         ("graph_condition", c_uint64),
         ("slots", c_int64),
@@ -75,7 +43,7 @@ class LoopTurnParams(Structure):
 
 
 class ExitScoreParams(Structure):
-    """`exit_score_params` in csrc/exit_score_plan.h."""
+    """`exit_score_params` in csrc/exit_score_params.h."""
 
     _fields_ = _fields(
         "logits token mlp_score score workspace counters",
@@ -86,13 +54,13 @@ class ExitScoreParams(Structure):
 
 
 class ExitJoinParams(Structure):
-    """`exit_join_params` in csrc/exit_join_plan.h."""
+    """`exit_join_params` in csrc/exit_join_params.h."""
 
     _fields_ = _fields("states finished waiting window last", ("row_bytes", c_int64), ("rows arriving width number", c_int32))
 
 
 class ExitCandidatesParams(Structure):
-    """`exit_candidates_params` in csrc/exit_candidates_plan.h."""
+    """`exit_candidates_params` in csrc/exit_candidates_params.h."""
 
     _fields_ = _fields(
         "finished exits score wanted counts",
@@ -104,7 +72,7 @@ class ExitCandidatesParams(Structure):
 
 
 class ExitGateParams(Structure):
-    """`exit_gate_params` in csrc/exit_gate_plan.h."""
+    """`exit_gate_params` in csrc/exit_gate_params.h."""
 
     _fields_ = _fields(
         "score exit_token finished length turns_left waiting exits chosen position_ids position_ids32 write_index "
@@ -118,16 +86,13 @@ class ExitGateParams(Structure):
 
 
 class ExitMergeParams(Structure):
-    """`exit_merge_params` in csrc/exit_merge_plan.h."""
+    """`exit_merge_params` in csrc/exit_merge_params.h."""
 
     _fields_ = _fields("exits deep_token chosen waiting", ("rows exit_count", c_int32))
 
 
 PARAMS: dict[str, type[Structure]] = {
-    "exit_router": ExitRouterParams,
-    "exit_select": ExitSelectParams,
-    "exit_translate": ExitTranslateParams,
-    "draft_verify": DraftVerifyParams,
+    "take_tokens": TakeTokensParams,
     "loop_turn": LoopTurnParams,
     "exit_score": ExitScoreParams,
     "exit_join": ExitJoinParams,

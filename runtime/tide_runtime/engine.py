@@ -25,7 +25,7 @@ from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.certificate_coverage import with_promises
 from tide_runtime.depth.policy import BackendFacts, EnginePolicy
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.device_loop.select import Drive, choose_drive
+from tide_runtime.device_loop.select import Drive, capture_steps, choose_drive
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
@@ -74,6 +74,7 @@ class Engine:
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         loaded = backend or load_backend(bundle, self.target, options.threads, device.ordinal, device.kind)
         self.backend: Backend = loaded.with_bits(options.bits)
+        capture_steps(self.backend)
         self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
@@ -89,7 +90,8 @@ class Engine:
         self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params, self.grammars)
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         self._memory = memory = StateMemory.of(self.backend.kv_bytes_per_token, self.backend.state_bytes)
-        blocks = kv_blocks(memory, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len)
+        on_device = getattr(loaded, "device", None) is not None
+        blocks = kv_blocks(memory, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len, on_device)
         caches_prefixes = options.prefix_cache and self.policy.can_resume and self.backend.has_prefix_blocks
         budget = StepBudget(
             CostModel.of(bundle.manifest, self.backend.pass_costs), options.prefill_chunk, self.backend.packs_steps

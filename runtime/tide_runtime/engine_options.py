@@ -25,7 +25,8 @@ class EngineOptions:
         prefill_chunk: most prompt tokens of a step; beside requests that decode fewer, so that their tokens keep coming.
         kv_memory: bytes for keys, values and states of running requests and the prefix cache; None: a quarter of the free memory,
             up to four times what the running requests can use. When it is used up, requests wait, or are preempted and computed
-            again. On a GPU the rows of ``max_batch`` requests are allocated whole.
+            again. On a GPU None means all that is free: rows get memory when they are used, each for twice the longest text that
+            runs at most, and where it is short, fewer requests run at once from then on.
         prefix_cache: keep keys and values of earlier texts, so that a prompt that begins like one of them is not computed again.
             Target ``cpu`` only. Requests choose with `GenerationParams.cache_salt` who may share them.
         max_queue: requests that may wait before `Engine.submit` refuses more.

@@ -30,7 +30,7 @@ from tide_runtime.errors import TargetError
 from tide_runtime.sequence import TokenSequence
 
 from benchmarks.gpu import decode_loop
-from benchmarks.gpu.loop_cases import Prompts
+from benchmarks.gpu.decode_loop import Prompts
 from benchmarks.gpu.model_shapes import ModelShape
 from benchmarks.gpu.stub_exits import COSTS, stub_exits
 from tide_export.config import ExportConfig

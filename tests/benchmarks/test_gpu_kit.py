@@ -27,6 +27,7 @@ from benchmarks.gpu.kit_report import gpu_kit_not_run, gpu_kit_table, kit_report
 from benchmarks.verified_table import verified_table
 
 ROOT = Path(__file__).parents[2]
+OWN = ("benchmarks", "tide_runtime", "tide_serve", "tide_calibrate", "tide_plugins", "tide_bench", "tide_export")
 
 # A stage whose cases do what their names say.
 SCRIPTED = """
@@ -63,11 +64,12 @@ def kit_cases(bench, argument):
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+
     (tmp_path / "scripted.py").write_text(SCRIPTED)
     places = [str(tmp_path), *(str(ROOT / folder) for folder in bare_image.FOLDERS)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
     monkeypatch.setattr("benchmarks.gpu.kit.runner._POLL_S", 0.02)
-    files = ResultFiles(tmp_path / "out", {"call": 1, "dry": False, "commit": "c0ffee", "date": "2026-12-01T10:00:00Z"})
+    files = ResultFiles(tmp_path / "out", {"call": 1, "dry": False, "sources": "c0ffee", "date": "2026-12-01T10:00:00Z"})
     return Call(files, 30.0, {"arch": "sm_90", "work": str(tmp_path), "carried": str(tmp_path), "dry": False})
 
 
@@ -132,7 +134,9 @@ def test_the_calls_fit_into_the_time_that_a_gpu_is_lent_for() -> None:
     for number, rows in CALLS.items():
         assert expected_seconds(rows) <= SECONDS[number]
     assert [stage.name for row in chosen("torch,1b") for stage in row] == [
+        "torch_capture",
         "torch_segments",
+        "torch_kernels",
         "1b_fp16_b1",
         "1b_fp16_b8",
         "1b_int4_b1",
@@ -154,7 +158,7 @@ def test_without_a_gpu_nothing_runs(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_only_packages_of_the_image_are_imported() -> None:
     """The kit would end with ModuleNotFoundError on the lent machine, where nothing can be installed."""
-    allowed = {*sys.stdlib_module_names, *bare_image.OWN, *(name.replace("-", "_") for name in bare_image.PACKAGES)}
+    allowed = {*sys.stdlib_module_names, *OWN, *(name.replace("-", "_") for name in bare_image.PACKAGES)}
     allowed |= {"cuda", "runtime"}  # cuda-core's and cuda-bindings' package; the tests' simulated GPU
     found = {name for path in (ROOT / "benchmarks/gpu").rglob("*.py") for name in _imported(path)}
     assert found - allowed == set()
@@ -176,7 +180,7 @@ def test_a_dry_run_hides_what_the_image_lacks(tmp_path: Path) -> None:
         "import numpy, typer\n"
         "from importlib.metadata import distribution as dist; from importlib.util import find_spec\n"
         "from tide_runtime.plugins import plugin\n"
-        "print(find_spec('openai'), find_spec('mkdocs'), dist('tide-llm').locate_file('.'), plugin('loop_kernels').__module__)"
+        "print(find_spec('openai'), find_spec('fastapi'), dist('tide-llm').locate_file('.'), plugin('loop_kernels').__module__)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["None", "None", str(tmp_path / "metadata"), "tide_plugins.loop_kernels"], done.stderr
@@ -262,7 +266,7 @@ def test_a_skeleton_has_no_weights_and_gets_sensible_ones(tmp_path: Path) -> Non
 
 
 def line(stage: str, case: str, state: str = PASSED, **more: Any) -> dict[str, Any]:
-    facts = {"call": 1, "dry": False, "commit": "c0ffee", "date": "2026-12-01T10:00:00Z", "seconds": 1.0}
+    facts = {"call": 1, "dry": False, "sources": "c0ffee", "date": "2026-12-01T10:00:00Z", "seconds": 1.0}
     return facts | {"stage": stage, "case": case, "state": state} | more
 
 
@@ -274,7 +278,7 @@ def test_results_become_the_run_that_tables_are_drawn_from(tmp_path: Path) -> No
             line("machine", "packages", figures={"versions": {"torch": "2.11.0"}}),
             line("conditional", "count_down", FAILED, reason="AssertionError: 3\nmore"),
             line("1b_fp16_b1", "tide_full", figures={"ms": 2.5, "all_ms": [2.5, 2.5], "nodes": {"kernel": 3}}),
-            line("conditional", "count_down", commit="beef", figures={"counts": [1]}),  # mended since: a later line counts
+            line("conditional", "count_down", sources="beef", figures={"counts": [1]}),  # mended since: a later line counts
             line("conditional", "other", FAILED, reason="AssertionError: 4\nmore"),
         ]
     )

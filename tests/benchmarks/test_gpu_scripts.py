@@ -28,7 +28,7 @@ from benchmarks.gpu import kernel_cases, router_arms, router_kernel, sanitize
 from benchmarks.gpu.device_copy import DeviceCopy
 from benchmarks.gpu.gpu_floors import Floors
 from benchmarks.gpu.predecessor_kernel import compile_predecessor, device_code, symbol
-from benchmarks.gpu.router_arms import THRESHOLD, RouterTensors, torch_router
+from benchmarks.gpu.router_arms import RouterTensors, torch_router
 from benchmarks.gpu.router_problem import RouterProblem, problems
 
 ROOT = Path(__file__).parents[2]
@@ -84,8 +84,8 @@ def _run(main: Callable[..., None], *arguments: str) -> Result:
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_the_cases_are_prepared_and_reported_as_not_run() -> None:
     """Guards against a check that did not run but reports success."""
-    done = _run(kernel_cases.main, "--only", "exit_select", "--arch", "sm_120")
-    count = sum(spec.kernel == "exit_select" for spec in cases())
+    done = _run(kernel_cases.main, "--only", "exit_gate", "--arch", "sm_120")
+    count = sum(spec.kernel == "exit_gate" for spec in cases())
     assert done.exit_code == 2
     assert "NOT RUN: GPU 0 cannot be used" in done.stderr
     assert f"{count} cases were prepared for sm_120 up to the launch; none was launched" in done.stderr
@@ -96,7 +96,7 @@ def test_without_a_gpu_the_router_benchmark_shows_plans_and_no_times() -> None:
     done = _run(router_kernel.main)
     assert done.exit_code == 2 and "RESULT" not in done.output
     assert all(problem.name in done.stdout for problem in problems())
-    assert "30 launches were prepared for sm_90" in done.stderr and "nothing was launched or timed" in done.stderr
+    assert "18 launches were prepared for sm_90" in done.stderr and "nothing was launched or timed" in done.stderr
 
 
 # --- copies to the device and back
@@ -125,7 +125,7 @@ def _spread(kernel: str, count: int) -> list[CaseSpec]:
     return found[:: len(found) // count]
 
 
-@pytest.mark.parametrize("kernel", ["exit_router", "exit_select", "exit_translate", "draft_verify"])
+@pytest.mark.parametrize("kernel", ["exit_router", "exit_score", "take_tokens"])
 def test_cases_pass_on_a_device_of_its_own_memory(kernel: str) -> None:
     """Guards against errors in upload, launch, download and check, with kernels run on the host."""
     gpu: Any = HostGpu()
@@ -135,7 +135,7 @@ def test_cases_pass_on_a_device_of_its_own_memory(kernel: str) -> None:
 def test_a_wrong_result_and_a_changing_result_are_reported() -> None:
     """Guards against a harness that cannot fail."""
     gpu: Any = HostGpu()
-    spec = _spread("draft_verify", 1)[0]
+    spec = _spread("take_tokens", 1)[0]
     wrong = replace(spec, build=lambda: replace(spec.build(), check=_disagree))
     [message] = kernel_cases.run_all([wrong], gpu.driver.kernels(), gpu, repeats=1).values()
     assert message == "not what was expected"
@@ -164,13 +164,13 @@ def _disagree(_tensors: Any) -> None:
 def test_a_case_that_raises_anything_costs_only_itself() -> None:
     """Guards against one kernel that cannot be loaded, whose TargetError ended all 600 cases."""
     gpu: Any = HostGpu()
-    good, other = _spread("draft_verify", 2)[:2]
+    good, other = _spread("take_tokens", 2)[:2]
 
     def refuse() -> Case:
-        raise TargetError("GPU 0 cannot load tide_draft_verify_f32: unresolved symbol")
+        raise TargetError("GPU 0 cannot load tide_take_tokens_f32: unresolved symbol")
 
     failures = kernel_cases.run_all([replace(good, build=refuse), other], gpu.driver.kernels(), gpu, repeats=1)
-    assert failures == {f"{good.kernel} {good.name}": "TargetError: GPU 0 cannot load tide_draft_verify_f32: unresolved symbol"}
+    assert failures == {f"{good.kernel} {good.name}": "TargetError: GPU 0 cannot load tide_take_tokens_f32: unresolved symbol"}
 
 
 def test_a_selection_has_cases_of_every_kernel() -> None:
@@ -212,7 +212,7 @@ def test_a_sanitizer_runs_the_cases_and_leaves_its_log(tmp_path: Path, monkeypat
     fake.write_text('#!/bin/sh\necho "$@"\nwhile [ "$1" != --log-file ]; do shift; done\necho "========= clean" >"$2"\n')
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    run = sanitize.run_tool("initcheck", tmp_path / "logs")
+    run = sanitize.run_tool("memcheck", tmp_path / "logs")
     assert run.verdict == "clean" and run.summary == ["========= clean"]
     command = sanitize.command("racecheck", tmp_path, most=4)
     assert "--racecheck-report" in command and command[-2:] == ["--most", "4"]
@@ -230,9 +230,9 @@ def test_the_torch_arm_computes_what_the_kernel_does() -> None:
     """Guards against a baseline that computes something else."""
     given = RouterTensors.random(RouterProblem("f32", 192, 64), device="cpu")
     hidden, down, down_bias, up, up_bias = (given.tensors[n] for n in ("hidden", "down", "down_bias", "up", "up_bias"))
-    score, exits, count = torch_router(hidden, down, down_bias, up[None], up_bias)
+    score = torch_router(hidden, down, down_bias, up[None], up_bias)
     torch.testing.assert_close(score.double(), given.scores(), rtol=1e-5, atol=0)
-    assert 0 < int(count) < 64 and torch.equal(exits, score >= THRESHOLD)
+    assert float(score.max() - score.min()) > 0.1, "all scores alike would hide most mistakes"
 
 
 def test_a_wrong_score_stops_the_timing() -> None:
@@ -252,11 +252,10 @@ def test_a_wrong_score_stops_the_timing() -> None:
 
 
 def test_bytes_are_those_of_the_problems_tensors() -> None:
-    """Guards against a wrong bandwidth floor. Each row is in one of the two lists, so one list is counted."""
+    """Guards against a wrong bandwidth floor."""
     problem = RouterProblem("bf16", 4096, 64)
-    sizes = {"bf16": 2, "f32": 4, "i32": 4, "u8": 1}
-    every = sum(sizes[dtype] * math.prod(shape) for dtype, shape in problem.shapes().values())
-    assert problem.bytes == every - 4 * 64
+    sizes = {"bf16": 2, "f32": 4}
+    assert problem.bytes == sum(sizes[dtype] * math.prod(shape) for dtype, shape in problem.shapes().values())
 
 
 def test_ratios_and_shares_are_of_the_gpus_time() -> None:

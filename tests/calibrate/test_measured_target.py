@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnxruntime
 import pytest
+from tide_calibrate import measured_target as module
 from tide_calibrate.measured_target import measured_target
 from tide_runtime.errors import TargetError
 from tide_runtime.targets import select
@@ -22,7 +23,9 @@ def onnxruntime_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def present(monkeypatch: pytest.MonkeyPatch, gpu: PresentGpu | None, lacks: str | None = None) -> None:
-    monkeypatch.setattr(choice, "present_gpu", lambda: gpu)
+    for used in (choice, module):
+        monkeypatch.setattr(used, "present_gpu", lambda: gpu)
+    monkeypatch.setattr(select, "_torch_obstacle", lambda *_: lacks)
     monkeypatch.setattr(select, "_missing_package", lambda target: None if target.backend == "onnxruntime-cuda" else "not here")
     if lacks is not None:
         monkeypatch.setattr(select, "_missing_package", lambda target: lacks)
@@ -37,6 +40,13 @@ def test_the_gpu_is_timed_where_onnx_runtime_is_its_own(onnxruntime_gpu: None, m
     """Guards against a calibration that ends in "cannot load" after an hour of training, in the environment of target cuda."""
     present(monkeypatch, L40)
     assert measured_target("fp16") == "cuda"
+
+
+def test_torch_is_timed_where_onnx_runtime_has_no_cuda(onnxruntime_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a refusal on a GPU with torch, which every calibration has, beside an old ONNX Runtime for processors."""
+    present(monkeypatch, L40)
+    monkeypatch.setattr(select, "_missing_package", lambda target: "no CUDA provider")
+    assert measured_target("bf16") == "torch"
 
 
 def test_a_target_that_was_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,9 +46,9 @@ def on_host(bundle: Bundle, target: str, threads: object, *_: object) -> OnnxRun
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle for both that was exported without verification. Shared: tests must not change it."""
-    folder = tmp_path_factory.mktemp("both")
-    config = ExportConfig(checkpoints="1,2", max_seq_len=MAX_POSITIONS // 2, verify=False, targets=("cpu", "cuda"))
+    """A bundle for the processor and GPUs that was exported without verification. Shared: tests must not change it."""
+    folder = tmp_path_factory.mktemp("bundle")
+    config = ExportConfig(checkpoints="1,2", max_seq_len=MAX_POSITIONS // 2, verify=False, targets=("cpu", "cuda", "torch"))
     manifest, checks = write_bundle(LOADED, folder, config, QUIET)
     assert {info.verified for info in manifest.targets.values()} == {"not verified: the export had --no-verify"} and not checks
     return folder
@@ -79,6 +79,7 @@ def test_what_is_not_verified_is_said(directory: Path) -> None:
     """Guards against an inspection that looks the same for a bundle that was compared and for one that was not."""
     found = verify_targets(LOADED, directory, "fp32", QUIET).on
     assert found["cuda"].startswith("not verified: needs a GPU")
+    assert found["torch"] == found["cpu"] and found["cpu"].startswith("on a processor, ")  # torch runs on both
     facts = bundle_facts(read_manifest(directory))["targets"]["cuda"]["verified"]
     assert facts == _verified(facts) == "not verified: the export had --no-verify"
     assert _verified("on NVIDIA L40") == "held to the eager model on NVIDIA L40"

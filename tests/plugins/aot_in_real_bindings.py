@@ -107,10 +107,10 @@ def main() -> None:
 
     _tensor.SymExprImpl = lambda expression: expression._expr
     plugins, half, f32 = aot.registered(), trt.float16, trt.float32
-    hidden, sizes = (half, (3, 5, 4096)), {"hidden_size": 4096, "width": 100, "chunk": 512}
+    hidden, sizes = (half, (3, 5, 4096)), {"hidden_size": 4096, "width": 100}
     tensor = Tensor.__new__
     project = plugins.exit_router_project(tensor(Tensor), tensor(Tensor), **sizes)
-    projected = drive(project, [hidden, (half, (100, 4096))])
+    projected = drive(project, [hidden, (f32, (100, 4096))])
     score = plugins.exit_router_score(*(tensor(Tensor) for _ in range(5)), **sizes, epsilon=1e-5)
     scored = drive(score, [hidden, (f32, tuple(projected["output"])), (f32, (100,)), (f32, (100,)), (f32, (1,))])
     print(json.dumps({"project": projected, "score": scored}))

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import subprocess
+from collections.abc import Sequence
 from ctypes import Structure
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,11 +25,9 @@ SHIM = Path(__file__).parent / "host_shim"
 CACHE = Path(__file__).parents[2] / "build" / "host_kernels"
 COMPILE = ("g++", "-std=c++17", "-O2", "-g1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-fPIC", "-shared")
 SANITIZE = ("-O1", "-g0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-_TENSOR_CORES = 80  # emulated by default: the architecture's instructions, see host_shim/tensor_core_on_host.h
 _STATUS = {
     1: "threads wait for one that never comes",
     2: "no such kernel",
-    3: "a tensor core instruction accesses an address that is not aligned as the PTX ISA requires",
 }
 _NAMES = {np.dtype(kind): name for name, kind in ELEMENTS.items()} | {
     np.dtype(np.int32): "i32",
@@ -43,17 +42,11 @@ class _CPlan(Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("shared_bytes", ctypes.c_uint32),
-        ("counters", ctypes.c_uint32),
-        ("workspace_bytes", ctypes.c_int64),
     )
 
 
-def host_library(*flags: str, tensor_cores: int = _TENSOR_CORES) -> Path:
-    """The kernels as a shared library, recompiled when a source, a flag or the compiler has changed.
-
-    ``tensor_cores``: the architecture whose tensor core instructions are emulated; 0: none.
-    """
-    flags = (*flags, f"-DTIDE_TENSOR_CORES={tensor_cores}")
+def host_library(*flags: str) -> Path:
+    """The kernels as a shared library, recompiled when a source, a flag or the compiler has changed."""
     sources = sorted((*CSRC.iterdir(), *SHIM.iterdir()))
     version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
     key = hashlib.sha256(repr((COMPILE, flags, version)).encode())
@@ -87,7 +80,6 @@ class HostDriver:
     """``order``: execution order of blocks and threads; see host_shim/block.h."""
 
     order: int = 0
-    sm_count: int = 6
     device: int = 0
     compute: int = 90
     library: Path = field(default_factory=host_library)
@@ -95,16 +87,13 @@ class HostDriver:
     def load(self, image: bytes, ptx: bool, symbol: str) -> str:
         return symbol
 
-    def allow_shared(self, entry: str, shared_bytes: int) -> None:
-        assert shared_bytes <= 64 * 1024, "sm_75 has no more"
-
     def zeros(self, count_bytes: int, stream: int) -> HostMemory:
         memory = np.zeros(count_bytes + 256, np.uint8)
         skipped = -memory.ctypes.data % 256
         return HostMemory(memory, memory.ctypes.data + skipped)
 
-    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int) -> None:
-        c_plan = _CPlan(plan.grid, plan.block, plan.shared_bytes, plan.counters, plan.workspace_bytes)
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
+        c_plan = _CPlan(plan.grid, plan.block, plan.shared_bytes)
         status = _loaded(self.library).tide_launch(entry.encode(), ctypes.byref(params), ctypes.byref(c_plan), self.order)
         assert status == 0, f"{entry}: {_STATUS[status]}"
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any
 
-from tide_plugins.kernels import BUILT
+from tide_plugins.kernels import KERNELS
 from tide_plugins.launch.decode_loop import (
     prepare_exit_candidates,
     prepare_exit_gate,
@@ -13,16 +14,14 @@ from tide_plugins.launch.decode_loop import (
     prepare_exit_merge,
     prepare_exit_score,
     prepare_loop_turn,
+    prepare_take_tokens,
 )
 from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
-from tide_plugins.launch.draft_verify import prepare_draft_verify
 from tide_plugins.launch.exit_router import prepare_exit_router
-from tide_plugins.launch.exit_select import prepare_exit_select
-from tide_plugins.launch.exit_translate import prepare_exit_translate
 
 EMPTY_KERNELS = {
     kernel.file_name: "\n".join(f'extern "C" __global__ void {name}() {{}}' for name in kernel.entry_points).encode()
-    for kernel in BUILT
+    for kernel in KERNELS
 }
 
 
@@ -34,7 +33,7 @@ class Addresses:
 
     def array(self, dtype: str, *shape: int, **more: Any) -> DeviceArray:
         array = DeviceArray(self._next, shape, dtype, **more)
-        self._next += (max(array.end - array.pointer, ITEM_BYTES[dtype]) // 256 + 1) * 256
+        self._next += (prod(shape) * ITEM_BYTES[dtype] // 256 + 1) * 256
         return array
 
 
@@ -42,50 +41,21 @@ def router_tensors(rows: int = 8, hidden_size: int = 4096, width: int = 128, dty
     new = Addresses().array
     return {
         "hidden": new(dtype, rows, hidden_size),
-        "down": new(dtype, width, hidden_size),
+        "down": new("f32", width, hidden_size),
         "down_bias": new("f32", width),
         "up": new("f32", width),
         "up_bias": new("f32", 1),
         "score": new("f32", rows),
-        "exits": new("u8", rows),
-        **{name: new("i32", rows) for name in ("exit_rows", "continue_rows")},
-        **{name: new("i32") for name in ("exit_count", "continue_count", "verdict")},
     }
 
 
-def select_tensors(rows: int = 8, hidden_size: int = 4096, dtype: str = "f16") -> dict[str, Any]:
+def take_tensors(rows: int = 4) -> dict[str, Any]:
     new = Addresses().array
     return {
-        **{name: new(dtype, rows, hidden_size) for name in ("hidden", "exit_states", "continue_hidden")},
-        "head_input": new(dtype, 2 * rows, hidden_size),
-        **{name: new("i32", rows) for name in ("exit_rows", "continue_rows", "origin", "continue_origin")},
-        **{name: new("i32") for name in ("exit_count", "continue_count")},
-    }
-
-
-def translate_tensors(rows: int = 8, hidden_size: int = 4096, rank: int = 64, dtype: str = "f16") -> dict[str, Any]:
-    new = Addresses().array
-    return {
-        "hidden": new(dtype, rows, hidden_size),
-        "down": new(dtype, rank, hidden_size),
-        "up": new(dtype, hidden_size, rank),
-        "out": new(dtype, rows, hidden_size),
-    }
-
-
-def verify_tensors(rows: int = 4, width: int = 5, vocab: int = 0, dtype: str = "f16") -> dict[str, Any]:
-    """Tensors of draft_verify: greedy for a ``vocab`` of 0, else sampling."""
-    new = Addresses().array
-    greedy = {"deep_tokens": new("i64", rows, width + 1)}
-    sampling = {"probabilities": new(dtype, rows, width + 1, vocab), "seed": new("u64", rows)}
-    return {
-        "drafts": new("i64", rows, width),
-        "draft_count": new("i32", rows),
-        **(sampling if vocab else greedy),
-        **{name: new("i64", rows) for name in ("limit", "length", "last_token")},
+        **{name: new("i64", rows) for name in ("chosen", "limit", "length", "last_token")},
+        "eos": new("i64", 8),
         "finished": new("u8", rows),
-        **{name: new("i32", rows) for name in ("accepted", "emitted")},
-        "tokens": new("i64", rows, width + 1),
+        "emitted": new("i32", rows),
         "running": new("i32"),
     }
 
@@ -93,7 +63,7 @@ def verify_tensors(rows: int = 4, width: int = 5, vocab: int = 0, dtype: str = "
 def turn_tensors(rows: int = 4, ring_turns: int = 8) -> dict[str, Any]:
     new = Addresses().array
     return {
-        **{name: new("i64", rows) for name in ("tokens", "length", "last_token", "input_ids", "position_ids", "write_index")},
+        **{name: new("i64", rows) for name in ("length", "last_token", "input_ids", "position_ids", "write_index")},
         **{name: new("i32", rows) for name in ("emitted", "position_ids32", "write_index32", "seqlens_k")},
         **{name: new("i32") for name in ("running", "turns_left", "proceed")},
         "exits": new("u8", rows),
@@ -161,10 +131,8 @@ Prepare = Callable[..., Any]
 
 def every_kernel() -> Iterator[tuple[str, Prepare, dict[str, Any], dict[str, Any]]]:
     """Kernel name, prepare function, valid tensors, and other arguments of every kernel."""
-    yield "exit_router", prepare_exit_router, router_tensors(), {"threshold": 0.5, "epsilon": 1e-6}
-    yield "exit_select", prepare_exit_select, select_tensors(), {}
-    yield "exit_translate", prepare_exit_translate, translate_tensors(), {"epsilon": 1e-6}
-    yield "draft_verify", prepare_draft_verify, verify_tensors(), {}
+    yield "exit_router", prepare_exit_router, router_tensors(), {"epsilon": 1e-6}
+    yield "take_tokens", prepare_take_tokens, take_tensors(), {}
     yield "loop_turn", prepare_loop_turn, turn_tensors(), {"slots": 512}
     yield "exit_score", prepare_exit_score, score_tensors(), {}
     numbers = {"exit_count": 2, "number": 2, "threshold": 0.5, "has_mlp": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import Structure
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ class RecordedLaunch:
     plan: LaunchPlan
     params: Any
     stream: int
+    arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,11 @@ class FakeMemory:
 
 @dataclass
 class RecordingDriver:
-    """Records calls; an H200 by default."""
+    """Records calls; of the architecture of an H200 by default."""
 
     device: int = 0
     compute: int = 90
-    sm_count: int = 132
     loaded: list[tuple[bool, str]] = field(default_factory=list)
-    shared: dict[str, int] = field(default_factory=dict)
     memory: list[FakeMemory] = field(default_factory=list)
     launches: list[RecordedLaunch] = field(default_factory=list)
 
@@ -43,13 +43,10 @@ class RecordingDriver:
         self.loaded.append((ptx, symbol))
         return symbol
 
-    def allow_shared(self, entry: str, shared_bytes: int) -> None:
-        self.shared[entry] = shared_bytes
-
     def zeros(self, count_bytes: int, stream: int) -> FakeMemory:
         self.memory.append(FakeMemory(0x7000_0000_0000 + 2**30 * len(self.memory), count_bytes))
         return self.memory[-1]
 
-    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int) -> None:
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
         copy = type(params).from_buffer_copy(bytes(ctypes.string_at(ctypes.addressof(params), ctypes.sizeof(params))))
-        self.launches.append(RecordedLaunch(entry, plan, copy, stream))
+        self.launches.append(RecordedLaunch(entry, plan, copy, stream, tuple(arguments)))

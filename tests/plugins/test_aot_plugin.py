@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -18,9 +17,10 @@ import numpy as np
 import plugins.fake_tensorrt as fake_tensorrt
 import pytest
 from api import bindings
-from plugins.host_driver import COMPILE, SHIM
+from plugins.host_driver import HostDriver, on_host
 from tide_plugins.conformance.case import TOLERANCE
-from tide_plugins.kernels import CSRC
+from tide_plugins.launch.exit_router import float_bits, prepare_exit_router
+from tide_plugins.params import ExitRouterParams
 from tide_plugins.plans import LaunchPlan
 from tide_plugins.reference import exit_router
 from tide_plugins.trt import aot
@@ -29,40 +29,10 @@ from tide_runtime.errors import ParamsError, TargetError
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
-class Arguments(ctypes.Structure):
-    """SplitArguments of router_split_on_host.cpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("hidden", "down", "down_bias", "up", "up_bias")),
-        *((name, ctypes.c_int) for name in ("rows", "hidden_size", "width", "chunk", "epsilon")),
-        *((name, ctypes.c_void_p) for name in ("partial", "score")),
-    )
-
-
-class Plan(ctypes.Structure):
-    _fields_ = (
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("shared_bytes", ctypes.c_uint32),
-        ("counters", ctypes.c_uint32),
-        ("workspace_bytes", ctypes.c_int64),
-    )
-
-
-NAMES = {
-    "project": (("hidden", "down"), ("rows", "hidden_size", "width", "chunk"), "partial"),
-    "score": (("hidden", "partial", "down_bias", "up", "up_bias"), ("rows", "hidden_size", "width", "epsilon"), "score"),
+FIELDS = {
+    "project": ("hidden", "down", "rows", "hidden_size", "width", "chunk", "partial"),
+    "score": ("hidden", "partial", "down_bias", "up", "up_bias", "rows", "hidden_size", "width", "chunk", "epsilon", "score"),
 }
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Both kernels, compiled for this machine."""
-    path = tmp_path_factory.mktemp("split") / "kernels.so"
-    include = [f"-I{SHIM}", f"-I{CSRC}", "-include", "cuda_on_host.h", "-DTIDE_GRAPH_CONDITION"]
-    source = str(SHIM.parent / "router_split_on_host.cpp")
-    subprocess.run([*COMPILE, "-O0", "-g0", *include, source, "-o", str(path)], check=True)
-    return ctypes.CDLL(str(path))
 
 
 @pytest.fixture
@@ -75,22 +45,21 @@ def tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     aot.registered.cache_clear()
 
 
-def network(library: Any, order: int = 0) -> fake_tensorrt.Network:
+def network(order: int = 0) -> fake_tensorrt.Network:
     """A network whose kernels run on the host, with arguments in TensorRT's order."""
+    driver = HostDriver(order)
 
     def launch(kernel: str, ptx: str, params: Any, inputs: list, scalars: list[int], output: np.ndarray) -> None:
         signature = re.search(rf"\.entry {kernel}\(([^)]*)\)", ptx)
         assert signature, f"{kernel} is not in the PTX"
         kinds = re.findall(r"\.param \.(\w+)", signature[1])
         assert kinds == ["u64"] * len(inputs) + ["u32"] * len(scalars) + ["u64"]
-        tensors, numbers, result = NAMES[kernel.split("_")[-2]]
-        arguments = Arguments(**dict(zip(tensors, (t.ctypes.data for t in inputs), strict=True)))
-        for name, value in [*zip(numbers, scalars, strict=True), (result, output.ctypes.data)]:
+        fields, arguments = FIELDS[kernel.split("_")[-2]], ExitRouterParams()
+        values = [*(tensor.ctypes.data for tensor in inputs), *scalars, output.ctypes.data]
+        for name, value in zip(fields, values, strict=True):
             setattr(arguments, name, value)
-        plan = LaunchPlan((params.grid_x, params.grid_y, params.grid_z), (params.block_x, 1, 1), params.shared_mem)
-        c_plan = Plan(plan.grid, plan.block, plan.shared_bytes)
-        status = library.tide_split_launch(kernel.encode(), ctypes.byref(arguments), ctypes.byref(c_plan), order)
-        assert status == 0
+        grid, block = (params.grid_x, params.grid_y, params.grid_z), (params.block_x, 1, 1)
+        driver.launch(kernel, LaunchPlan(grid, block, params.shared_mem), arguments, 0, fields)
 
     return fake_tensorrt.Network(launch)
 
@@ -98,36 +67,40 @@ def network(library: Any, order: int = 0) -> fake_tensorrt.Network:
 def router(dtype: str, rows: tuple[int, ...], hidden_size: int, width: int) -> list[np.ndarray]:
     random = np.random.default_rng([*rows, hidden_size, width])
     hidden = random.normal(size=(*rows, hidden_size)).astype(DTYPES[dtype])
-    down = (random.normal(size=(width, hidden_size)) / np.sqrt(hidden_size)).astype(DTYPES[dtype])
+    down = (random.normal(size=(width, hidden_size)) / np.sqrt(hidden_size)).astype(np.float32)
     return [hidden, down, *(random.normal(size=size).astype(np.float32) for size in (width, width, 1))]
 
 
-def add(network: fake_tensorrt.Network, arrays: list[np.ndarray], rows: int, sm_count: int) -> np.ndarray:
+def add(network: fake_tensorrt.Network, arrays: list[np.ndarray]) -> np.ndarray:
     tensors = [fake_tensorrt.Tensor(array) for array in arrays]
-    return aot.add_exit_router(network, *tensors, rows=rows, sm_count=sm_count, epsilon=1e-5).array
+    return aot.add_exit_router(network, *tensors, epsilon=1e-5).array
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, hidden_size, width", [((1,), 64, 1), ((2, 3), 111, 17), ((33,), 1030, 128), ((257,), 130, 250)])
-def test_scores_are_those_of_the_reference(tensorrt, library, dtype, rows, hidden_size, width):
+def test_scores_are_those_of_the_reference(tensorrt, dtype, rows, hidden_size, width):
     """Guards against engines whose exits differ from the calibrated ones."""
     arrays = router(dtype, rows, hidden_size, width)
-    made = network(library)
-    score = add(made, arrays, rows=8, sm_count=20)
+    made = network()
+    score = add(made, arrays)
     assert made.layers == [f"tide_exit_router_project_{dtype}", f"tide_exit_router_score_{dtype}"]
     flat = [arrays[0].reshape(-1, hidden_size), *arrays[1:]]
-    expected = exit_router(*(array.astype(np.float64) for array in flat), threshold=0.5, epsilon=1e-5).score
+    expected = exit_router(*(array.astype(np.float64) for array in flat), epsilon=1e-5)
     assert score.shape == rows and score.dtype == np.float32
-    np.testing.assert_allclose(score.ravel(), expected, rtol=TOLERANCE[dtype])
+    np.testing.assert_allclose(score.ravel(), expected, rtol=TOLERANCE["f32"])
 
 
-def test_rows_beyond_those_planned_for_score_the_same(tensorrt, library):
-    """Guards against wrong scores of prompts in an engine planned for single tokens, and races on partial sums."""
+def test_the_engine_and_the_loop_score_with_the_same_bits(tensorrt):
+    """Guards against exits that depend on the target, on the number of sequences, or on a race between the two kernels."""
     arrays = router("f16", (40,), 512, 32)
-    scores = [add(network(library, order), arrays, rows, 132) for rows in (1, 40) for order in (0, 1, 2)]
-    for score in scores[1:3]:
-        np.testing.assert_array_equal(score, scores[0])
-    np.testing.assert_allclose(scores[3], scores[0], rtol=1e-5)
+    scores = [add(network(order), arrays) for order in (0, 1, 2)]
+    tensors = dict(zip(("hidden", "down", "down_bias", "up", "up_bias"), map(on_host, arrays), strict=True))
+    for rows in (40, 1):
+        mine = np.zeros(rows, np.float32)
+        given = tensors | {"hidden": on_host(arrays[0][:rows]), "score": on_host(mine)}
+        prepare_exit_router(HostDriver().kernels(), epsilon=1e-5, stream=0, **given).enqueue(0)
+        for score in scores:
+            np.testing.assert_array_equal(score[:rows], mine)
 
 
 @pytest.mark.parametrize("hidden, down", [((2, 64), (257, 64)), ((2, 64), (8, 65)), ((64,), (8, 64)), ((2, 64), (8, -1))])
@@ -135,7 +108,7 @@ def test_shapes_that_do_not_fit_are_refused(tensorrt, hidden, down):
     """Guards against kernels that read past the end of their weights."""
     states, matrix = (SimpleNamespace(shape=shape, dtype=fake_tensorrt.float32) for shape in (hidden, down))
     with pytest.raises(ParamsError, match=r"expected \["):
-        aot.add_exit_router(None, states, matrix, None, None, None, rows=1, sm_count=1)
+        aot.add_exit_router(None, states, matrix, None, None, None)
 
 
 def test_missing_tensorrt_is_explained(monkeypatch):
@@ -164,22 +137,21 @@ def test_the_real_bindings_accept_the_plugins(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    groups, chunks, slices = 2, 8, 7  # of 15 rows in eights, 4096 in 512s, 100 in sixteens
-    ones = {"grid_y": 1, "block_y": 1, "block_z": 1, "shared_mem": 0}
-    launch = ones | {"grid_x": chunks, "grid_z": groups, "block_x": 256}
+    groups, chunks, slices = 2, 16, 7  # of 15 rows in eights, 4096 in 256s, 100 in sixteens
+    launch = {"grid_y": 1, "grid_z": 1, "block_x": 256, "block_y": 1, "block_z": 1, "shared_mem": 0}
     assert found["project"] == {
-        "output": [groups * chunks * 8 * (slices * 16 + 2)],
+        "output": [groups * chunks * 8 * (slices * 16 + 1)],
         "output_type": "DataType.FLOAT",
-        "launch": launch | {"grid_y": slices},
-        "scalars": [15, 4096, 100, 512],
+        "launch": launch | {"grid_x": chunks, "grid_y": slices, "grid_z": groups},
+        "scalars": [15, 4096, 100, 256],
         "kernel": "tide_exit_router_project_f16",
         "in_image": True,
     }
     assert found["score"] == {
         "output": [3, 5],
         "output_type": "DataType.FLOAT",
-        "launch": launch | {"shared_mem": 8 * slices * 16 * 4},
-        "scalars": [15, 4096, 100, aot.float_bits(1e-5)],
+        "launch": launch | {"grid_x": groups, "shared_mem": 8 * slices * 16 * 4},
+        "scalars": [15, 4096, 100, 256, float_bits(1e-5)],
         "kernel": "tide_exit_router_score_f16",
         "in_image": True,
     }

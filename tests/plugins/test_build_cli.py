@@ -12,7 +12,7 @@ import pytest
 from plugins.launch_case import EMPTY_KERNELS
 from tide_plugins.build import builder
 from tide_plugins.cli import app
-from tide_plugins.kernels import BUILT
+from tide_plugins.kernels import KERNELS
 from typer.testing import CliRunner, Result
 
 _SPILLING = """
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) NAME(float* x) {
   for (int j = 0; j < 64; ++j) { float s = 0; for (int i = 0; i < 64; ++i) s += v[i] * v[i ^ j]; x[j] = s; }
 }
 """
-_ENTRY_POINTS = sum(len(kernel.entry_points) for kernel in BUILT)
+_ENTRY_POINTS = sum(len(kernel.entry_points) for kernel in KERNELS)
 
 
 @pytest.fixture
@@ -43,35 +43,30 @@ def test_the_table_has_every_entry_point_and_architecture(empty_kernels: dict[st
     assert done.exit_code == 0, done.output
     rows = [line for line in done.output.splitlines() if line.startswith("tide_")]
     assert len(rows) == _ENTRY_POINTS and all(re.fullmatch(r"tide_\w+ +\d+ +\d+ +\d+", row) for row in rows)
-    images = 3 * len(BUILT)
+    images = 3 * len(KERNELS)
     assert f"{images} images" in done.output and f"0 with spills; {images} compiled, 0 from the cache" in done.output
     assert f"0 compiled, {images} from the cache" in _build(tmp_path, "--arch", "sm_70,sm_90,compute_121").output
 
 
 def test_spills_are_named_and_fail_the_build(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
     """Guards against a successful exit code despite spills."""
-    name = b'extern "C" __global__ void tide_exit_select_f16() {}'
-    spilling = _SPILLING.replace("NAME", "tide_exit_select_f16").encode()
-    empty_kernels["exit_select.cuh"] = empty_kernels["exit_select.cuh"].replace(name, spilling)
+    name = b'extern "C" __global__ void tide_exit_score_f16() {}'
+    spilling = _SPILLING.replace("NAME", "tide_exit_score_f16").encode()
+    empty_kernels["exit_score.cuh"] = empty_kernels["exit_score.cuh"].replace(name, spilling)
     done = _build(tmp_path, "--arch", "sm_75")
     assert done.exit_code == 1
-    assert re.search(r"spills: tide_exit_select_f16 on sm_75: \d+ bytes stored, \d+ loaded per thread", done.output)
+    assert re.search(r"spills: tide_exit_score_f16 on sm_75: \d+ bytes stored, \d+ loaded per thread", done.output)
     facts = json.loads(_build(tmp_path, "--arch", "sm_75", "--json").stdout)
     assert len(facts["spills"]) == 1
 
 
-def test_json_and_images_agree(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
-    """Guards against images missing from the manifest, which the TensorRT plugin's build reads."""
-    out = tmp_path / "out"
-    done = _build(tmp_path / "cache", "--arch", "sm_75,compute_121", "--json", "--out", str(out))
+def test_json_names_every_image_and_its_entry_points(empty_kernels: dict[str, bytes], tmp_path: Path) -> None:
+    """Guards against facts that a script cannot read, or that leave out an image."""
+    done = _build(tmp_path / "cache", "--arch", "sm_75,compute_121", "--json")
     images = json.loads(done.stdout)["images"]
-    assert {image["file"]: image["bytes"] for image in images} == {
-        path.name: path.stat().st_size for path in out.iterdir() if path.name != "manifest.json"
-    }
-    written = json.loads((out / "manifest.json").read_text())["images"]
-    assert [image["entry_points"] for image in written] == [image["entry_points"] for image in images]
+    assert len(images) == 2 * len(KERNELS)
     router = next(image for image in images if image["file"] == "exit_router.sm_75.cubin")
-    assert router["entry_points"][1]["name"] == "tide_exit_router_f16" and router["entry_points"][1]["dtype"] == "f16"
+    assert router["entry_points"][1]["name"] == "tide_exit_router_project_f16" and router["entry_points"][1]["dtype"] == "f16"
     assert router["entry_points"][1]["registers"] > 0
 
 
@@ -83,7 +78,7 @@ def test_markdown_replaces_what_stands_between_the_marks(empty_kernels: dict[str
     assert done.exit_code == 0, done.output
     written = document.read_text()
     head = "| entry point | static shared B | sm_75 | sm_80 |\n| --- | ---: | ---: | ---: |\n"
-    assert f"{head}| tide_exit_router_f32 |" in written and "Compiled with nvidia-cuda-nvrtc==13." in written
+    assert f"{head}| tide_exit_router_project_f32 |" in written and "Compiled with nvidia-cuda-nvrtc==13." in written
     assert written.startswith("# Kernels\n\n<!-- kernels -->\n**") and written.endswith(".\n<!-- /kernels -->\n\nmore\n")
     assert "old" not in written
 

@@ -10,17 +10,16 @@ from plugins.launch_case import EMPTY_KERNELS, every_kernel, router_tensors
 from plugins.recording_driver import RecordingDriver
 from tide_plugins.build.builder import Builder
 from tide_plugins.build.cubin_cache import CubinCache
-from tide_plugins.launch import draft_verify, exit_router, exit_select, exit_translate
+from tide_plugins.launch import decode_loop, exit_router
 from tide_plugins.launch.device_array import DeviceArray
 from tide_plugins.launch.exit_router import prepare_exit_router
 from tide_plugins.launch.kernel_library import KernelLibrary
-from tide_plugins.params import PARAMS
+from tide_plugins.params import ExitRouterParams, ExitScoreParams, LoopTurnParams, TakeTokensParams
 from tide_runtime.errors import ParamsError
 
 _OPTIONAL = {
-    *("continue_hidden", "continue_origin", "head_input", "origin"),  # of exit_select
     *("input_ids", "position_ids", "position_ids32", "write_index", "write_index32", "seqlens_k"),  # of a decode loop
-    *("logits_index", "logits_index32", "last", "mlp_score"),
+    *("logits_index", "logits_index32", "last", "mlp_score", "eos"),
 }
 
 
@@ -31,7 +30,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
 
 def _refused(library: KernelLibrary, **changed: Any) -> str:
     with pytest.raises(ParamsError) as caught:
-        prepare_exit_router(library, threshold=0.5, epsilon=1e-6, stream=1, **(router_tensors() | changed))
+        prepare_exit_router(library, epsilon=1e-6, stream=1, **(router_tensors() | changed))
     return str(caught.value)
 
 
@@ -44,25 +43,20 @@ def _changed(name: str, **fields: Any) -> dict[str, DeviceArray]:
     [
         ({"hidden": None}, "hidden is missing"),
         (_changed("hidden", dtype="i32"), "hidden has dtype i32; expected one of f32, f16, bf16"),
-        (_changed("down", dtype="bf16"), "down has dtype bf16; expected f16, as hidden has"),
+        (_changed("down", dtype="f16"), "down has dtype f16; expected f32"),
         (_changed("score", dtype="f16"), "score has dtype f16; expected f32"),
         (_changed("hidden", shape=(4096,)), "hidden has shape [4096]; expected [rows, hidden_size]"),
         (
             _changed("down", shape=(128, 4095)),
             "down has shape [128, 4095]; expected [width, hidden_size] with hidden_size = 4096, as in hidden",
         ),
-        (_changed("exit_rows", shape=(7,)), "exit_rows has shape [7]; expected [rows] with rows = 8, as in hidden"),
-        (_changed("verdict", shape=(2,)), "verdict has shape [2]; expected a scalar"),
-        (
-            _changed("hidden", strides=(4096, 2)),
-            "hidden has strides [4096, 2] for shape [8, 4096]; expected rows with contiguous",
-        ),
-        (_changed("hidden", strides=(4095, 1)), "hidden has rows 4095 elements apart; expected at least 4096"),
-        (_changed("hidden", strides=(0, 1)), "hidden has rows 0 elements apart; expected at least 4096"),
+        (_changed("score", shape=(7,)), "score has shape [7]; expected [rows] with rows = 8, as in hidden"),
+        (_changed("up_bias", shape=(2,)), "up_bias has shape [2]; expected a scalar"),
+        (_changed("hidden", strides=(4096, 2)), "hidden has strides [4096, 2] for shape [8, 4096]; expected a contiguous"),
         (_changed("down", strides=(5000, 1)), "down has strides [5000, 1] for shape [128, 4096]; expected a contiguous tensor"),
         (_changed("score", device=1), "score is on GPU 1; expected GPU 0, where the kernel runs"),
         (_changed("up", pointer=0x1002), "up begins at address 0x1002; expected a multiple of its elements' 4 bytes"),
-        (_changed("exits", writable=False), "exits is read-only; expected memory that the kernel may write to"),
+        (_changed("score", writable=False), "score is read-only; expected memory that the kernel may write to"),
         ({"hiden": router_tensors()["hidden"]}, "exit_router has no hiden; its tensors are hidden, down"),
     ],
 )
@@ -74,14 +68,14 @@ def test_what_is_wrong_is_named(library: KernelLibrary, change: dict[str, Any], 
 @pytest.mark.parametrize("change", [{"shape": ()}, {"shape": (1,)}])
 def test_scalars_may_have_one_dimension_or_none(library: KernelLibrary, change: dict[str, Any]) -> None:
     """Guards against refusing torch.zeros(()) or torch.zeros(1) as a scalar."""
-    prepare_exit_router(library, threshold=0.5, epsilon=1e-6, stream=1, **(router_tensors() | _changed("verdict", **change)))
+    prepare_exit_router(library, epsilon=1e-6, stream=1, **(router_tensors() | _changed("up_bias", **change)))
 
 
 def test_one_row_may_have_any_stride(library: KernelLibrary) -> None:
     """Guards against refusing arbitrary strides of dimensions of size 1, which libraries produce."""
     tensors = router_tensors(rows=1)
     tensors["hidden"] = replace(tensors["hidden"], strides=(1, 1))
-    prepare_exit_router(library, threshold=0.5, epsilon=1e-6, stream=1, **tensors)
+    prepare_exit_router(library, epsilon=1e-6, stream=1, **tensors)
 
 
 def test_every_kernel_accepts_its_valid_tensors_and_misses_each_required_one(library: KernelLibrary) -> None:
@@ -97,15 +91,15 @@ def test_every_kernel_accepts_its_valid_tensors_and_misses_each_required_one(lib
 
 def test_every_pointer_of_every_parameter_struct_can_be_given(library: KernelLibrary) -> None:
     """Guards against pointer fields that are never set."""
-    scratch = {"workspace", "counters", "code"}
-    modules = {
-        "exit_router": exit_router,
-        "exit_select": exit_select,
-        "exit_translate": exit_translate,
-        "draft_verify": draft_verify,
+    scratch = {"workspace", "counters", "partial"}
+    contracts = {
+        ExitRouterParams: exit_router.TENSORS,
+        TakeTokensParams: decode_loop.TAKE_TENSORS,
+        LoopTurnParams: decode_loop.TURN_TENSORS,
+        ExitScoreParams: decode_loop.SCORE_TENSORS,
     }
-    for kernel, module in modules.items():
-        fields = [name for name, *_ in PARAMS[kernel]._fields_]
-        names = [tensor.name for tensor in module.TENSORS]
+    for params, tensors in contracts.items():
+        fields = [name for name, *_ in params._fields_]
+        names = [tensor.name for tensor in tensors]
         first_number = max(fields.index(name) for name in {*names, *scratch & set(fields)}) + 1
         assert set(fields[:first_number]) == {*names, *scratch & set(fields)}

@@ -188,6 +188,10 @@ class NumpyStep:
         self.place([slot])
         self._scattered = positions, before
 
+    def run_all(self, graphs: Sequence[str]) -> None:
+        for graph in graphs:
+            self.run(graph)
+
     def run(self, graph: str) -> None:
         backend = self._context.backend
         backend.launches[graph] += 1

@@ -14,7 +14,7 @@ from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, Exit
 from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
 from tide_runtime.device_loop.token_ring import EXIT_UNIT, NO_TOKEN
 
-RUNNING, EOS, LIMIT, NO_DISTRIBUTION = 0, 1, 2, 3
+RUNNING, EOS, LIMIT, NO_LOGITS = 0, 1, 2, 3
 
 
 def memory(pointer: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -35,7 +35,7 @@ class Rows:
             return memory(state.pointers[name], shape or (state.batch_size,), dtype)
 
         self.length, self.last_token, self.limit = (rows(n, np.int64) for n in ("length", "last_token", "limit"))
-        self.tokens, self.chosen, self.eos = rows("tokens", np.int64), rows("chosen", np.int64), rows("eos", np.int64, MOST_EOS)
+        self.chosen, self.eos = rows("chosen", np.int64), rows("eos", np.int64, MOST_EOS)
         self.emitted, self.waiting = rows("emitted", np.int32), rows("waiting", np.int32, state.exits, state.batch_size)
         self.finished, self.exits = rows("finished", np.uint8), rows("exits", np.uint8)
         self.running, self.turns_left = rows("running", np.int32, 1), rows("turns_left", np.int32, 1)
@@ -51,12 +51,12 @@ class NumpyLoopKernels:
         rows, tokens = Rows(state), memory(chosen, (state.batch_size,), np.int64)
 
         def take() -> None:
-            rows.tokens[:], rows.emitted[:] = NO_TOKEN, 0
+            rows.emitted[:] = 0
             for b in np.flatnonzero(rows.finished == RUNNING):
                 if tokens[b] < 0:
-                    rows.finished[b] = NO_DISTRIBUTION
+                    rows.finished[b] = NO_LOGITS
                     continue
-                rows.tokens[b] = rows.last_token[b] = tokens[b]
+                rows.last_token[b] = tokens[b]
                 rows.emitted[b] = 1
                 if tokens[b] in rows.eos and self._mutation != "eos":
                     rows.finished[b] = EOS
@@ -73,7 +73,7 @@ class NumpyLoopKernels:
 
         def turn(handle: int | None) -> None:
             left = rows.exits * np.int64(EXIT_UNIT)
-            entries[written[0] % len(entries)] = np.where(rows.emitted > 0, rows.tokens + left, NO_TOKEN)
+            entries[written[0] % len(entries)] = np.where(rows.emitted > 0, rows.last_token + left, NO_TOKEN)
             written[0] += 1
             rows.turns_left -= 1
             place = np.minimum(rows.length, slots - 1) if self._mutation != "mask" else rows.length

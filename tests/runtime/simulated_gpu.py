@@ -173,6 +173,7 @@ class SimulatedGpu(HostDevice):
         self.recording: dict[int, SimulatedBuilder] = {}  # by the handle of the stream
         self.live: set[int] = set()  # stream-ordered allocations that are not freed
         self.graph_launches = 0
+        self.without_graph: list[SimulatedBuilder] = []  # builders that must be discarded, or they take the process along
         self._next = 1000
 
     def capturing(self) -> AbstractContextManager[None]:
@@ -262,6 +263,9 @@ class SimulatedGpu(HostDevice):
         assert not self.recording, "memory was allocated while a graph was captured"
         return super().allocate(count_bytes)
 
+    def zero(self, pointer: int, count_bytes: int) -> None:
+        self.submit(self.stream, lambda: HostDevice.zero(self, pointer, count_bytes), "MEMSET")
+
     def upload(self, pointer: int, source: Any) -> None:
         self._copied(lambda: HostDevice.upload(self, pointer, source))
 
@@ -310,19 +314,23 @@ class SimulatedBuilder:
         if self.invalid is not None or self.graph_is_gone:
             raise ProcessDied(RULES["invalid graph"][1])
         if self.state == "building":
+            self._end_capture()
             self.state = "closed"
-            del self.gpu.recording[self.stream.handle]
 
     def end_building(self) -> SimulatedBuilder:
         assert self.state == "building"
         if self.invalid is not None:
             raise ProcessDied(RULES["invalid graph"][1])
+        self._end_capture()
+        self.state = "built"
+        return self
+
+    def _end_capture(self) -> None:
         del self.gpu.recording[self.stream.handle]
         if self.forked:
             self.graph_is_gone = True
+            self.gpu.without_graph.append(self)
             raise _broken("unjoined")
-        self.state = "built"
-        return self
 
     def create_condition(self, default_value: int | None = None) -> SimulatedCondition:
         assert self.state == "building"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tide_runtime.errors import BundleError, NumericsError
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.gumbel_noise import gumbel
+from tide_runtime.gumbel_noise import GumbelNoise, gumbel
 from tide_runtime.sampler import Sampler
 from tide_runtime.text.grammar import Grammar
 from transformers.generation import logits_process as hf
@@ -207,6 +207,17 @@ def test_noise_is_that_of_the_generator():
     logits = np.random.default_rng(0).normal(0, 0.1, 20_000).astype(np.float32)
     scores = logits.astype(np.float64) - logits.max()
     assert Sampler(params, 20_000).sample(logits, TEXT[:11]) == int(np.argmax(scores + gumbel(words))) == PINNED_TOKEN
+
+
+@pytest.mark.parametrize("kept", [1, 5, 127, 128, 129, 4000])
+def test_few_tokens_have_the_noise_that_they_have_among_many(kept):
+    """Breaks: a text changes where a filter keeps few tokens, whose noise is drawn one by one."""
+    for position in range(5):
+        random = np.random.default_rng(position)
+        ids, scores = random.choice(20_000, kept, replace=False), np.full(20_000, -np.inf)
+        scores[ids] = random.normal(0, 0.1, kept)
+        words = np.random.Philox(key=np.array(PINNED_KEY, np.uint64), counter=[0, position, 0, 0]).random_raw(20_000)
+        assert GumbelNoise(7).winner(position, scores) == int(np.argmax(scores + gumbel(words)))
 
 
 def test_uniform_numbers_at_the_ends_give_finite_noise():

@@ -11,6 +11,7 @@ from runtime.tiny_transformer import HIDDEN, TinyTransformer
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
 from tide_runtime.backends.device.element_types import INT32, ElementType
 from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import HEAD, Manifest, exit_graph
@@ -48,6 +49,7 @@ class TinyDeviceBackend:
         self.input_types = {"write_index": INT32}
         self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
         self.launches: Counter[str] = Counter()
+        self.step_graphs = StepGraphs(None)
         self._exits = {exit_graph(e): e for e in (manifest.calibration.exits if manifest.calibration else [])}
 
     def context(self, capacity: int) -> DeviceContext:

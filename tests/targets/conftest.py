@@ -20,7 +20,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[PresentGpu | None, str
         recording = Recording(version)
         monkeypatch.setitem(sys.modules, "tensorrt", recording.trt)
         monkeypatch.setattr(trt, "present_gpu", lambda: gpu)
-        monkeypatch.delenv("TIDE_PLUGINS_LIBRARY", raising=False)
         return recording
 
     return make

@@ -45,7 +45,7 @@ class Config:
 
 
 class Network:
-    """Inputs and outputs of a parsed file, and one layer per operator; operators named in ``plugins`` become plugin layers."""
+    """Inputs and outputs of a parsed file, and one layer per operator; constants that are added to it."""
 
     name = ""
 
@@ -58,8 +58,7 @@ class Network:
 
     def read(self, path: str) -> bool:
         graph = onnx.load(path).graph  # with its weights, which lie beside it
-        plugins = self._recording.plugins
-        self.layers = [SimpleNamespace(type="PLUGIN_V3" if node.op_type in plugins else node.op_type) for node in graph.node]
+        self.layers = [SimpleNamespace(type=node.op_type) for node in graph.node]
         self.inputs, self.outputs = ([self._tensor(v) for v in values] for values in (graph.input, graph.output))
         return True
 
@@ -80,6 +79,16 @@ class Network:
     def get_output(self, index: int) -> Any:
         return self.outputs[index]
 
+    def add_constant(self, shape: tuple[int, ...], array: Any) -> Any:
+        assert array.shape == shape and array.flags.c_contiguous
+        return SimpleNamespace(get_output=lambda index: array)
+
+    def mark_output(self, tensor: Any) -> None:
+        self.outputs.append(tensor)
+
+    def unmark_output(self, tensor: Any) -> None:
+        self.outputs.remove(tensor)
+
 
 class Profile:
     def __init__(self) -> None:
@@ -92,18 +101,16 @@ class Profile:
 class Recording:
     """A fake module ``trt`` and its recorded calls.
 
-    ``builds``: network name and configuration of every build. ``errors``: log lines while ``parsing`` or ``building``, which
-    succeed all the same. ``goes_on``: the answers of the last build's progress monitor. ``registered``: names in the plugin
-    registry; ``plugins``: the names that the parser maps to plugins.
+    ``builds``: network name and configuration of every build; ``outputs``: of its network. ``errors``: log lines while
+    ``parsing`` or ``building``, which succeed all the same. ``goes_on``: the answers of the last build's progress monitor.
     """
 
     def __init__(self, version: str) -> None:
         self.builds: list[tuple[str, Config]] = []
+        self.outputs: dict[str, list[Any]] = {}
         self.parsed: list[Path] = []
         self.errors: dict[str, str] = {}
         self.goes_on: list[bool] = []
-        self.registered: set[str] = set()
-        self.plugins: set[str] = set()
         self.trt = SimpleNamespace(
             __version__=version,
             ILogger=type("ILogger", (), {"ERROR": 1}),
@@ -113,7 +120,7 @@ class Recording:
             BuilderFlag=Members(),
             HardwareCompatibilityLevel=Members(),
             LayerType=Members(),
-            get_plugin_registry=lambda: self,
+            Weights=lambda array: array,
             Builder=self._with_log,
             OnnxParser=lambda network, log: SimpleNamespace(parse_from_file=lambda path: self._parse(network, path)),
         )
@@ -131,9 +138,6 @@ class Recording:
         if doing in self.errors:
             self._log.log(self.trt.ILogger.ERROR, self.errors[doing])
 
-    def get_creator(self, name: str, version: str, namespace: str) -> str | None:
-        return name if (version, namespace) == ("1", "tide") and name in self.registered else None
-
     def create_network(self, flags: int) -> Network:
         return Network(self, flags)
 
@@ -145,6 +149,7 @@ class Recording:
 
     def build_serialized_network(self, network: Network, config: Config) -> bytes | None:
         self.builds.append((network.name, config))
+        self.outputs[network.name] = network.outputs
         self._complain("building")
         self.goes_on = list(_phases(config.progress_monitor))
         return f"plan of {network.name}".encode() if all(self.goes_on) else None

@@ -55,22 +55,24 @@ def test_auto_takes_what_fits_the_gpu(gpu, packages):
     """Engines for other GPUs would be built, or none for the one that is there."""
     packages("tensorrt_rtx")
     gpu(89)
-    assert names(["auto"]) == ["cpu", "cuda", "rtx-sm_89"]
+    assert names(["auto"]) == ["cpu", "cuda", "torch", "rtx-sm_89"]
     gpu(90)
-    assert names(["auto"]) == ["cpu", "cuda"]
+    assert names(["auto"]) == ["cpu", "cuda", "torch"]
     gpu(87)  # runs sm_80's binaries, for which ONNX Runtime is built
-    assert names(["auto"]) == ["cpu", "cuda"]
+    assert names(["auto"]) == ["cpu", "cuda", "torch"]
     gpu(70)
+    assert names(["auto"]) == ["cpu", "torch"]
+    gpu(61)
     assert names(["auto"]) == ["cpu"]
 
 
 def test_all_is_what_this_machine_can_build(gpu, packages):
     """--target all would include targets that need an absent GPU, or that lack the precision."""
-    assert names(["all"]) == ["cpu", "cuda"]
+    assert names(["all"]) == ["cpu", "cuda", "torch"]
     packages("tensorrt_rtx")
     rtx = [f"rtx-sm_{number}" for number in (75, 80, 86, 89, 120, 121)]
-    assert names(["all"]) == ["cpu", "cuda", *rtx, "rtx-ampere+"]
-    assert names(["all"], "bf16") == ["cuda", *rtx[1:], "rtx-ampere+"]
+    assert names(["all"]) == ["cpu", "cuda", "torch", *rtx, "rtx-ampere+"]
+    assert names(["all"], "bf16") == ["cuda", "torch", *rtx[1:], "rtx-ampere+"]
 
 
 def test_what_cannot_be_built_is_left_out_with_the_reason(gpu, packages):
@@ -104,14 +106,14 @@ def test_int8_caches_are_for_targets_that_have_them(gpu, packages):
 
 def test_a_mistyped_target_stops_at_once(gpu, packages):
     """A typo would be reported after minutes of work for the other targets."""
-    with pytest.raises(TargetError, match="no target 'rtx-sm_90'; choose from: cpu, cuda, rtx-sm_75"):
+    with pytest.raises(TargetError, match="no target 'rtx-sm_90'; choose from: cpu, cuda, torch, rtx-sm_75"):
         choose_targets(["cpu", "rtx-sm_90"], "fp16")
 
 
 def test_the_table_says_what_can_be_built_here(gpu, packages):
     """--list-targets would promise what fails, or hide what works."""
     here = {name: dict(zip(COLUMNS, target_row(target), strict=True)) for name, target in TARGETS.items()}
-    assert {name for name, row in here.items() if row["here"] == "yes"} == set(buildable("fp16")) == {"cpu", "cuda"}
+    assert {name for name, row in here.items() if row["here"] == "yes"} == set(buildable("fp16")) == {"cpu", "cuda", "torch"}
     assert here["trt-sm_70"]["backend"] == "TensorRT 10.4" and here["trt-sm_70"]["CUDA"] == "12"
     bits = {name: row["low bits"] for name, row in here.items()}
     assert (bits["cpu"], bits["cuda"], bits["rtx-ampere+"]) == ("int4, int8", "int4, int8", "int4")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import onnx_ir as ir
 import pytest
-import tide_plugins.trt
 from export.passes.one_attention import SLOTS, one_attention
 from export.stub_calibration import exit_tensors
 from tide_runtime.bundle.calibration import ExitInfo
@@ -21,7 +22,7 @@ from tide_export.exit_graphs import exit_graph_model
 from tide_export.lower import LoweredModel
 from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.progress import ExportProgress
-from tide_export.targets import TARGETS
+from tide_export.targets import TARGETS, router_plugin
 from tide_export.targets.base import BuildJob
 from tide_export.targets.choice import check_options
 from tide_export.targets.engine_cache import EngineCache
@@ -111,37 +112,66 @@ def test_options(machine, tmp_path):
     assert engine.with_suffix(".onnx").is_file() and engine.with_suffix(".weights").is_file()
 
 
-def test_the_routers_plugin(machine, tmp_path, monkeypatch):
-    """The engine would not use the plugin although its library is present, or the cache would ignore a new library."""
-    recording, loaded = machine(H200, "11.4.0"), []
-    library = tmp_path / "libtide_plugins.so"
-    library.write_bytes(b"kernels")
-    monkeypatch.setenv("TIDE_PLUGINS_LIBRARY", str(library))
-    monkeypatch.setattr(tide_plugins.trt, "load", loaded.append)
-    recording.registered = recording.plugins = {"TideExitRouter"}
-    info = build("trt-sm_90", job(tmp_path / "a", version_compatible=True), with_router())
-    assert loaded == [str(library)] and "router plugin" in info.tool
-    assert recording.builds[0][1].plugins_to_serialize == loaded
+@pytest.fixture
+def plugins(monkeypatch):
+    """The router's plugins without their kernels: what they were given, by name of the tensor they return."""
+    given: dict[str, tuple] = {}
+
+    def add(network, hidden, *weights, epsilon):
+        made = SimpleNamespace(name="of the plugin", dtype=SimpleNamespace(name="FLOAT"))
+        given["score"] = (made, hidden, weights, epsilon)
+        return made
+
+    monkeypatch.setattr(router_plugin, "add_exit_router", add)
+    monkeypatch.setattr(router_plugin, "registered", lambda: None)
+    monkeypatch.setattr(router_plugin, "ptx", lambda: "kernels")
+    return given
+
+
+def test_routers_are_tides_kernels(machine, plugins, tmp_path, monkeypatch):
+    """Exits would score with slower operators, another exit's weights, or kernels of an older tide-llm from the cache."""
+    recording, lowered = machine(H200, "11.4.0"), with_router()
+    info = build("trt-sm_90", job(tmp_path / "a"), lowered)
+    score, hidden, weights, epsilon = plugins["score"]
+    assert "router plugin" in info.tool and recording.outputs["exit_1"] == [score] and score.name == "score"
+    assert hidden.name == "hidden" and epsilon == pytest.approx(1e-6)
+    tensors = exit_tensors(ExitInfo(1, "identity", "mlp", 0.5), 4)
+    for array, name in zip(weights, ("down", "down_bias", "up", "up_bias"), strict=True):
+        np.testing.assert_array_equal(array, tensors[f"router.1.{name}"])
+    assert [tensor.name for tensor in info.engines["exit_1"].outputs] == ["score"]
     built = len(recording.builds)
-    library.write_bytes(b"other kernels")
-    build("trt-sm_90", job(tmp_path / "b", version_compatible=True), with_router())
-    assert len(recording.builds) == 2 * built  # engines from the cache would have the old ones
-    recording.plugins = set()
-    with pytest.raises(TargetError, match=r"made 0 router plugins of 1.*unset TIDE_PLUGINS_LIBRARY"):
-        build("trt-sm_90", job(tmp_path / "c"), with_router())
+    monkeypatch.setattr(router_plugin, "ptx", lambda: "other kernels")
+    build("trt-sm_90", job(tmp_path / "b"), lowered)
+    assert len(recording.builds) == 2 * built
 
 
-def test_routers_without_their_plugin(machine, tmp_path, monkeypatch, capsys):
-    """A bundle without routers would need the library, or one with routers would be slow without a note."""
-    recording = machine(H200, "11.4.0")
-    info = build("trt-sm_90", replace(job(tmp_path / "a"), progress=ExportProgress(quiet=False)), with_router())
-    assert "router plugin" not in info.tool and len(recording.builds) == 2
-    assert "set TIDE_PLUGINS_LIBRARY" in " ".join(capsys.readouterr().err.split())
-    recording.registered = {"TideExitRouter"}  # registered by the process, from an unknown library
-    with pytest.raises(TargetError, match="set TIDE_PLUGINS_LIBRARY to its library"):
-        build("trt-sm_90", job(tmp_path / "c"), with_router())
-    monkeypatch.setenv("TIDE_PLUGINS_LIBRARY", str(tmp_path / "missing.so"))
-    assert "router plugin" not in build("trt-sm_90", job(tmp_path / "b")).tool
+@pytest.mark.parametrize(
+    ("name", "gpu", "version", "options", "said"),
+    [
+        ("trt-sm_90", H200, "11.4.0", {"strip_weights": True}, "neither for refitted nor for version-compatible"),
+        ("trt-sm_90", H200, "11.4.0", {"version_compatible": True}, "neither for refitted nor for version-compatible"),
+        ("trt-sm_70", V100, "10.4.0", {}, "10.4 has no ahead-of-time plugins"),
+    ],
+)
+def test_where_routers_stay_operators_it_is_said(machine, plugins, tmp_path, capsys, name, gpu, version, options, said):
+    """Exits would be slower without a word, or an engine would lack weights when it is loaded."""
+    machine(gpu, version)
+    work = replace(job(tmp_path / "a", **options), progress=ExportProgress(quiet=False))
+    assert "router plugin" not in build(name, work, with_router()).tool and not plugins
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_missing_compiler_leaves_the_operators(machine, plugins, tmp_path, monkeypatch, capsys):
+    """An export on a machine without NVRTC would end after an hour."""
+    machine(H200, "11.4.0")
+
+    def refuse():
+        raise TargetError("the package nvidia-cuda-nvrtc-cu12 is not installed")
+
+    monkeypatch.setattr(router_plugin, "ptx", refuse)
+    work = replace(job(tmp_path / "a"), progress=ExportProgress(quiet=False))
+    assert "router plugin" not in build("trt-sm_90", work, with_router()).tool
+    assert "because the package nvidia-cuda-nvrtc-cu12 is not installed" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

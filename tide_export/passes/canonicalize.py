@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 import onnxscript.optimizer
@@ -78,9 +80,23 @@ def canonicalize(model: ir.Model, context: LoweringContext) -> PassReport:
 
 def inline_functions(model: ir.Model, context: LoweringContext) -> PassReport:
     """Inline the model's functions, for compilers that cannot read function bodies."""
-    calls = sum(1 for node in model.graph if node.op_identifier() in model.functions)
+    return PassReport("inline_functions", _inline(model))
+
+
+@dataclass(frozen=True)
+class InlineAllBut:
+    """As `inline_functions`, for a runtime that has a kernel for the function named ``kept``."""
+
+    kept: str
+
+    def __call__(self, model: ir.Model, context: LoweringContext) -> PassReport:
+        return PassReport("inline_functions", _inline(model, self.kept))
+
+
+def _inline(model: ir.Model, kept: str = "") -> int:
+    calls = sum(1 for node in model.graph if node.op_identifier() in model.functions and node.op_type != kept)
     if calls:
-        common.InlinePass()(model)
+        common.InlinePass(criteria=lambda function: function.name != kept)(model)
         common.RemoveUnusedOpsetsPass()(model)
         common.ShapeInferencePass()(model)  # values of a function have no types before inlining
-    return PassReport("inline_functions", calls)
+    return calls

@@ -15,6 +15,7 @@ from tide_export.config import TrtOptions
 from tide_export.targets import TARGETS, find_target
 from tide_export.targets.base import Target
 
+_MIN_COMPUTE_TORCH = 70  # its wheels have code for V100 and newer
 AUTO, ALL = "auto", "all"
 COLUMNS = ("target", "compute capability", "machines", "backend", "CUDA", "dtypes", "low bits", "built", "attention", "here")
 
@@ -116,7 +117,7 @@ def _expand(name: str, dtype: str, kv: str, mixed: str) -> list[str]:
 
 
 def for_present_gpu(dtype: str, kv: str = "model", mixed: str = "") -> list[str]:
-    """Names of the targets for the GPU present, if any; engines for several capabilities are left out."""
+    """Names of the targets for the GPU present, if any; engines for several capabilities are left out, and ``torch``."""
     gpu = present_gpu()
     if gpu is None:
         return []
@@ -127,6 +128,8 @@ def for_present_gpu(dtype: str, kv: str = "model", mixed: str = "") -> list[str]
 def _fits(target: Target, compute: int) -> bool:
     if target.backend == "onnxruntime-cuda":  # one build runs on several capabilities
         return runs_code_for(onnxruntime_compute(), compute)
+    if target.backend == "torch":
+        return compute >= _MIN_COMPUTE_TORCH
     return target.machine.compute == (compute,)
 
 

@@ -26,6 +26,7 @@ class BuildSettings:
 
     profiles: list[ProfileInfo]
     configure: Callable[[Any, Any], None]
+    fused_routers: bool = False
 
 
 def build_engine(

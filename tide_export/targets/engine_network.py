@@ -13,10 +13,9 @@ from typing import Any
 from tide_runtime.bundle.manifest import ProfileInfo, TensorInfo
 from tide_runtime.errors import TargetError
 
-from tide_export.router_function import NAME as ROUTER
 from tide_export.targets.attention_checks import cache_updates, check_attentions, check_cache_updates
 from tide_export.targets.graph_files import GraphFile
-from tide_export.targets.router_plugin import check_routers
+from tide_export.targets.router_plugin import put_router
 
 _DTYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT32": "int32", "INT64": "int64", "BOOL": "bool"}
 
@@ -25,7 +24,7 @@ _DTYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT32": "int32", "I
 class EngineNetwork:
     """A network ready to build. ``aliases``: cache output → the cache input whose memory it shares.
 
-    ``parser`` owns the weights that ``network`` refers to, so it lives as long.
+    ``parser`` and ``weights`` own the weights that ``network`` refers to, so they live as long.
     """
 
     trt: Any
@@ -36,6 +35,7 @@ class EngineNetwork:
     parser: Any
     attentions: int
     aliases: dict[str, str]
+    weights: Any
 
     @property
     def inputs(self) -> list[TensorInfo]:
@@ -49,8 +49,8 @@ class EngineNetwork:
         return TensorInfo(tensor.name, _DTYPES[tensor.dtype.name], self.file.dims[tensor.name])
 
 
-def read_network(trt: Any, file: GraphFile) -> EngineNetwork:
-    """Parse ``file`` into a strongly typed network of module ``trt``.
+def read_network(trt: Any, file: GraphFile, fused_router: bool = False) -> EngineNetwork:
+    """Parse ``file`` into a strongly typed network of module ``trt``; with ``fused_router`` a router is TIDE's plugin.
 
     Raises TargetError, with the parser's message, if parsing fails or the network differs from the graph.
     """
@@ -66,10 +66,10 @@ def read_network(trt: Any, file: GraphFile) -> EngineNetwork:
     attentions, updates = file.operators["Attention"], file.operators["TensorScatter"]
     if attentions:  # releases without the operator lack its classes too
         check_attentions(trt, network, attentions)
-    check_routers(trt, network, file.operators[ROUTER])
     aliases = cache_updates(trt, network) if updates else {}
     check_cache_updates(network, aliases, updates)
-    return EngineNetwork(trt, file, log, builder, network, parser, attentions, aliases)
+    weights = put_router(trt, network, file) if fused_router else []
+    return EngineNetwork(trt, file, log, builder, network, parser, attentions, aliases, weights)
 
 
 def add_profiles(engine: EngineNetwork, config: Any, profiles: list[ProfileInfo]) -> None:

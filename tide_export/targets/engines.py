@@ -25,17 +25,24 @@ _PROMPT_TOKENS = 512  # the runtime's prefill step
 
 
 def build_engines(
-    target: Target, trt: Any, tool: str, configure: Callable[[Any, Any], None], lowered: LoweredModel, job: BuildJob
+    target: Target,
+    trt: Any,
+    tool: str,
+    configure: Callable[[Any, Any], None],
+    lowered: LoweredModel,
+    job: BuildJob,
+    fused_routers: bool = False,
 ) -> TargetInfo:
     """Build all graphs of ``lowered`` with module ``trt`` into ``engines/<target>/``.
 
     Args:
         tool: package and exact version; part of the cache key.
         configure: sets the target's options on a builder configuration.
+        fused_routers: whether routers become TIDE's plugins, as ``tool`` then says.
     """
     folder = job.directory / ENGINE_FOLDER / target.name
     folder.mkdir(parents=True)
-    settings = BuildSettings(job.profiles, configure)
+    settings = BuildSettings(job.profiles, configure, fused_routers)
     graphs, engines, reused, start = {}, {}, 0, perf_counter()
     for file in job.files(lowered):
         built, info, cached = _engine(target, trt, tool, settings, file, job)
@@ -58,8 +65,10 @@ def _engine(
     compute = json.dumps(target.machine.compute)
     key = engine_key([str(BUILD_VERSION), tool, target.name, compute, job.dtype, profiles, file.digest])
     cached = None if job.rebuild else job.cache.load(key)
-    network = read_network(trt, file)
-    built = cached or build_engine(network, lambda: read_network(trt, file), settings, job.progress, f"{target.name} {file.name}")
+    network = read_network(trt, file, settings.fused_routers)
+    built = cached or build_engine(
+        network, lambda: read_network(trt, file, settings.fused_routers), settings, job.progress, f"{target.name} {file.name}"
+    )
     if cached is None:
         job.cache.store(key, built)
     attention, count = (built.attention, network.attentions) if network.attentions else _decomposed(file)

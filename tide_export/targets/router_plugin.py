@@ -1,61 +1,70 @@
-"""The router's plugin in TensorRT engines: find its library and check that the parser used it.
+"""The fused router in TensorRT engines: two ahead-of-time plugins in place of the operators of the router's function.
 
-Without the library TensorRT runs the operators of the router's function (`router_function`).
+The parser reads the function as TensorRT's own operators (`router_function`). Here the network's score comes from the plugins
+instead, and the builder drops the operators, which no output needs any more. The kernels are part of the engine: nothing is
+loaded where it runs. Releases before 10.9 and TensorRT-RTX have no such plugins, and their engines keep the operators.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import tide_plugins.trt
-from tide_plugins.trt.library import VARIABLE
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from tide_plugins.trt.aot import add_exit_router, ptx, registered
 from tide_runtime.errors import TargetError
 
-from tide_export.progress import ExportProgress
-from tide_export.router_function import DOMAIN, NAME, VERSION
+from tide_export.router_function import NAME
 from tide_export.targets.graph_files import GraphFile
 
+SCORE = "score"
 
-def load_router_plugin(trt: Any, files: Iterable[GraphFile], progress: ExportProgress) -> str:
-    """Load the library in ``$TIDE_PLUGINS_LIBRARY`` if ``files`` contain routers; returns its path, or ``""``.
 
-    Raises TargetError if the plugin is registered already but the variable is unset: the engines would need an unknown library.
+def router_key() -> str:
+    """Part of the cache key of engines with the plugins, which hold the kernels.
+
+    Raises TargetError when this TensorRT has no ahead-of-time plugins, or the kernels cannot be compiled here.
     """
-    if not any(file.operators[NAME] for file in files):
-        return ""
-    library = os.environ.get(VARIABLE)
-    if library:
-        tide_plugins.trt.load(library)
-        return str(Path(library).expanduser().resolve())
-    if _is_registered(trt):
-        raise TargetError(
-            f"this process has loaded the router plugin; set {VARIABLE} to its library, which the engines will need"
-        )
-    progress.note(f"routers are built from TensorRT's own operators; set {VARIABLE} for the fused one (plugins/trt)")
-    return ""
+    registered()
+    return f", router plugin {hashlib.sha256(ptx().encode()).hexdigest()[:8]}"
 
 
-def plugin_key(library: str) -> str:
-    """Part of every engine's cache key: engines depend on the library's kernels."""
-    return f", router plugin {hashlib.sha256(Path(library).read_bytes()).hexdigest()[:8]}" if library else ""
+def put_router(trt: Any, network: Any, file: GraphFile) -> list[NDArray[np.float32]]:
+    """Let the plugins compute the score of ``network`` of module ``trt``, parsed from ``file``, if it has a router.
+
+    Returns the weights, which have to live until the engine is built.
+    """
+    if not file.operators[NAME]:
+        return []
+    hidden, weights, epsilon = _router(file)
+    states = _named(network.num_inputs, network.get_input, hidden, network)
+    operators = _named(network.num_outputs, network.get_output, SCORE, network)
+    constants = [network.add_constant(array.shape, trt.Weights(array)).get_output(0) for array in weights]
+    score = add_exit_router(network, states, *constants, epsilon=epsilon)
+    network.unmark_output(operators)
+    operators.name = f"{SCORE} of the operators"
+    score.name = SCORE
+    network.mark_output(score)
+    return weights
 
 
-def check_routers(trt: Any, network: Any, expected: int) -> None:
-    """Raise TargetError if the plugin is registered and not all ``expected`` routers use it."""
-    if not expected or not _is_registered(trt):
-        return
-    layers = (network.get_layer(i) for i in range(network.num_layers))
-    made = sum(1 for layer in layers if layer.type == trt.LayerType.PLUGIN_V3)
-    if made != expected:
-        raise TargetError(
-            f"{network.name}: the parser made {made} router plugins of {expected}, although the library is loaded; "
-            f"unset {VARIABLE} to build with TensorRT's own operators, and please report it"
-        )
+def _router(file: GraphFile) -> tuple[str, list[NDArray[np.float32]], float]:
+    """The name of the router's states, its weights (down, down_bias, up, up_bias), and its epsilon."""
+    graph = ir.load(file.path).graph
+    (node,) = (node for node in graph if node.op_type == NAME)
+    states, *weights = node.inputs
+    assert states is not None
+    arrays = [np.ascontiguousarray(value.const_value.numpy()) for value in weights if value and value.const_value]
+    if node.outputs[0].name != SCORE or states not in graph.inputs or len(arrays) != len(weights):
+        raise TargetError(f"{file.name}: its router's states or weights are computed. Please report the model's config")
+    return str(states.name), arrays, float(node.attributes["epsilon"].as_float())
 
 
-def _is_registered(trt: Any) -> bool:
-    return trt.get_plugin_registry().get_creator(NAME, str(VERSION), DOMAIN) is not None
+def _named(count: int, get: Any, name: str, network: Any) -> Any:
+    """The tensor of that name among the network's inputs or outputs."""
+    tensors = {tensor.name: tensor for tensor in map(get, range(count))}
+    if name not in tensors:
+        raise TargetError(f"{network.name} has no tensor {name} after parsing. Please report the model's config")
+    return tensors[name]

@@ -25,6 +25,8 @@ from tide_export.targets.base import BuildJob, Machine, Target
 from tide_export.targets.engines import build_engines
 
 _GPUS = [architecture for architecture in ARCHITECTURES if architecture.rtx]
+# TensorRT-RTX 1.7 compiles for A100 and A30, which its support matrix leaves out: it lists 7.5, 8.6, 8.9, 12.0 and 12.1.
+_OUTSIDE_MATRIX = (80,)
 
 
 class RtxEngines:
@@ -53,7 +55,7 @@ def _target(name: str, gpus: Sequence[Architecture]) -> Target:
         dtypes=("fp32", "fp16", "bf16") if all(gpu.has_bf16 for gpu in gpus) else ("fp32", "fp16"),
         machine=Machine(
             compute=tuple(gpu.compute for gpu in gpus),
-            examples="; ".join(gpu.devices for gpu in gpus),
+            examples="; ".join(_devices(gpu) for gpu in gpus),
             backend="TensorRT-RTX 1.7",
             cuda="13",
             built="on any machine",
@@ -64,6 +66,10 @@ def _target(name: str, gpus: Sequence[Architecture]) -> Target:
         pieces=(*layers, guard_token),
         kv_fill=layers,
     )
+
+
+def _devices(gpu: Architecture) -> str:
+    return f"{gpu.devices} (outside NVIDIA's support matrix)" if gpu.compute in _OUTSIDE_MATRIX else gpu.devices
 
 
 RTX_TARGETS = (

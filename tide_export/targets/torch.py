@@ -1,7 +1,8 @@
 """Target ``torch``: PyTorch's functions on the bundle's weights, on every GPU that torch supports, and on a processor.
 
 The graphs are the CPU's before its attention is padded: `GroupQueryAttention` over packed projections, which the runtime
-computes for any number of tokens of any number of sequences. Functions are inlined, because the runtime runs operators.
+computes for any number of tokens of any number of sequences. Functions are inlined, because the runtime runs operators,
+but for an exit's router, for which it has a kernel.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tide_export.passes.attention_gqa import lower_attention_gqa
-from tide_export.passes.canonicalize import inline_functions
+from tide_export.passes.canonicalize import InlineAllBut
 from tide_export.passes.guard_token import guard_token
 from tide_export.passes.onnxruntime_fusions import fuse_skip_norm
 from tide_export.passes.pack_projections import pack_products, pack_projections
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.quantized_matmul import lower_quantized_matmul
+from tide_export.router_function import NAME as ROUTER
 from tide_export.targets.base import Machine
 from tide_export.targets.onnxruntime import CPU
 
-_LAYERS = (inline_functions, lower_attention_gqa)
+_LAYERS = (InlineAllBut(ROUTER), lower_attention_gqa)
 
 TORCH = replace(
     CPU,

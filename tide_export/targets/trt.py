@@ -30,15 +30,16 @@ from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.rms_norm import decompose_rms_norm, fuse_rms_norm
 from tide_export.passes.static_shapes import static_caches, static_reshape
 from tide_export.passes.tensorrt_10_4 import check_tensorrt_10_4, declare_opset_20
+from tide_export.router_function import NAME as ROUTER
 from tide_export.targets.base import BuildJob, Machine, Target
 from tide_export.targets.engines import ENGINE_FOLDER, build_engines
-from tide_export.targets.router_plugin import load_router_plugin, plugin_key
+from tide_export.targets.router_plugin import router_key
 
 _VOLTA = 70
 _WHOLE = (canonicalize, static_reshape, fold_weights, fuse_rms_norm)
 _LAYERS = (static_caches, lower_attention_standard, lower_dequantize_linear)
-# TensorRT 10.4, the last release for V100, lacks attention, cache update and RMSNormalization, and prefers a model's function to
-# a plugin of the same name: the passes decompose all of them into operators of opset 20. Rotary embedding keeps the operators of
+# TensorRT 10.4, the last release for V100, lacks attention, cache update and RMSNormalization: the passes decompose all of them
+# into operators of opset 20. Rotary embedding keeps the operators of
 # the traced model. The graphs are checked against the parser's table and executed by ONNX Runtime; none has run on a V100 yet.
 _VOLTA_WHOLE: tuple[GraphPass, ...] = (QuantizeWeights(()), canonicalize, static_reshape, fold_weights)
 _VOLTA_LAYERS: tuple[GraphPass, ...] = (inline_functions, static_caches, lower_attention_primitives, decompose_rms_norm)
@@ -70,7 +71,7 @@ class TimingCache:
 
 
 class TrtEngines:
-    """Builds on a GPU of the target's compute capability, with the router's plugin if ``$TIDE_PLUGINS_LIBRARY`` is set."""
+    """Builds on a GPU of the target's compute capability, with the router's plugin where the release has such plugins."""
 
     def check(self, target: Target) -> None:
         _load(target)
@@ -78,21 +79,36 @@ class TrtEngines:
 
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
         trt, gpu, options = _load(target), _gpu(target), job.trt
-        plugins = load_router_plugin(trt, job.files(lowered), job.progress) if gpu.compute != _VOLTA else ""
-        tool = f"tensorrt {trt.__version__} on {gpu.name}{plugin_key(plugins)}"
+        router = _router_plugin(target, lowered, job)
+        tool = f"tensorrt {trt.__version__} on {gpu.name}{router}"
         timings = TimingCache(job.cache.folder.parent / "timings", tool)
 
         def configure(trt: Any, config: Any) -> None:
             options.configure(trt, config)
             timings.attach(config)
-            if plugins and options.version_compatible:
-                config.plugins_to_serialize = [plugins]
 
-        info = build_engines(target, trt, f"{tool}{options}", configure, lowered, job)
+        info = build_engines(target, trt, f"{tool}{options}", configure, lowered, job, fused_routers=bool(router))
         timings.save()
         if options.strip_weights:
             _keep_weights(target, lowered, job)
         return dataclasses.replace(info, compute=options.runs_on(gpu.compute))
+
+
+def _router_plugin(target: Target, lowered: LoweredModel, job: BuildJob) -> str:
+    """The plugin's part of the cache key; ``""`` where routers stay TensorRT's own operators, which is announced."""
+    if not any(file.operators[ROUTER] for file in job.files(lowered)):
+        return ""
+    if target.machine.compute == (_VOLTA,):
+        reason = "TensorRT 10.4 has no ahead-of-time plugins"
+    elif job.trt.strip_weights or job.trt.version_compatible:
+        reason = "NVIDIA documents ahead-of-time plugins neither for refitted nor for version-compatible engines"
+    else:
+        try:
+            return router_key()
+        except TargetError as error:
+            reason = str(error)
+    job.progress.note(f"{target.name}: routers are TensorRT's own operators, because {reason}")
+    return ""
 
 
 def _load(target: Target) -> Any:

@@ -1,6 +1,6 @@
 """A rented GPU machine's Python: these packages, this repository beside them without an installation, and no registry.
 
-A dry run hides every other package that happens to be installed, so that a missing one is found without a GPU.
+A dry run hides what the image lacks, so that a missing package is found without a GPU.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ import os
 import re
 import sys
 import tomllib
-from functools import cache
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = (".", "runtime", "calibrate", "plugins", "bench")  # of this repository's packages
-_SIMULATIONS = "tests"  # a dry run assembles graphs on the tests' simulated GPU
-OWN = frozenset({"benchmarks", "tide_runtime", "tide_serve", "tide_calibrate", "tide_plugins", "tide_bench", "tide_export"})
-_OF_TESTS = frozenset({"runtime", "plugins"})
 
 # The packages of the image on which the kit has to run, as its list of 2026-11-17 names them.
 PACKAGES = frozenset(Path(__file__).with_name("image_packages.txt").read_text(encoding="utf-8").split())
@@ -36,7 +33,7 @@ def make_importable(work: Path) -> None:
 
 def _metadata(work: Path) -> Path:
     """A folder with what ``pip install`` would leave of pyproject.toml: name, version, entry points."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = _project()
     folder = work / "metadata" / f"tide_llm-{project['version']}.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
@@ -48,41 +45,18 @@ def _metadata(work: Path) -> Path:
 
 
 def hide_other_packages() -> None:
-    """From here on, only the image's packages, the standard library and this repository can be imported."""
-    sys.path.append(str(ROOT / _SIMULATIONS))
+    """From here on, packages that this repository declares and the image lacks cannot be imported, however they are installed."""
+    sys.path.append(str(ROOT / "tests"))  # for their simulated GPU
     sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
-    for module in _owners().keys() - sys.modules.keys():
-        if not in_image(module):
+    declared = [*_project()["dependencies"], *(line for extra in _project()["optional-dependencies"].values() for line in extra)]
+    absent = {_plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in declared} - PACKAGES
+    for module, owners in packages_distributions().items():
+        if module not in sys.modules and not absent.isdisjoint(map(_plain, owners)):
             sys.modules[module] = None  # type: ignore[assignment]  # importing it raises ModuleNotFoundError
 
 
-def in_image(module: str) -> bool:
-    """Whether a top-level ``module`` can be imported on the image; one that no package owns is part of an extension."""
-    if module in sys.stdlib_module_names or module in OWN | _OF_TESTS or module == "__main__":
-        return True
-    owners = _owners().get(module)
-    return owners is None or not _allowed().isdisjoint(owners)
-
-
-@cache
-def _owners() -> dict[str, set[str]]:
-    """Top-level module → the installed packages that provide it."""
-    return {module: {_plain(name) for name in names} for module, names in packages_distributions().items()}
-
-
-@cache
-def _allowed() -> frozenset[str]:
-    """`PACKAGES`, and what these need as they are installed here, perhaps in other versions."""
-    needed, waiting = set(PACKAGES), list(PACKAGES)
-    while waiting:
-        try:
-            lines = requires(waiting.pop()) or []
-        except PackageNotFoundError:
-            continue
-        further = {_plain(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines if "extra ==" not in line} - needed
-        needed |= further
-        waiting += further
-    return frozenset(needed)
+def _project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def _plain(name: str) -> str:

@@ -29,7 +29,7 @@ def run(given: dict[str, Any]) -> int:
     if bench.dry:
         hide_other_packages()
     with os.fdopen(given["pipe"], "w", encoding="utf-8", buffering=1) as lines:
-        module = import_module(given["module"])
+        module = import_module(given["module"], "benchmarks.gpu")
         for case in module.kit_cases(bench, given["argument"]):
             if case.name in given["done"]:
                 continue
@@ -74,4 +74,6 @@ def lost_context() -> str | None:
 
 if __name__ == "__main__":
     faulthandler.enable()
-    sys.exit(run(json.loads(sys.argv[1])))
+    code = run(json.loads(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(code)  # libraries that hang or die while they are torn down would look like a failed case

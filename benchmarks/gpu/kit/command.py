@@ -24,7 +24,7 @@ from benchmarks.gpu.kit.runner import Call, Result, ResultFiles
 
 WORK, CARRIED = ROOT / "build" / "gpu-kit", ROOT / "build" / "kit-bundles"
 _LEFT_BEHIND = ("examples/demo_model/stock", "examples/demo_model/looped")  # of what would travel; no stage reads them
-_DRY_SECONDS, _MIN_CORE = 3600.0, (1, 2)
+_DRY_SECONDS, _DRY_ARCH, _MIN_CORE = 3600.0, "sm_90", (1, 2)
 _MOST_FAILURES, _MOST_CHARACTERS = 20, 300  # of a summary, and of one of its lines
 
 
@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="the call's time; what does not fit is left")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", WORK / "out")), help="folder of results")
     parser.add_argument("--dry-run", action="store_true", help="do everything up to the launches; needs no GPU")
-    parser.add_argument("--arch", default="sm_90", help="the architecture that --dry-run prepares launches for")
     parser.add_argument("--report", type=Path, nargs="+", help="write these kit.jsonl into the documentation; run nothing")
     given = parser.parse_args()
     if given.report:
@@ -56,9 +55,9 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="gpu-kit-")) if given.dry_run else WORK / "work"
     print(use_cuda_core(CARRIED, work / "site"))
     facts = {"call": given.call, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "dry": given.dry_run}
-    files = ResultFiles(work / "out" if given.dry_run else given.out, facts | {"commit": _commit(), "sources": sources_key()})
+    files = ResultFiles(work / "out" if given.dry_run else given.out, facts | {"sources": sources_key()})
     seconds = _DRY_SECONDS if given.dry_run else given.seconds or SECONDS[given.call]
-    call = Call(files, seconds, {"arch": given.arch, "work": str(work), "carried": str(CARRIED), "dry": given.dry_run})
+    call = Call(files, seconds, {"arch": _DRY_ARCH, "work": str(work), "carried": str(CARRIED), "dry": given.dry_run})
     try:
         call.run(rows)
     finally:
@@ -81,21 +80,19 @@ def no_gpu() -> str | None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        return f"there is no CUDA driver ({error})"
+        return None if Path("/dev/nvidia0").exists() else f"there is no CUDA driver ({error})"
     status = driver.cuInit(0)
     return f"cuInit returned {status}" if status else None
 
 
 def own_network(dry: bool) -> None:
-    """Start a dry run again without a network, as a lent machine has none, where this machine allows it."""
+    """Start a dry run again without a network, as a lent machine has none, where this machine allows network namespaces."""
     unshare = ["unshare", "--user", "--map-root-user", "--net"]
     if not dry or "KIT_NETWORK" in os.environ or shutil.which("unshare") is None:
         return
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
-        print("this machine allows no network namespace: the dry run has a network")
-        return
     os.environ["KIT_NETWORK"] = "none"
-    os.execvp("unshare", [*unshare, sys.executable, "-m", "benchmarks.gpu.kit", *sys.argv[1:]])
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode == 0:
+        os.execvp("unshare", [*unshare, sys.executable, "-m", "benchmarks.gpu.kit", *sys.argv[1:]])
 
 
 def use_cuda_core(carried: Path, site: Path) -> str:
@@ -113,15 +110,6 @@ def use_cuda_core(carried: Path, site: Path) -> str:
     return f"cuda-core {found} is replaced by {wheels[-1].name}"
 
 
-def _commit() -> str:
-    """Of the checkout; a copy of its files, or a machine without git, does not tell."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
-
-
 def sources_key() -> str:
     """Changes with every source file of this repository's packages: later results of other code are told apart by it."""
     key = hashlib.sha256()
@@ -133,10 +121,8 @@ def sources_key() -> str:
 
 def travelling_bytes() -> int:
     """Of the files that git knows or does not ignore, without `_LEFT_BEHIND`, and of the carried folder."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    tree = [ROOT / name for name in listed.stdout.splitlines() if not name.startswith(_LEFT_BEHIND)]
+    listed = subprocess.check_output(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True)
+    tree = [ROOT / name for name in listed.splitlines() if not name.startswith(_LEFT_BEHIND)]
     return sum(path.stat().st_size for path in [*tree, *CARRIED.rglob("*")] if path.is_file())
 
 

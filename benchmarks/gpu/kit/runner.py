@@ -25,8 +25,7 @@ from benchmarks.gpu.kit.child import FAILED, LOST
 from benchmarks.gpu.kit.plan import Row, Stage
 
 Result = dict[str, Any]
-_POLL_S, _LEAST_S, _MOST_PROCESSES = 0.2, 5.0, 12
-_START_LIMIT_S = 60.0  # imports, and what a stage prepares before its first case
+_POLL_S, _LEAST_S, _START_LIMIT_S, _MOST_PROCESSES = 0.2, 5.0, 60.0, 12  # start: imports, and what comes before a first case
 
 
 class ResultFiles:
@@ -96,11 +95,10 @@ class StageRun:
         begun = time.monotonic()
         end = begun + (min(self.stage.limit, self.call.left) if not self.call.given["dry"] else self.call.left)
         for _ in range(_MOST_PROCESSES):
-            known = len(self.done)
             why, again = self._process(end)
             if why is not None:
                 self._blame(why)
-            if not again or len(self.done) == known:
+            if not again:
                 break
         self._add({"case": "stage", "state": "ended", "seconds": round(time.monotonic() - begun, 1)})
 
@@ -108,12 +106,7 @@ class StageRun:
         """Run one process; why it ended before it was through, or None, and whether another one should go on."""
         self.running, self.since = None, time.monotonic()
         reading, writing = os.pipe()
-        given = self.call.given | {
-            "module": self.stage.module,
-            "argument": self.stage.argument,
-            "done": self.done,
-            "pipe": writing,
-        }
+        given = self.call.given | dict(module=self.stage.module, argument=self.stage.argument, done=self.done, pipe=writing)
         command = [sys.executable, "-u", "-m", "benchmarks.gpu.kit.child", json.dumps(given)]
         output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
         with subprocess.Popen(command, cwd=ROOT, pass_fds=(writing,), process_group=0, **output) as process:
@@ -144,11 +137,9 @@ class StageRun:
             if now - self.since > limit and not self.call.given["dry"]:
                 return f"stopped after {limit:.0f} s", self.running is not None
             time.sleep(_POLL_S)
-        if process.returncode == 0:
-            return None, False
-        if process.returncode == LOST:
-            return None, True
         code = process.returncode
+        if code in (0, LOST):
+            return None, code == LOST
         return f"the process died of {signal.Signals(-code).name}" if code < 0 else f"exit code {code}", self.running is not None
 
     def _blame(self, why: str) -> None:

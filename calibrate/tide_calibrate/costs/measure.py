@@ -157,9 +157,9 @@ def unsplit_ms(steps: Iterable[StepCost], num_layers: int) -> float:
 
 
 def _machine(backend: Backend) -> str:
-    device = getattr(backend, "device", None)
-    if device is not None:
-        return str(device.name)
+    gpu = getattr(getattr(backend, "device", None), "name", None)
+    if gpu is not None:
+        return str(gpu)
     cpu = platform.processor() or platform.machine()
     return f"{platform.system()} {cpu}, {len(os.sched_getaffinity(0))} cores"
 

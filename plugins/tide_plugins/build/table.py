@@ -13,7 +13,7 @@ from tide_runtime.errors import OutputError
 from tide_plugins.build.builder import BuiltKernel
 from tide_plugins.build.compiler import compiler
 from tide_plugins.build.resources import Resources
-from tide_plugins.kernels import BUILT
+from tide_plugins.kernels import KERNELS
 
 OPENING, CLOSING = "<!-- kernels -->", "<!-- /kernels -->"
 
@@ -75,7 +75,7 @@ def spilling(built: Iterable[BuiltKernel]) -> list[str]:
 
 def in_order(built: Iterable[BuiltKernel]) -> list[BuiltKernel]:
     """Sorted by kernel and architecture, in the order of their registries."""
-    names = [kernel.name for kernel in BUILT]
+    names = [kernel.name for kernel in KERNELS]
     return sorted(built, key=lambda item: (names.index(item.kernel.name), ARCHITECTURES.index(item.architecture)))
 
 

@@ -52,18 +52,9 @@ def rng_for(name: str) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(name.encode()))
 
 
-def matrix(values: Array, dtype: str, padding: int = 0, offset: int = 0) -> Array:
-    """``values`` [rows, columns] rounded to ``dtype``; rows ``padding`` elements apart, the first one ``offset`` from the start.
-
-    The padding is NaN, so that kernels which read it give NaN.
-    """
-    rows, columns = values.shape
-    if not padding and not offset:
-        return np.ascontiguousarray(values.astype(ELEMENTS[dtype]))
-    flat = np.full(offset + rows * (columns + padding), np.nan, ELEMENTS[dtype])
-    view = flat[offset:].reshape(rows, columns + padding)[:, :columns]
-    view[:] = values.astype(ELEMENTS[dtype])
-    return view
+def matrix(values: Array, dtype: str) -> Array:
+    """``values`` [rows, columns] rounded to ``dtype``."""
+    return np.ascontiguousarray(values.astype(ELEMENTS[dtype]))
 
 
 def untouched(*shape: int, dtype: Any = np.int32) -> Array:

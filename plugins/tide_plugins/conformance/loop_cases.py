@@ -29,6 +29,7 @@ from tide_plugins.launch.decode_loop import (
     prepare_exit_merge,
     prepare_exit_score,
     prepare_loop_turn,
+    prepare_take_tokens,
 )
 from tide_plugins.reference import decode_loop as reference
 
@@ -56,6 +57,9 @@ def loop_cases() -> Iterator[CaseSpec]:
     for dtype, vocab, mlp in product(ELEMENTS, (1, 33, 1000, 9001), (False, True)):
         name = f"exit_score-{dtype}-v{vocab}-mlp{int(mlp)}"
         yield CaseSpec("exit_score", name, lambda name=name, a=(dtype, vocab, mlp): _score(name, *a))  # type: ignore[misc]
+    for rows, eos in product(_ROWS, (0, 3)):
+        name = f"b{rows}-eos{eos}"
+        yield CaseSpec("take_tokens", name, lambda name=name, a=(rows, eos): _take(name, *a))  # type: ignore[misc]
     for rows in _ROWS:
         yield CaseSpec("exit_merge", f"b{rows}", lambda name=f"b{rows}", a=(rows,): _merge(name, *a))  # type: ignore[misc]
 
@@ -63,7 +67,6 @@ def loop_cases() -> Iterator[CaseSpec]:
 def _turn(name: str, rows: int, left: int, running: int) -> Case:
     rng = rng_for(name)
     given: Tensors = {
-        "tokens": rng.integers(0, 2**31, rows),
         "emitted": rng.integers(0, 2, rows).astype(np.int32),
         "exits": rng.integers(0, _EXITS + 1, rows).astype(np.uint8),
         "length": rng.integers(0, _SLOTS + 2, rows),
@@ -77,6 +80,22 @@ def _turn(name: str, rows: int, left: int, running: int) -> Case:
     outputs |= {"position_ids32": untouched(rows)} | {n: untouched(rows, dtype=kind) for n, kind in _PLACES.items()}
     outputs["proceed"] = untouched(1)
     return _case(prepare_loop_turn, given, outputs, {"slots": _SLOTS}, reference.loop_turn)
+
+
+def _take(name: str, rows: int, eos: int) -> Case:
+    """Tokens, of which some are -1 or end their row; rows at their limit, one and two tokens before it; finished rows."""
+    rng = rng_for(name)
+    length = rng.integers(1, 2**33, rows)
+    given: Tensors = {
+        "chosen": rng.integers(-1, 8, rows),
+        "eos": np.array([3, 5, -1][:eos], np.int64),
+        "limit": length + rng.integers(1, 5, rows),
+        "length": length,
+        "last_token": rng.integers(0, 8, rows),
+        "finished": rng.choice([0, 0, 0, 0, 1, 2, 3], rows).astype(np.uint8),
+    }
+    outputs = {"emitted": untouched(rows), "running": untouched(1)}
+    return _case(prepare_take_tokens, given, outputs, {}, reference.take_tokens)
 
 
 def _gate(name: str, rows: int, left: int, number: int) -> Case:

@@ -5,9 +5,7 @@
 
 namespace tide {
 
-// Static shared memory comes first, so that without it the dynamic one starts on any multiple of 16 bytes. 128: a swizzled stage
-// has its banks as computed, and rows suit every instruction that reads them.
-constexpr int kDynamicSharedAlignment = 128;
+constexpr int kDynamicSharedAlignment = 16;  // of a float4
 
 #ifdef __CUDACC__
 template <typename T>

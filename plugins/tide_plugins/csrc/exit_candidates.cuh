@@ -7,7 +7,7 @@
 #pragma once
 
 #include "entry_points.cuh"
-#include "exit_candidates_plan.h"
+#include "exit_candidates_params.h"
 #include "graph_condition.cuh"
 
 namespace tide {

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "entry_points.cuh"
-#include "exit_gate_plan.h"
+#include "exit_gate_params.h"
 #include "exit_waiting.cuh"
 #include "graph_condition.cuh"
 

@@ -4,12 +4,15 @@
 //   window[waiting[exit] + i] = states[i], i < arrived;  last = states[arrived - 1]
 #pragma once
 
-#include "async_copy.cuh"
 #include "entry_points.cuh"
-#include "exit_join_plan.h"
+#include "exit_join_params.h"
 #include "exit_waiting.cuh"
 
 namespace tide {
+
+struct alignas(16) Bytes16 {
+  uint32_t words[4];
+};
 
 __device__ __forceinline__ void copy_state(const uint8_t* from, uint8_t* to, int64_t bytes) {
   if ((reinterpret_cast<uint64_t>(from) | reinterpret_cast<uint64_t>(to) | uint64_t(bytes)) % 16 == 0) {

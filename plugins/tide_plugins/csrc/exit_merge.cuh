@@ -3,7 +3,7 @@
 #pragma once
 
 #include "entry_points.cuh"
-#include "exit_merge_plan.h"
+#include "exit_merge_params.h"
 
 namespace tide {
 

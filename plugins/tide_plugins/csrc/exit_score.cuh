@@ -7,7 +7,7 @@
 #pragma once
 
 #include "entry_points.cuh"
-#include "exit_score_plan.h"
+#include "exit_score_params.h"
 #include "last_block.cuh"
 #include "row_piece.cuh"
 #include "warp_sum.cuh"

@@ -1,14 +1,14 @@
 // loop_turn: end of a decode loop's turn. Writes tokens to the host's ring and positions to the next turn's inputs; the loop
 // continues while a row is running and turns are left.
 //
-//   ring[turn % ring_turns] = emitted ? tokens + 2^32 · exits : -1;  counts[0] = turn + 1
+//   ring[turn % ring_turns] = emitted ? last_token + 2^32 · exits : -1;  counts[0] = turn + 1
 //   input_ids = last_token;  position_ids = write_index = seqlens_k = min(length, slots - 1)
 //   turns_left -= 1;  proceed = running > 0 and turns_left > 0
 #pragma once
 
 #include "entry_points.cuh"
 #include "graph_condition.cuh"
-#include "loop_turn_plan.h"
+#include "loop_turn_params.h"
 
 namespace tide {
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ void loop_turn(const loop_turn_params& v) {
   const int64_t turn = v.counts[0];
   int64_t* entry = v.ring + (turn % v.ring_turns) * v.rows;
   for (int row = threadIdx.x; row < v.rows; row += blockDim.x) {
-    entry[row] = v.emitted[row] > 0 ? v.tokens[row] + v.exits[row] * kExitUnit : -1;
+    entry[row] = v.emitted[row] > 0 ? v.last_token[row] + v.exits[row] * kExitUnit : -1;
     place_row(v, row, v.length[row] < v.slots ? v.length[row] : v.slots - 1);
   }
   __threadfence_system();  // the host reads the entry when it sees the count

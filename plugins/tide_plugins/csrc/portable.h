@@ -1,5 +1,4 @@
-// Differences of NVRTC, nvcc and C++17 host compilers, all of which include plans and parameter structs: the header of fixed-width
-// integers, and the marker of functions for host and device.
+// The header of fixed-width integers, which NVRTC lacks and the C++17 host compilers of tests have.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -10,10 +9,4 @@ using int64_t = long long;
 using uint64_t = unsigned long long;
 #else
 #include <cstdint>
-#endif
-
-#ifdef __CUDACC__
-#define TIDE_HOST_DEVICE __host__ __device__
-#else
-#define TIDE_HOST_DEVICE
 #endif

@@ -17,31 +17,22 @@ __device__ __forceinline__ bool rows_aligned(const void* base, int64_t stride) {
   return (reinterpret_cast<uint64_t>(base) | uint64_t(stride) * sizeof(T)) % 16 == 0;
 }
 
-// Elements at … at + kSize of a row of `size`; zeros after its end.
-template <typename T>
-__device__ __forceinline__ Piece<T> load_piece(const T* row, int at, int size, bool aligned) {
-  if (aligned && at + Piece<T>::kSize <= size) return *reinterpret_cast<const Piece<T>*>(row + at);
-  Piece<T> piece;
+// Elements at … at + kSize of a row of `size`, as floats; zeros after its end.
+template <typename T, int kSize>
+__device__ __forceinline__ void load_row(const T* row, int at, int size, bool aligned, float (&wide)[kSize]) {
+  constexpr int kPiece = Piece<T>::kSize;
+  static_assert(kSize % kPiece == 0, "whole pieces");
 #pragma unroll
-  for (int i = 0; i < Piece<T>::kSize; ++i) piece.elements[i] = at + i < size ? row[at + i] : from_float<T>(0.0f);
-  return piece;
-}
-
-template <typename T>
-__device__ __forceinline__ void store_piece(T* row, int at, int size, bool aligned, const Piece<T>& piece) {
-  if (aligned && at + Piece<T>::kSize <= size) {
-    *reinterpret_cast<Piece<T>*>(row + at) = piece;
-    return;
+  for (int begin = 0; begin < kSize; begin += kPiece) {
+    if (aligned && at + begin + kPiece <= size) {
+      const Piece<T> piece = *reinterpret_cast<const Piece<T>*>(row + at + begin);
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) wide[begin + i] = to_float(piece.elements[i]);
+    } else {
+#pragma unroll
+      for (int i = begin; i < begin + kPiece; ++i) wide[i] = at + i < size ? to_float(row[at + i]) : 0.0f;
+    }
   }
-#pragma unroll
-  for (int i = 0; i < Piece<T>::kSize; ++i)
-    if (at + i < size) row[at + i] = piece.elements[i];
-}
-
-template <typename T>
-__device__ __forceinline__ void widen(const Piece<T>& piece, float (&wide)[Piece<T>::kSize]) {
-#pragma unroll
-  for (int i = 0; i < Piece<T>::kSize; ++i) wide[i] = to_float(piece.elements[i]);
 }
 
 }  // namespace tide

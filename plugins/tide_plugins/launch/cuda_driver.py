@@ -6,6 +6,7 @@ cuda.core's `launch` takes no structs by value (NVIDIA/cuda-python issue 2343); 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import Structure
 from typing import Any
 
@@ -63,10 +64,6 @@ class CudaDriver:
         except Exception as error:  # cuda.core's classes, such as for images that an older driver cannot load
             raise TargetError(f"GPU {self.device} cannot load {symbol}: {type(error).__name__}: {error}") from error
 
-    def allow_shared(self, entry: Any, shared_bytes: int) -> None:
-        attribute = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._done("cuKernelSetAttribute", self._api.cuKernelSetAttribute(attribute, shared_bytes, entry.handle, self.device))
-
     def zeros(self, count_bytes: int, stream: int) -> BufferMemory:
         from cuda.core import Stream
 
@@ -79,10 +76,11 @@ class CudaDriver:
             raise DeviceMemoryError(f"GPU {self.device} has no {count_bytes} bytes left ({error})") from error
         return BufferMemory(buffer)
 
-    def launch(self, entry: Any, plan: LaunchPlan, params: Structure, stream: int) -> None:
-        argument = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+    def launch(self, entry: Any, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
+        offsets = [getattr(type(params), name).offset for name in arguments] or [0]
+        addresses = (ctypes.c_void_p * len(offsets))(*(ctypes.addressof(params) + offset for offset in offsets))
         result = self._api.cuLaunchKernel(
-            int(entry.handle), *plan.grid, *plan.block, plan.shared_bytes, stream, ctypes.addressof(argument), 0
+            int(entry.handle), *plan.grid, *plan.block, plan.shared_bytes, stream, ctypes.addressof(addresses), 0
         )
         self._done("cuLaunchKernel", result)
 

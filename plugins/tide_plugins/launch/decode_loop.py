@@ -1,4 +1,6 @@
-"""Launching a decode loop's kernels: `exit_candidates`, `exit_score`, `exit_join`, `exit_gate`, `exit_merge`, `loop_turn`."""
+"""Launching a decode loop's kernels: `exit_candidates`, `exit_score`, `exit_join`, `exit_gate`, `exit_merge`, `take_tokens`,
+`loop_turn`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from tide_plugins.params import (
     ExitMergeParams,
     ExitScoreParams,
     LoopTurnParams,
+    TakeTokensParams,
 )
 from tide_plugins.plans import plan_exit_join, plan_exit_score, plan_loop_block
 
@@ -24,7 +27,6 @@ _PLACES = (
     Tensor("seqlens_k", "i32", ("rows",), optional=True, output=True),
 )
 TURN_TENSORS = (
-    Tensor("tokens", "i64", ("rows",)),
     Tensor("emitted", "i32", ("rows",)),
     Tensor("exits", "u8", ("rows",)),
     Tensor("length", "i64", ("rows",)),
@@ -38,6 +40,16 @@ TURN_TENSORS = (
     Tensor("position_ids32", "i32", ("rows",), optional=True, output=True),
     *_PLACES,
     Tensor("proceed", "i32", output=True),
+)
+TAKE_TENSORS = (
+    Tensor("chosen", "i64", ("rows",)),
+    Tensor("eos", "i64", ("eos_count",), optional=True),
+    Tensor("limit", "i64", ("rows",)),
+    Tensor("length", "i64", ("rows",), output=True),
+    Tensor("last_token", "i64", ("rows",), output=True),
+    Tensor("finished", "u8", ("rows",), output=True),
+    Tensor("emitted", "i32", ("rows",), output=True),
+    Tensor("running", "i32", output=True),
 )
 SCORE_TENSORS = (
     Tensor("logits", ELEMENT, ("rows", "vocab")),
@@ -102,6 +114,15 @@ def prepare_loop_turn(
     params = LoopTurnParams(slots=slots, rows=call.size("rows"), ring_turns=call.size("ring_turns"))
     call.set_condition(params, graph_condition)
     return call.prepare(params, {"loop_turn": plan_loop_block()}, {})
+
+
+def prepare_take_tokens(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
+    """Check the tensors (`TAKE_TENSORS`) and prepare the launch; the rule is in csrc/take_tokens.cuh. Errors as in
+    `prepare_loop_turn`.
+    """
+    call = KernelCall(library, "take_tokens", TAKE_TENSORS, tensors, stream)
+    params = TakeTokensParams(rows=call.size("rows"), eos_count=call.size("eos_count"))
+    return call.prepare(params, {"take_tokens": plan_loop_block()}, {})
 
 
 def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: float = 0.0, **tensors: Any) -> PreparedLaunch:

@@ -51,18 +51,6 @@ class DeviceArray:
             return self.strides
         return tuple(prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
 
-    @property
-    def end(self) -> int:
-        """Address after the last byte."""
-        if 0 in self.shape:
-            return self.pointer
-        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.element_strides, strict=True))
-        return self.pointer + (last + 1) * ITEM_BYTES[self.dtype]
-
-    def overlaps(self, other: DeviceArray) -> bool:
-        """Whether the memory ranges from first to last element overlap."""
-        return self.pointer < other.end and other.pointer < self.end
-
 
 def device_array(value: Any, stream: int) -> DeviceArray:
     """``value`` as a `DeviceArray`, without a copy.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import Structure
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ class Memory(Protocol):
 
 
 class Driver(Protocol):
-    """One GPU: its ordinal, its compute capability times ten, its multiprocessors."""
+    """One GPU: its ordinal, its compute capability times ten."""
 
     @property
     def device(self) -> int: ...
@@ -25,17 +26,11 @@ class Driver(Protocol):
     @property
     def compute(self) -> int: ...
 
-    @property
-    def sm_count(self) -> int: ...
-
     def load(self, image: bytes, ptx: bool, symbol: str) -> Any:
         """The entry point ``symbol`` of a cubin, or of PTX."""
-
-    def allow_shared(self, entry: Any, shared_bytes: int) -> None:
-        """Let ``entry`` use that much dynamic shared memory per block; needed above 48 KiB."""
 
     def zeros(self, count_bytes: int, stream: int) -> Memory:
         """Memory zeroed before later work on ``stream``."""
 
-    def launch(self, entry: Any, plan: LaunchPlan, params: Structure, stream: int) -> None:
-        """Enqueue one launch on ``stream``; ``params`` is passed by value."""
+    def launch(self, entry: Any, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
+        """Enqueue one launch on ``stream``, with the fields ``arguments`` of ``params`` one by one, or ``params`` by value."""

@@ -1,7 +1,8 @@
-"""Launching `exit_router`: scores, exit flags, and the lists of exiting and continuing rows."""
+"""Launching `exit_router`: the scores of an exit's MLP router."""
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from tide_plugins.launch.kernel_call import KernelCall
@@ -12,57 +13,46 @@ from tide_plugins.params import ExitRouterParams
 from tide_plugins.plans import MAX_ROUTER_WIDTH, plan_exit_router
 
 TENSORS = (
-    Tensor("hidden", ELEMENT, ("rows", "hidden_size"), strided=True),
-    Tensor("down", ELEMENT, ("width", "hidden_size")),
-    Tensor("down_sum", "f32", ("width",), optional=True),
+    Tensor("hidden", ELEMENT, ("rows", "hidden_size")),
+    Tensor("down", "f32", ("width", "hidden_size")),
     Tensor("down_bias", "f32", ("width",)),
     Tensor("up", "f32", ("width",)),
     Tensor("up_bias", "f32"),
-    Tensor("row_count", "i32", optional=True),
     Tensor("score", "f32", ("rows",), output=True),
-    Tensor("exits", "u8", ("rows",), output=True),
-    Tensor("exit_rows", "i32", ("rows",), output=True),
-    Tensor("continue_rows", "i32", ("rows",), output=True),
-    Tensor("exit_count", "i32", output=True),
-    Tensor("continue_count", "i32", output=True),
-    Tensor("verdict", "i32", output=True),
+    Tensor("partial", "f32", ("partial",), optional=True, output=True),
 )
+_SIZES = ("rows", "hidden_size", "width", "chunk")
+_ARGUMENTS = {
+    "exit_router_project": ("hidden", "down", *_SIZES, "partial"),
+    "exit_router_score": ("hidden", "partial", "down_bias", "up", "up_bias", *_SIZES, "epsilon", "score"),
+}
 
 
-def prepare_exit_router(
-    library: KernelLibrary, *, threshold: float, epsilon: float, stream: Any, graph_condition: int | None = None, **tensors: Any
-) -> PreparedLaunch:
-    """Check the tensors and prepare the launch; the formula is in csrc/exit_router.cuh.
+def prepare_exit_router(library: KernelLibrary, *, epsilon: float, stream: Any, **tensors: Any) -> PreparedLaunch:
+    """Check the tensors and prepare the two launches; the formula is in csrc/exit_router.cuh.
 
     Args:
-        threshold: a row exits iff its score is at least this; a NaN score never does.
         epsilon: the norm's epsilon.
         stream: the stream that will use the tensors, on which scratch memory is allocated.
-        graph_condition: ``cudaGraphConditionalHandle`` to set to the verdict.
-        tensors: the names, dtypes and shapes in `TENSORS`. ``down_sum``, the sums of the rows of ``down``, makes the norm a
-            LayerNorm; without it, it is an RMSNorm. ``row_count``: the live rows, a scalar in device memory. ``verdict``: 0
-            when no row continues, 1 when some do, 2 when all do.
+        tensors: the names, dtypes and shapes in `TENSORS`. ``partial``: scratch memory of the plan's size; without it the launch
+            allocates its own.
 
     Raises:
         ParamsError: a tensor or a number breaks the contract.
-        TargetError: the kernel cannot be built for this GPU, or sets no graph condition there.
+        TargetError: the kernel cannot be built for this GPU.
     """
     call = KernelCall(library, "exit_router", TENSORS, tensors, stream)
     rows, hidden_size, width = call.size("rows"), call.size("hidden_size"), call.size("width")
     call.require(1 <= width <= MAX_ROUTER_WIDTH, f"down has {width} rows; expected 1 to {MAX_ROUTER_WIDTH}")
     call.require(hidden_size >= 1, "hidden has no columns; expected at least 1")
-    plan = plan_exit_router(rows, hidden_size, width, call.element_bytes, library.driver.sm_count)
-    params = ExitRouterParams(
-        row_stride=call.row_stride("hidden"),
-        rows=rows,
-        hidden_size=hidden_size,
-        width=width,
-        chunk=plan.chunk,
-        threshold=threshold,
-        epsilon=epsilon,
-        tile_rows=plan.tile_rows,
-    )
-    call.set_condition(params, graph_condition)
-    form = "exit_router_tiled" if plan.tiled else "exit_router"
-    scratch = {"counters": 4 * plan.launch.counters, "workspace": plan.launch.workspace_bytes}
-    return call.prepare(params, {form: plan.launch}, scratch)
+    plan = plan_exit_router(rows, hidden_size, width)
+    params = ExitRouterParams(rows=rows, hidden_size=hidden_size, width=width, chunk=plan.chunk, epsilon=float_bits(epsilon))
+    plans = {"exit_router_project": plan.project, "exit_router_score": plan.score}
+    scratch = call.size("partial")
+    call.require(scratch in (0, plan.partial), f"partial has {scratch} elements; expected {plan.partial}")
+    return call.prepare(params, plans, {} if scratch else {"partial": 4 * plan.partial}, _ARGUMENTS)
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float32 as an int32."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 from tide_runtime.errors import ParamsError, TargetError
 
-from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray, device_array
+from tide_plugins.launch.device_array import ITEM_BYTES, device_array
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch, Step
 from tide_plugins.launch.stream_handle import stream_handle
@@ -50,15 +50,6 @@ class KernelCall:
         """Size of a dimension of the contract, or 0 when no given tensor has it."""
         return self._sizes.get(dimension, 0)
 
-    def array(self, name: str) -> DeviceArray | None:
-        """The tensor, or None if omitted."""
-        return self._arrays.get(name)
-
-    def row_stride(self, name: str) -> int:
-        """Elements from one row of a tensor to the next, or 0 if omitted."""
-        array = self.array(name)
-        return 0 if array is None else array.element_strides[0]
-
     def require(self, condition: bool, message: str) -> None:
         """Raise ParamsError unless ``condition`` holds."""
         if not condition:
@@ -77,14 +68,25 @@ class KernelCall:
             raise TargetError(f"kernels for {name} set no CUDA graph condition; read the result from device memory instead")
         params.graph_condition, params.sets_condition = handle, 1  # type: ignore[attr-defined]
 
-    def prepare(self, params: Structure, plans: Mapping[str, LaunchPlan], scratch: Mapping[str, int]) -> PreparedLaunch:
+    def prepare(
+        self,
+        params: Structure,
+        plans: Mapping[str, LaunchPlan],
+        scratch: Mapping[str, int],
+        arguments: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> PreparedLaunch:
         """Prepare the launches of ``plans`` (form → plan), in this order.
 
         Args:
             params: the kernel's parameters, whose pointers are set here.
             scratch: pointer field → bytes of zeroed memory owned by the launch.
+            arguments: form → fields of ``params`` that it takes one by one; without it, forms take ``params`` by value.
         """
-        steps = tuple(Step(self.library.entry(self.kernel, form, self.dtype, plan), plan) for form, plan in plans.items())
+        fields = arguments or {}
+        steps = tuple(
+            Step(self.library.entry(self.kernel, form, self.dtype, plan), plan, fields.get(form, ()))
+            for form, plan in plans.items()
+        )
         for name, array in self._arrays.items():
             setattr(params, name, array.pointer)
         memory = self._scratch(params, {name: size for name, size in scratch.items() if size})

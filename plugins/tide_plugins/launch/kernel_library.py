@@ -13,7 +13,6 @@ from tide_plugins.kernels import KERNELS, entry_point
 from tide_plugins.launch.driver import Driver
 from tide_plugins.plans import LaunchPlan
 
-_FREE_SHARED_BYTES = 48 * 1024  # dynamic shared memory that needs no opt-in
 _MIN_CUDA_CONDITIONS = 13  # kernels for older GPUs are compiled by CUDA 12, without graph conditions
 _MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # grid limits of every GPU
 
@@ -56,8 +55,6 @@ class KernelLibrary:
             symbol = entry_point(form, dtype)
             if symbol not in self._entries:
                 self._entries[symbol] = self._load(kernel, symbol)
-            if plan.shared_bytes > _FREE_SHARED_BYTES:
-                self.driver.allow_shared(self._entries[symbol], plan.shared_bytes)
             return self._entries[symbol]
 
     def _load(self, name: str, symbol: str) -> Any:

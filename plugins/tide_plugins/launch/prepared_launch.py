@@ -13,10 +13,11 @@ from tide_plugins.plans import LaunchPlan
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel of a prepared launch."""
+    """One kernel of a prepared launch. ``arguments``: fields that it takes one by one; none: it takes the struct by value."""
 
     entry: Any
     plan: LaunchPlan
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,4 +37,4 @@ class PreparedLaunch:
         """Queue the launch on ``stream`` (a handle, or an object with ``__cuda_stream__``) without waiting for it."""
         handle = stream_handle(stream)
         for step in self.steps:
-            self.driver.launch(step.entry, step.plan, self.params, handle)
+            self.driver.launch(step.entry, step.plan, self.params, handle, step.arguments)

@@ -23,10 +23,9 @@ class Tensor:
     Args:
         name: as in the kernel's parameter struct.
         dtype: a key of `ITEM_BYTES`, or `ELEMENT`.
-        shape: names of dimensions, ``"width+1"`` for one more; empty: a scalar, which may also be a tensor of one element.
+        shape: names of dimensions; empty: a scalar, which may also be a tensor of one element.
         optional: may be omitted (a null pointer).
         output: the kernel writes it.
-        strided: rows may be padded; otherwise it is contiguous.
     """
 
     name: str
@@ -34,7 +33,6 @@ class Tensor:
     shape: tuple[str, ...] = ()
     optional: bool = False
     output: bool = False
-    strided: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,24 +91,18 @@ class ContractChecker:
             return
         if len(array.shape) != len(tensor.shape):
             self._fail(tensor, f"has shape {list(array.shape)}", f"[{', '.join(tensor.shape)}]" if tensor.shape else "a scalar")
-        for name, size in zip(tensor.shape, array.shape, strict=True):
-            dimension, _, more = name.partition("+")
-            wanted, by = self._sizes.setdefault(dimension, (size - int(more or 0), tensor.name))
-            if size != wanted + int(more or 0):
+        for dimension, size in zip(tensor.shape, array.shape, strict=True):
+            wanted, by = self._sizes.setdefault(dimension, (size, tensor.name))
+            if size != wanted:
                 expected = f"[{', '.join(tensor.shape)}] with {dimension} = {wanted}, as in {by}"
                 self._fail(tensor, f"has shape {list(array.shape)}", expected)
 
     def _check_strides(self, tensor: Tensor, array: DeviceArray) -> None:
-        free = 1 if tensor.strided else 0
         compact = DeviceArray(0, array.shape, array.dtype).element_strides
-        used = [
-            axis for axis in range(free, len(array.shape)) if array.shape[axis] > 1
-        ]  # dimensions of size 1 may have any stride
+        used = [axis for axis, size in enumerate(array.shape) if size > 1]  # dimensions of size 1 may have any stride
         if 0 not in array.shape and any(array.element_strides[axis] != compact[axis] for axis in used):
-            layout = "rows with contiguous elements" if tensor.strided else "a contiguous tensor"
-            self._fail(tensor, f"has strides {list(array.element_strides)} for shape {list(array.shape)}", layout)
-        if tensor.strided and array.shape[0] > 1 and array.element_strides[0] < array.shape[1]:
-            self._fail(tensor, f"has rows {array.element_strides[0]} elements apart", f"at least {array.shape[1]}")
+            actual = f"has strides {list(array.element_strides)} for shape {list(array.shape)}"
+            self._fail(tensor, actual, "a contiguous tensor")
 
     def _fail(self, tensor: Tensor, actual: str, expected: str) -> None:
         raise ParamsError(f"{self._kernel}: {tensor.name} {actual}; expected {expected}")

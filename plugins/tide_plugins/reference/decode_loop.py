@@ -1,4 +1,4 @@
-"""The kernels of a decode loop in NumPy, by tensor name. csrc: loop_turn, exit_{candidates,score,join,gate,merge}.cuh."""
+"""The kernels of a decode loop in NumPy, by tensor name: all of csrc but exit_router."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ Tensors = dict[str, NDArray[Any]]
 EXIT_UNIT = 1 << 32  # bits from here on hold the number of the exit that the token took
 
 
+def take_tokens(given: Tensors) -> Tensors:
+    """Progress of the rows after their tokens, and which rows go on."""
+    runs = given["finished"] == 0
+    takes = runs & (given["chosen"] >= 0)
+    length = given["length"] + takes
+    ends = np.where(np.isin(given["chosen"], given["eos"]), 1, np.where(length + 1 >= given["limit"], 2, 0))
+    finished = np.where(takes, ends, np.where(runs, 3, given["finished"]))
+    last_token = np.where(takes, given["chosen"], given["last_token"])
+    running = (finished == 0).sum(keepdims=True)
+    return {"length": length, "last_token": last_token, "finished": finished, "emitted": takes, "running": running}
+
+
 def loop_turn(given: Tensors, slots: int) -> Tensors:
     """Outputs of `loop_turn`."""
     turn = int(given["counts"][0])
     ring, counts = given["ring"].copy(), given["counts"].copy()
-    said = given["tokens"] + given["exits"] * np.int64(EXIT_UNIT)
+    said = given["last_token"] + given["exits"] * np.int64(EXIT_UNIT)
     ring[turn % len(ring)] = np.where(given["emitted"] > 0, said, -1)
     counts[0] = turn + 1
     left = given["turns_left"] - 1

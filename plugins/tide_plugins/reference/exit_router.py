@@ -1,26 +1,11 @@
-"""Reference of the fused router, csrc/exit_router.cuh."""
+"""Reference of csrc/exit_router.cuh: the MLP router's score in float64."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tide_plugins.reference.norm import Norm, norm
-
-ALL_EXIT, SOME_EXIT, NONE_EXITS = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class Routing:
-    """``score`` [N] float64, ``exits`` [N] bool, ``exit_rows`` and ``continue_rows`` ascending int32, ``verdict`` 0, 1 or 2."""
-
-    score: NDArray[np.float64]
-    exits: NDArray[np.bool_]
-    exit_rows: NDArray[np.int32]
-    continue_rows: NDArray[np.int32]
-    verdict: int
+_LARGEST_SQUARES = float(np.finfo(np.float32).max)
 
 
 def exit_router(
@@ -30,31 +15,24 @@ def exit_router(
     up: ArrayLike,
     up_bias: ArrayLike,
     *,
-    threshold: float,
     epsilon: float = 1e-6,
-    kind: Norm = "rms",
-) -> Routing:
-    """Compare sigmoid(up · silu(down · norm(hidden) + down_bias) + up_bias) with a threshold.
+) -> NDArray[np.float64]:
+    """sigmoid(up · silu(down · rmsnorm(hidden) + down_bias) + up_bias): [N].
+
+    A row whose sum of squares overflows float32 has the score NaN, as in the kernel.
 
     Args:
         hidden: [N, H].
         down, down_bias, up, up_bias: [R, H], [R], [R], [1].
-        threshold: a row exits when its score is at least this; never with a NaN score.
-        epsilon: the norm's epsilon.
-        kind: the norm, which has no weight.
+        epsilon: the norm's epsilon (Zhang & Sennrich 2019, arXiv:1910.07467).
     """
     states, down, down_bias, up, up_bias = (np.asarray(a, np.float64) for a in (hidden, down, down_bias, up, up_bias))
     with np.errstate(invalid="ignore", over="ignore"):
-        x = norm(states, kind, epsilon) @ down.T + down_bias
-        score = _sigmoid((x * _sigmoid(x)) @ up + up_bias.reshape(()))
-        exits = score >= threshold
-    verdict = ALL_EXIT if exits.all() else SOME_EXIT if exits.any() else NONE_EXITS
-    return Routing(score, exits, _rows(exits), _rows(~exits), verdict)
+        squares = np.square(states).sum(axis=-1, keepdims=True)
+        normed = np.where(squares <= _LARGEST_SQUARES, states / np.sqrt(squares / states.shape[-1] + epsilon), np.nan)
+        x = normed @ down.T + down_bias
+        return np.asarray(_sigmoid((x * _sigmoid(x)) @ up + up_bias.reshape(())))
 
 
 def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return 1 / (1 + np.exp(-x))
-
-
-def _rows(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
-    return np.flatnonzero(flags).astype(np.int32)

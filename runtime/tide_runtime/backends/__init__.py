@@ -19,16 +19,21 @@ def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions, kind: str,
 def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
     from tide_runtime.backends.device.cuda_device import CudaDevice
     from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend, cuda_provider
+    from tide_runtime.backends.required_memory import require_room
 
     device = CudaDevice(ordinal)
+    require_room(bundle, target, device)
     return OnnxRuntimeCudaBackend.load(bundle, target, threads, device, cuda_provider(device))
 
 
 def _tensorrt(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
     from tide_runtime.backends.device.cuda_device import CudaDevice
+    from tide_runtime.backends.required_memory import require_room
     from tide_runtime.backends.tensorrt.backend import TensorRtBackend
 
-    return TensorRtBackend.load(bundle, target, CudaDevice(ordinal))
+    device = CudaDevice(ordinal)
+    require_room(bundle, target, device)
+    return TensorRtBackend.load(bundle, target, device)
 
 
 def _torch(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:

@@ -66,6 +66,9 @@ class Step(Protocol):
     def run(self, graph: str) -> None:
         """Run one graph of the bundle on the buffers: ``segment_i``, ``exit_c``, ``head`` or ``draft``."""
 
+    def run_all(self, graphs: Sequence[str]) -> None:
+        """`run` for ``graphs``, one after the other; a device may launch them as one CUDA graph."""
+
 
 class LoopStep(Step, Protocol):
     """A pass of `LOOP` over tokens of rows of a looped model's loops: row r · R + n is the n-th of R loops of sequence r. ``run``

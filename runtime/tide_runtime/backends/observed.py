@@ -64,6 +64,10 @@ class _ObservedStep(_Delegate):
         super().__init__(step, observer)
         self._wait, self._size = wait, size
 
+    def run_all(self, graphs: Sequence[str]) -> None:
+        for graph in graphs:  # each is reported
+            self.run(graph)
+
     def run(self, graph: str) -> None:
         begin = perf_counter()
         self._inner.run(graph)

@@ -37,8 +37,15 @@ _PRICE_PASSES = 80
 _QUANTILE = 0.25  # of a shape's times over the rounds: a low one, because other load only adds time
 
 
+Takes = Callable[[int, int], bool]  # whether steps of so many sequences, and so many tokens of each, can be run
+
+
 def kept_pass_costs(
-    key: Sequence[str], make_context: Callable[[int], ExecutionContext], max_seq_len: int, target: str
+    key: Sequence[str],
+    make_context: Callable[[int], ExecutionContext],
+    max_seq_len: int,
+    target: str,
+    takes: Takes = lambda rows, tokens: True,
 ) -> CostTable:
     """`measure_pass_costs`, called only if this machine's cache has no table for ``key`` (see `kept_result`).
 
@@ -47,7 +54,7 @@ def kept_pass_costs(
     machine = platform.node()
 
     def measure() -> CostTable:
-        return measure_pass_costs(make_context, max_seq_len, target, machine)
+        return measure_pass_costs(make_context, max_seq_len, target, machine, takes=takes)
 
     how = (machine, str(os.cpu_count()), str(SHAPES), "after single tokens")
     return kept_result("pass-costs", [*key, *how], measure, asdict, _table, most_queued=_MOST_QUEUED)
@@ -59,14 +66,15 @@ def measure_pass_costs(
     target: str,
     machine: str,
     clock: Callable[[], float] = time.perf_counter,
+    takes: Takes = lambda rows, tokens: True,
 ) -> CostTable:
-    """Time passes at `SHAPES`. In the table a whole pass counts as one layer.
+    """Time passes at those `SHAPES` that the target ``takes``. In the table a whole pass counts as one layer.
 
     Every shape runs in every round, so that a disturbance of the machine meets all of them alike, and after a pass of one token
     a sequence, as in decoding: after a larger one a pass of one int4 token took 8% longer.
     """
     cached = min(_CACHED_TOKENS, max_seq_len // 2)
-    shapes = [counts for counts in SHAPES if cached + max(counts) <= max_seq_len]
+    shapes = [counts for counts in SHAPES if cached + max(counts) <= max_seq_len and takes(len(counts), max(counts))]
     context = make_context(max(len(counts) for counts in shapes))
     times: dict[tuple[int, ...], list[float]] = {counts: [] for counts in shapes}
     began = clock()
@@ -153,8 +161,8 @@ def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:
     step = context.step(0, list(counts), list(wanted))
     step.input_ids[: sum(counts)] = 0
     step.place([cached] * len(counts))
-    for graph in context.every_layer:
-        step.run(graph)
+    step.run_all(context.every_layer)
+    step.token[:1].tolist()  # a device has then done what it was told
 
 
 def _draft_head_ms(context: ExecutionContext, cached: int, clock: Callable[[], float]) -> dict[int, tuple[float, float]]:

@@ -75,11 +75,18 @@ class StepShape(NamedTuple):
         counts: Sequence[int],
         wanted: Sequence[int],
         padding: RowPadding = NO_PADDING,
+        doubles: bool = False,
     ) -> StepShape:
+        """The shape of a step of ``counts`` tokens per sequence and logits of ``wanted``.
+
+        Args:
+            doubles: round the tokens of uneven steps up to a power of two, so that there are few shapes, instead of little.
+        """
         batch_size, longest, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
         even = tokens == batch_size * longest
         if not even:
-            tokens, outputs = (rounded_tokens(count, batch_size * longest) for count in (tokens, outputs))
+            rounded = doubled_tokens if doubles else rounded_tokens
+            tokens, outputs = (rounded(count, batch_size * longest) for count in (tokens, outputs))
         return cls(
             first_index, batch_size, padding.sequence.up(longest), even, padding.launch.up(tokens), padding.launch.up(outputs)
         )
@@ -267,12 +274,17 @@ def rounded_tokens(count: int, most: int) -> int:
     """Round ``count`` tokens of an uneven step up to at most ``most``, so that few shapes need bindings.
 
     The rounding costs least on the CPU: ONNX Runtime's matrix products process six tokens at a time with AVX2 (twelve with
-    AVX-512), and one to four tokens of the last six take about the same time. Other backends are insensitive to it.
+    AVX-512), and one to four tokens of the last six take about the same time.
     """
     if count <= 4:
         return count
     sixes, rest = divmod(count - 1, 6)
     return min(most, 6 * sixes + (4 if rest < 4 else 6))
+
+
+def doubled_tokens(count: int, most: int) -> int:
+    """Round ``count`` tokens of an uneven step up to a power of two, and at most to ``most``."""
+    return min(most, 1 << (count - 1).bit_length())
 
 
 class AttentionBias:

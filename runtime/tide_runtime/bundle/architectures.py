@@ -21,7 +21,7 @@ class Architecture:
         compute: compute capability times ten, as CUDA writes it: 90 is 9.0.
         cuda: the major version of the CUDA release whose NVRTC compiles it.
         devices: product names of the GPUs that have it.
-        rtx: whether TensorRT-RTX 1.7 supports it; it does not support Volta, Hopper and data-center Blackwell.
+        rtx: whether TensorRT-RTX 1.7 compiles for it: not for Volta, Hopper and data-center Blackwell.
         ptx: PTX for this virtual architecture instead of a cubin for the real one.
     """
 

@@ -15,9 +15,11 @@ from rich.table import Table
 
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of
+from tide_runtime.cli.device_table import device_facts, device_tables
 from tide_runtime.cli.engines_table import engine_facts, engines_table, human_size
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.weight_purposes import byte_purposes
+from tide_runtime.engine_options import EngineOptions
 from tide_runtime.targets.select import targets_here
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -30,17 +32,24 @@ def inspect(
     bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False,
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256.")] = True,
+    device: Annotated[bool, typer.Option("--device", help="Show what each target takes of a GPU's memory.")] = False,
+    max_batch: Annotated[int, typer.Option(help="With --device: sequences that run at once.", min=1)] = EngineOptions.max_batch,
+    context: Annotated[
+        int | None, typer.Option(help="With --device: tokens of the longest sequence.", min=1, show_default="max_seq_len")
+    ] = None,
 ) -> None:
     """Show a bundle: model, segments, checkpoints, exits and their certificate, targets, tokenizer, generation defaults."""
     opened = Bundle.open(bundle, verify=verify)
     facts = bundle_facts(opened.manifest)
     for name, validity in targets_here(opened).items():
         facts["targets"][name] |= {"here": validity, "bytes_by_purpose": byte_purposes(opened, name)}
+    if device:
+        facts["device_memory"] = device_facts(opened, max_batch, context)
     if as_json:
         print(json.dumps(facts, ensure_ascii=False, indent=1))
         return
     console = Console(markup=False, highlight=False, emoji=False)  # [brackets] in names are text, not markup
-    for table in _tables(facts):
+    for table in device_tables(facts["device_memory"]) if device else _tables(facts):
         console.print(table)
 
 

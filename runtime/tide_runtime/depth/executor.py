@@ -224,8 +224,7 @@ class Executor:
                 step.hidden[first - 1][begin : begin + count] = sequence.frontier.states[first][:count]
             begin += count
         step.place(rows.slots)
-        for graph in context.every_layer if (first, stop) == (0, self.num_segments) else self.segments[first:stop]:
-            step.run(graph)
+        step.run_all(context.every_layer if (first, stop) == (0, self.num_segments) else self.segments[first:stop])
         begin = 0
         for part, sequence in zip(rows.parts, sequences, strict=True):
             count = parts[part].tokens

@@ -111,8 +111,7 @@ def run_full(
             step.input_ids[begin : begin + count] = work[i].sequence.tokens[slot : slot + count]
             begin += count
         step.place(rows.slots)
-        for graph in context.every_layer:
-            step.run(graph)
+        step.run_all(context.every_layer)
         wanted = {i: parts[i].wanted for i in rows.parts}
         states = wanted if context.has_draft_head else {}
         if context.has_draft_head and context.has_draft_cache:

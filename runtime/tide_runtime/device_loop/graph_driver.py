@@ -64,7 +64,7 @@ class GraphDriver:
         self._device, self._no_conditions = device, no_conditions
 
     def compile(self, program: Sequence[Node]) -> Execution:
-        """``program`` as one graph with conditional nodes, or flat, with the reason as ``refusal``.
+        """``program`` as one graph with conditional nodes, or flat, with the reason as ``refusal``, if it has conditions.
 
         Raises TargetError when it can be captured in neither form.
         """
@@ -74,8 +74,9 @@ class GraphDriver:
             parts = flat.capture(program)
         if (reason := why_not_repeatable(flat.types)) is not None:
             raise TargetError(f"{_REFUSED}: {reason}")
-        refusal = self._no_conditions() or why_not_in_a_body(flat.types)
-        if refusal is None:
+        branches = any(True for _ in conditions(program))
+        refusal = self._no_conditions() or why_not_in_a_body(flat.types) if branches else None
+        if branches and refusal is None:
             try:
                 return Execution(self._conditional(program), flat.types)
             except TargetError as error:
@@ -193,11 +194,7 @@ def _end(device: CapturingDevice, builder: Any) -> None:
     """End the capture of ``builder``. Libraries may ignore the error that made it invalid, or leave streams unjoined."""
     if device.is_invalid(builder):
         raise TargetError("a call that a capture does not allow has made it invalid")
-    try:
-        builder.end_building()
-    except Exception:
-        device.discard(builder)
-        raise
+    _or_discard(device, builder, builder.end_building)
 
 
 def _close(device: CapturingDevice, builder: Any) -> None:
@@ -205,4 +202,13 @@ def _close(device: CapturingDevice, builder: Any) -> None:
         if device.is_invalid(builder):
             device.discard(builder)
         else:
-            builder.close()
+            _or_discard(device, builder, builder.close)
+
+
+def _or_discard(device: CapturingDevice, builder: Any, end: Callable[[], object]) -> None:
+    """Call ``end``, which ends a capture. Where that fails there is no graph, as with streams that are not joined."""
+    try:
+        end()
+    except Exception:
+        device.discard(builder)
+        raise

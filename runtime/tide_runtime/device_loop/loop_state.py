@@ -14,7 +14,7 @@ from tide_runtime.backends.device.program import Condition
 from tide_runtime.device_loop.token_ring import TokenRing
 
 MOST_EOS = 8  # eos ids per sequence; a request with more is decoded by the host
-RUNNING, IDLE = 0, 1  # values of ``finished``, see csrc/draft_verify.cuh
+RUNNING, IDLE = 0, 1  # values of ``finished``, see csrc/take_tokens.cuh
 _NO_ID = -1  # padding of ``eos``
 
 
@@ -31,8 +31,8 @@ class LoopState:
         turns_left scalar int32
         waiting [exits, B] int32   pending tokens at each exit, which skipped the layers after it
 
-    Set in every turn on the device: chosen, tokens [B] int64, emitted [B] int32, running scalar int32, deeper and wanted [exits]
-    int32 (whether the layers after an exit, and its head, run), exits [B] uint8: number of the exit that the token took, or 0.
+    Set in every turn on the device: chosen [B] int64, emitted [B] int32, running scalar int32, deeper and wanted [exits] int32
+    (whether the layers after an exit, and its head, run), exits [B] uint8: number of the exit that the token took, or 0.
     """
 
     def __init__(self, device: Device, batch_size: int, turns: int, exits: int = 0) -> None:
@@ -47,11 +47,8 @@ class LoopState:
             "finished": ((batch_size,), np.uint8),
         }
         kept: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
-            "tokens": ((batch_size,), np.int64),
             "chosen": ((batch_size,), np.int64),
-            "accepted": ((batch_size,), np.int32),
             "emitted": ((batch_size,), np.int32),
-            "draft_count": ((batch_size,), np.int32),
             "running": ((1,), np.int32),
             "proceed": ((1,), np.int32),
             "deeper": ((exits,), np.int32),

@@ -138,7 +138,7 @@ class DrivenDepth:
         size = min(context.capacity, 1 << (len(sequences) - 1).bit_length())
         slots = max(seq.num_cached_tokens for seq in sequences) + self._turns + self._window
         with context.backend.device.lock:
-            context.caches.reserve(min(slots, context.caches.limit))
+            context.caches.reserve(min(slots, context.caches.limit), size)
         key = (self, size, context.caches.slots)
         if key not in context.attached and self._without_loops is None:
             try:

@@ -9,6 +9,7 @@ from typing import cast
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceBackend
+from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.depth.policy import DevicePlan, EnginePolicy, LoadedPolicy
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
@@ -30,11 +31,13 @@ class Drive:
     Args:
         refusal: the reason known at load time why the host drives a loop or single steps, or None.
         loop: the policy, where it is a loop on the device.
+        steps: how single steps are captured; None: the target runs on the processor.
     """
 
     policy: EnginePolicy
     refusal: str | None = None
     loop: DrivenDepth | None = None
+    steps: StepGraphs | None = None
 
     @property
     def reason(self) -> str | None:
@@ -42,6 +45,9 @@ class Drive:
         return self.refusal or (self.loop.refused if self.loop is not None else None)
 
     def __str__(self) -> str:
+        return f"{self._driver()}{self.steps or ''}"
+
+    def _driver(self) -> str:
         if self.reason is not None:
             return f"host-driven: {self.reason}"
         execution = self.loop.drivers.execution if self.loop is not None else None
@@ -85,6 +91,14 @@ class GraphSupport:
     no_conditions: Callable[[], str | None] = no_conditions
 
 
+def capture_steps(backend: Backend, support: GraphSupport = GraphSupport()) -> None:
+    """Have the contexts of ``backend`` capture whole steps as CUDA graphs, if it runs on a GPU."""
+    device = getattr(backend, "device", None)
+    if device is not None and device.kind == "cuda" and cast(DeviceBackend, backend).step_graphs.is_unset:
+        refused = support.no_graphs()
+        cast(DeviceBackend, backend).step_graphs = StepGraphs(None if refused else GraphDriver(device).compile, refused)
+
+
 def choose_drive(
     policy: LoadedPolicy,
     backend: Backend,
@@ -100,13 +114,13 @@ def choose_drive(
     device = getattr(backend, "device", None)
     if device is None or device.kind == "cpu":
         return Drive(policy, "the target runs on the processor")
-    plan = _device_plan(policy, cast(DeviceBackend, backend))
+    steps, plan = cast(DeviceBackend, backend).step_graphs, _device_plan(policy, cast(DeviceBackend, backend))
     if isinstance(plan, str):
-        return Drive(policy, plan)
+        return Drive(policy, plan, steps=steps)
     try:
         kernels = load_kernels(device)
     except TideError as error:
-        return Drive(plan.host, str(error))
+        return Drive(plan.host, str(error), steps=steps)
     graphless = support.no_graphs()
 
     def no_conditions() -> str | None:
@@ -117,7 +131,7 @@ def choose_drive(
     compile = None if graphless else GraphDriver(device, no_conditions).compile
     drivers = Drivers(HostDriver(device).compile, compile, refused)
     loop = DrivenDepth(plan, kernels, _TURNS, drivers, _WINDOW)
-    return Drive(loop, refused, loop)
+    return Drive(loop, refused, loop, steps)
 
 
 def _device_plan(policy: LoadedPolicy, backend: DeviceBackend) -> DevicePlan | str:

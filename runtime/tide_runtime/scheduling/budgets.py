@@ -18,15 +18,18 @@ _MOST_SLOWDOWN = 2.5  # of a step by the prompts in it; steps with many decodes 
 _LEAST_TOKENS = 16  # that prompts get in any case; budgets are multiples
 
 
-def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int) -> int:
+def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int, on_device: bool = False) -> int:
     """Blocks of KV memory for ``rows`` requests of up to ``slots`` tokens and the prefix cache.
 
     Args:
         budget: bytes; None: a quarter of what the machine has free, and no more than could be used.
+        on_device: the rows are in the memory of a device, which tells when it is short, and there is no prefix cache.
 
     Raises ParamsError when ``budget`` does not hold one sequence of full length.
     """
     block_bytes, least = memory.block_bytes, memory.row_blocks + blocks_of(slots)
+    if budget is None and on_device:
+        return rows * least
     if budget is None:
         return min(max(least, int(_SHARE * free_memory()) // block_bytes), _PREFIX_FACTOR * rows * least)
     if budget < least * block_bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
@@ -11,7 +12,7 @@ from typing import cast
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.depth.policy import DepthPolicy
-from tide_runtime.errors import EngineClosedError
+from tide_runtime.errors import DeviceMemoryError, EngineClosedError
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation
 from tide_runtime.scheduling.handle import GenerationHandle
@@ -33,8 +34,9 @@ class Submitted(Request):
 class EngineLoop:
     """Runs the requests of an engine. The thread starts with the first one and sleeps while there is none.
 
-    A request whose logits are not finite ends alone. When the backend raises, the running requests end with its error and
-    the loop goes on; after three such steps in a row the loop is dead, and all requests end with an error.
+    A request whose logits are not finite ends alone. When the memory of a device is short, fewer requests run at once. When the
+    backend raises anything else, the running requests end with its error and the loop goes on; after three such steps in a row
+    the loop is dead, and all requests end with an error.
 
     Args:
         make_context: makes the caches, in the loop's thread.
@@ -174,6 +176,11 @@ class EngineLoop:
             if self.context is None:
                 self.context = self._make_context()
             outcome = run_step(self.policy, self.context, plan)
+        except DeviceMemoryError as error:
+            if not self._use_fewer_rows(error):
+                self._failures = 0  # the backend works, and others may need less
+                self._fail(error)
+            return
         except Exception as error:
             self._fail(error)
             return
@@ -239,6 +246,17 @@ class EngineLoop:
             handle.fail(error)
             return
         handle.finish(last)
+
+    def _use_fewer_rows(self, error: DeviceMemoryError) -> bool:
+        """Compute the running requests again, fewer at once; False where that does not help."""
+        with self._changed:
+            rows = self.scheduler.use_fewer_rows()
+        if self.context is not None:
+            for row in rows:
+                self.context.forget_row(row, tainted=True)  # the step has run in part
+        if rows:
+            warnings.warn(f"{error}; at most {len(rows) - 1} requests run at once from now on", RuntimeWarning, stacklevel=1)
+        return bool(rows)
 
     def _fail(self, error: Exception) -> None:
         """End all running requests: a copy that the step was to make may be missing in the row of any of them."""

@@ -152,8 +152,8 @@ class Scheduler:
         self._queued: set[Request] = set()
         self._timed: set[Request] = set()
         self._logits_left = options.most_logits  # of the step that is planned
-        self._free = options.blocks
-        self._free_rows = list(range(options.max_batch))
+        self._free, self.rows = options.blocks, options.max_batch
+        self._free_rows = list(range(self.rows))
         # Blocks of free rows: they keep their memory until others need it, because new pages take time (2 us each, measured).
         self._idle: dict[int, int] = {}
         self._free_ids = list(range(options.blocks - 1, -1, -1)) if tree is not None else []
@@ -204,6 +204,20 @@ class Scheduler:
         self._timed.discard(request)
         self._queued.discard(request)
         return self._take_row(request) if request in self.running else None
+
+    def use_fewer_rows(self) -> list[int]:
+        """Run fewer requests at once from now on, one less than run now, all of which are computed again. Returns their rows.
+
+        For memory that turns out short in a step. Empty, and nothing done, where one request runs or none may be computed again.
+        """
+        if len(self.running) < 2 or not self.options.can_preempt:
+            return []
+        plan, self.rows = StepPlan(), len(self.running) - 1
+        for request in [*self.running]:
+            self._preempt(request, plan)
+        self._free_rows = list(range(self.rows))
+        self._free += sum(self._idle.pop(row) for row in [*self._idle] if row >= self.rows)
+        return plan.left_rows
 
     def requests(self) -> list[Request]:
         """All requests, running or waiting."""
@@ -279,7 +293,7 @@ class Scheduler:
                 by_row[gap], request.sequence.batch_index = request, gap
                 self._free -= max(0, request.blocks - self._idle.get(gap, 0))
                 self._idle[last], request.blocks = request.blocks, max(request.blocks, self._idle.pop(gap, 0))
-        self._free_rows = [row for row in range(self.options.max_batch) if row not in by_row]
+        self._free_rows = [row for row in range(self.rows) if row not in by_row]
         self._release_idle(0, plan)  # the memory of the rows that were left, if need be
 
     def _extend(self, plan: StepPlan) -> int:

@@ -18,7 +18,7 @@ from tide_runtime.targets.gpu_probe import PresentGpu, present_gpu, runs_code_fo
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 _CPU_BACKEND, _TORCH = "onnxruntime-cpu", "torch"
-_MIN_COMPUTE_BF16 = 80
+_MIN_COMPUTE_BF16, _MIN_COMPUTE_TORCH = 80, 70
 # Best first: engines compiled for a GPU before backends that select kernels at run time. On a processor torch comes last.
 _PREFERRED = ("tensorrt", "tensorrt-rtx", _TORCH, "onnxruntime-cuda", _CPU_BACKEND)
 
@@ -168,7 +168,7 @@ def _targets_for(gpu: PresentGpu) -> list[str]:
         names.append(f"rtx-sm_{own.compute}")
     if own is not None:
         names.append(f"trt-sm_{own.compute}")
-    return names
+    return [*names, *([_TORCH] if gpu.compute >= _MIN_COMPUTE_TORCH else [])]
 
 
 def _dtype_for(targets: list[str], gpu: PresentGpu | None, dtype: str) -> str:

@@ -1,6 +1,7 @@
 // A CUDA driver with no GPU behind it: answers what cuda.core asks before a launch, and writes what it is told to $FAKE_CUDA_LOG.
 //
-// With it the code between Python and the driver runs for real: argument types, handles, the parameter struct by value.
+// With it the code between Python and the driver runs for real: argument types, handles, arguments of a kernel.
+// $FAKE_CUDA_ARGUMENTS: bytes of each argument of the next launch, as in "8,8,4,".
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +9,6 @@
 
 enum { SUCCESS = 0, LAUNCH_FAILED = 719 };
 enum { MULTIPROCESSORS = 16, COMPUTE_MAJOR = 75, COMPUTE_MINOR = 76 };  // CUdevice_attribute
-enum { PARAMETER_BYTES = 176 };                                         // of exit_router_params
 
 static void note(const char* format, ...) {
   FILE* log = fopen(getenv("FAKE_CUDA_LOG"), "a");
@@ -44,11 +44,6 @@ static int get_kernel(void** kernel, void* library, const char* name) {
   return SUCCESS;
 }
 
-static int set_attribute(int attribute, int value, void* kernel, int device) {
-  note("attribute %d = %d for %p on %d\n", attribute, value, kernel, device);
-  return SUCCESS;
-}
-
 static int allocate(uint64_t* out, size_t bytes, void* pool, void* stream) {
   (void)pool;
   note("allocate %zu on %p\n", bytes, stream);
@@ -70,7 +65,13 @@ static int launch(void* kernel, unsigned gx, unsigned gy, unsigned gz, unsigned 
                   void* stream, void** parameters, void** extra) {
   if (getenv("FAKE_CUDA_FAILS")) return LAUNCH_FAILED;
   note("launch %p grid %u %u %u block %u %u %u shared %u on %p extra %d ", kernel, gx, gy, gz, bx, by, bz, shared, stream, extra != 0);
-  for (int i = 0; i < PARAMETER_BYTES; ++i) note("%02x", ((unsigned char*)parameters[0])[i]);
+  const char* sizes = getenv("FAKE_CUDA_ARGUMENTS");
+  for (int argument = 0; *sizes; ++argument) {
+    char* end;
+    const long bytes = strtol(sizes, &end, 10);
+    for (long i = 0; i < bytes; ++i) note("%02x", ((unsigned char*)parameters[argument])[i]);
+    sizes = end + 1;
+  }
   note("\n");
   return SUCCESS;
 }
@@ -82,7 +83,7 @@ static const struct { const char* name; void* function; } kFunctions[] = {
     {"cuDeviceGetName", device_name}, {"cuDeviceGetAttribute", device_attribute}, {"cuDevicePrimaryCtxRetain", any_handle},
     {"cuCtxGetCurrent", any_handle}, {"cuCtxGetDevice", context_device}, {"cuDeviceGetMemPool", any_handle},
     {"cuDeviceGetDefaultMemPool", any_handle}, {"cuLibraryLoadData", load}, {"cuLibraryGetKernel", get_kernel},
-    {"cuKernelSetAttribute", set_attribute}, {"cuMemAllocFromPoolAsync", allocate}, {"cuMemFreeAsync", release},
+    {"cuMemAllocFromPoolAsync", allocate}, {"cuMemFreeAsync", release},
     {"cuMemsetD8Async", fill}, {"cuLaunchKernel", launch}, {"cuGetErrorString", error_text},
 };
 

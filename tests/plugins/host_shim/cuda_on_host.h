@@ -15,9 +15,6 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 
-struct alignas(8) float2 {
-  float x, y;
-};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
@@ -56,20 +53,7 @@ T __shfl_xor_sync(unsigned, T value, int offset) {
   const int lane = host::lane();
   return host::lane_value<T>(host::exchange(value)[lane ^ offset]);
 }
-template <typename T>
-T __shfl_up_sync(unsigned, T value, int offset) {
-  const int lane = host::lane();
-  return host::lane_value<T>(host::exchange(value)[lane < offset ? lane : lane - offset]);
-}
-inline unsigned __ballot_sync(unsigned, bool vote) {
-  const uint64_t* votes = host::exchange(vote);
-  unsigned ballot = 0;
-  for (int lane = 0; lane < 32; ++lane) ballot |= unsigned(host::lane_value<bool>(votes[lane])) << lane;
-  return ballot;
-}
-
-inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
-inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int atomicAdd(int* address, int more) { return (*address += more) - more; }
 inline unsigned atomicInc(unsigned* address, unsigned last) {
   const unsigned old = *address;
   *address = old >= last ? 0 : old + 1;
@@ -79,6 +63,7 @@ template <typename T>
 T __ldcg(const T* address) {
   return *address;
 }
+inline float __int_as_float(int bits) { return host::lane_value<float>(uint32_t(bits)); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 

@@ -2,21 +2,40 @@
 // threads.
 #include <cstdlib>
 #include <numeric>
-#include <utility>
 
-#include "draft_verify.cuh"
 #include "exit_candidates.cuh"
 #include "exit_gate.cuh"
 #include "exit_join.cuh"
 #include "exit_merge.cuh"
 #include "exit_router.cuh"
 #include "exit_score.cuh"
-#include "exit_select.cuh"
-#include "exit_translate.cuh"
 #include "loop_turn.cuh"
-#include "tensor_core_on_host.h"
+#include "take_tokens.cuh"
 
 namespace {
+
+struct LaunchPlan {
+  uint32_t grid[3], block[3], shared_bytes;
+};
+
+// ExitRouterParams of tide_plugins/params.py.
+struct RouterArguments {
+  const void* hidden;
+  const float *down, *down_bias, *up, *up_bias;
+  float *score, *partial;
+  int32_t rows, hidden_size, width, chunk, epsilon;
+};
+
+template <typename T, void (*kernel)(const T*, const float*, int, int, int, int, float*)>
+void project(RouterArguments a) {
+  kernel(static_cast<const T*>(a.hidden), a.down, a.rows, a.hidden_size, a.width, a.chunk, a.partial);
+}
+
+template <typename T, void (*kernel)(const T*, const float*, const float*, const float*, const float*, int, int, int, int, int, float*)>
+void score(RouterArguments a) {
+  kernel(static_cast<const T*>(a.hidden), a.partial, a.down_bias, a.up, a.up_bias, a.rows, a.hidden_size, a.width, a.chunk, a.epsilon,
+         a.score);
+}
 
 template <typename Params>
 struct Launch {
@@ -25,7 +44,7 @@ struct Launch {
 };
 
 template <typename Params>
-int run_grid(void (*kernel)(Params), const void* params, const tide::LaunchPlan& plan, unsigned order) {
+int run_grid(void (*kernel)(Params), const void* params, const LaunchPlan& plan, unsigned order) {
   static host::Block block;
   Launch<Params> launch{kernel, static_cast<const Params*>(params)};
   const auto body = [](void* argument) {
@@ -50,35 +69,30 @@ int run_grid(void (*kernel)(Params), const void* params, const tide::LaunchPlan&
     complete = block.run(int(plan.block[0]), order, body, &launch) && complete;
     std::free(allocated);
   }
-  const bool misaligned = std::exchange(host::misaligned, 0) > 0;
-  return !complete ? 1 : misaligned ? 3 : 0;
+  return complete ? 0 : 1;
 }
 
 }  // namespace
 
-// Returns 0, or 1 on a deadlock of threads, 2 for an unknown name, 3 on a tensor core's access that is not aligned.
-extern "C" int tide_launch(const char* entry_point, const void* params, const tide::LaunchPlan* plan, unsigned order) {
+// Returns 0, or 1 on a deadlock of threads, 2 for an unknown name.
+extern "C" int tide_launch(const char* entry_point, const void* params, const LaunchPlan* plan, unsigned order) {
 #define TIDE_TRY(kernel) \
   if (std::strcmp(entry_point, #kernel) == 0) return run_grid(kernel, params, *plan, order);
 #define TIDE_TRY_ALL(kernel) TIDE_TRY(kernel##_f32) TIDE_TRY(kernel##_f16) TIDE_TRY(kernel##_bf16)
-  TIDE_TRY_ALL(tide_exit_router)
-  TIDE_TRY_ALL(tide_exit_router_tiled)
-  TIDE_TRY_ALL(tide_exit_select)
-  TIDE_TRY_ALL(tide_exit_translate_down)
-  TIDE_TRY_ALL(tide_exit_translate_up)
-  TIDE_TRY_ALL(tide_draft_verify)
+#define TIDE_TRY_ROUTER(suffix, T)                                                                                                  \
+  if (std::strcmp(entry_point, "tide_exit_router_project_" #suffix) == 0)                                                           \
+    return run_grid(project<T, tide_exit_router_project_##suffix>, params, *plan, order);                                           \
+  if (std::strcmp(entry_point, "tide_exit_router_score_" #suffix) == 0)                                                             \
+    return run_grid(score<T, tide_exit_router_score_##suffix>, params, *plan, order);
+  TIDE_TRY_ROUTER(f32, float) TIDE_TRY_ROUTER(f16, __half) TIDE_TRY_ROUTER(bf16, __nv_bfloat16)
   TIDE_TRY_ALL(tide_exit_score)
+  TIDE_TRY(tide_take_tokens_f32)
   TIDE_TRY(tide_loop_turn_f32)
   TIDE_TRY(tide_exit_join_f32)
   TIDE_TRY(tide_exit_candidates_f32)
   TIDE_TRY(tide_exit_gate_f32)
   TIDE_TRY(tide_exit_merge_f32)
   return 2;
-}
-
-extern "C" void tide_philox(const uint32_t* counter, uint64_t key, uint32_t* words) {
-  const tide::Philox drawn = tide::philox_4x32_10({{counter[0], counter[1], counter[2], counter[3]}}, key);
-  std::memcpy(words, drawn.words, sizeof drawn.words);
 }
 
 // Graph conditions set by the last launches; cleared when read.

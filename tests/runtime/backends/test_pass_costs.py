@@ -35,11 +35,15 @@ class MadeUpMachine:
 
     def step(self, first: int, counts: list[int], wanted: list[int]) -> Any:
         assert len(wanted) == len(counts) and all(0 < w <= c for w, c in zip(wanted, counts, strict=True))
-        self.counts, self.input_ids = counts, np.zeros(sum(counts), np.int64)
+        self.counts, self.input_ids, self.token = counts, np.zeros(sum(counts), np.int64), np.zeros(sum(counts), np.int64)
         return self
 
     def place(self, cached: list[int]) -> None:
         assert max(cached) + max(self.counts) < 512
+
+    def run_all(self, graphs: Sequence[str]) -> None:
+        for graph in graphs:
+            self.run(graph)
 
     def run(self, graph: str) -> None:
         disturbed = (self.runs // (2 * len(SHAPES))) % 3 == 0

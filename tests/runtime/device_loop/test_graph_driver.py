@@ -137,6 +137,21 @@ def test_a_capture_that_a_library_made_invalid_without_an_error_is_refused(body:
     assert not gpu.recording and not gpu.is_capturing
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["at-its-end", "before"])
+def test_a_capture_that_leaves_no_graph_is_never_closed(fails: bool) -> None:
+    """Guards against a process that dies later, when the builder is collected: cuda-core destroys the graph a second time."""
+    gpu = SimulatedGpu()
+
+    def forks(stream: int) -> None:
+        gpu.fork(stream)
+        if fails:
+            raise RuntimeError("not supported")
+
+    with pytest.raises(TargetError, match="RuntimeError: not supported" if fails else "unjoined"):
+        GraphDriver(gpu).compile([Run("forks", forks, fixed_stream=True)])
+    assert [builder.state for builder in gpu.without_graph] == ["discarded"] and not gpu.recording
+
+
 def test_a_missing_method_is_an_error_and_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a release of cuda-core with other names that looks like a GPU without graphs."""
     monkeypatch.delattr(SimulatedBuilder, "while_loop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import Structure
 from typing import Any
 
@@ -21,11 +22,11 @@ class SimulatedDriver(HostDriver):
 
     gpu: SimulatedGpu
 
-    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int) -> None:
+    def launch(self, entry: str, plan: LaunchPlan, params: Structure, stream: int, arguments: Sequence[str] = ()) -> None:
         taken = type(params).from_buffer_copy(params)
 
         def run() -> None:
-            HostDriver.launch(self, entry, plan, taken, stream)
+            HostDriver.launch(self, entry, plan, taken, stream, arguments)
             handle, value, calls = self.graph_condition()
             assert calls == getattr(taken, "sets_condition", 0)
             if calls:

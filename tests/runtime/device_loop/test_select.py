@@ -178,10 +178,10 @@ class WithoutConditions(SimulatedDriver):
 
 @pytest.mark.parametrize("policy", ["full", "exit"])
 def test_a_driver_without_the_function_that_sets_conditions_still_runs_the_kernels(policy: str) -> None:
-    """Guards against four kernels that cannot be loaded at all, whatever drives, and against a WHILE that never ends."""
+    """Guards against three kernels that cannot be loaded at all, whatever drives, and against a WHILE that never ends."""
 
     def built(kernel: Any, architecture: Any, conditions: bool = True) -> Any:
-        refers = conditions and kernel.name in ("draft_verify", "loop_turn", "exit_candidates", "exit_gate")
+        refers = conditions and kernel.name in ("loop_turn", "exit_candidates", "exit_gate")
         return SimpleNamespace(image=SimpleNamespace(content=CONDITIONS if refers else b""))
 
     def load_kernels(device: Any) -> PluginLoopKernels:

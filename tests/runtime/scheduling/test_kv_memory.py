@@ -39,6 +39,12 @@ def test_by_default_a_quarter_of_what_is_free(monkeypatch: pytest.MonkeyPatch, f
     assert kv_blocks(MEMORY, None, 4, SLOTS) == blocks
 
 
+def test_rows_of_a_device_are_not_bounded_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: a GPU that runs one request at a time because the machine has little memory of its own."""
+    monkeypatch.setattr(budgets, "free_memory", lambda: 0)
+    assert kv_blocks(MEMORY, None, 4, SLOTS, on_device=True) == 4 * 7
+
+
 def test_free_memory_is_that_of_a_machine() -> None:
     """Breaks: a unit that is mistaken (kB for bytes)."""
     assert 16 << 20 < free_memory() < 1 << 46

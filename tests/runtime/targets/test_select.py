@@ -28,6 +28,7 @@ H200, T4 = PresentGpu("NVIDIA H200", 90), PresentGpu("Tesla T4", 75)
 TARGETS = {
     "cpu": ("onnxruntime-cpu", []),
     "cuda": ("onnxruntime-cuda", [75, 80, 86, 90, 100, 120]),
+    "torch": ("torch", []),
     "rtx-ampere+": ("tensorrt-rtx", [80, 86, 89, 120, 121]),
     "rtx-sm_75": ("tensorrt-rtx", [75]),
     "trt-sm_90": ("tensorrt", [90]),
@@ -79,6 +80,20 @@ def test_the_best_for_the_gpu_present(machine: Callable[..., None]) -> None:
     assert chosen(everything, "cuda") == "cuda"
 
 
+def test_torch_is_for_gpus_and_for_who_asks(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against torch on a processor in place of ONNX Runtime, and against a torch without CUDA beside a GPU."""
+    machine(None)
+    assert chosen(manifest("torch", "cpu")) == "cpu"
+    assert chosen(manifest("torch")) == chosen(manifest("torch"), "cpu") == "torch"
+    with pytest.raises(TargetError, match="torch .there is no GPU number 0 with a driver"):
+        chosen(manifest("torch"), "cuda")
+    machine(T4, "onnxruntime-gpu")
+    with pytest.raises(TargetError, match="has no CUDA, and here is a Tesla T4"):
+        chosen(manifest("torch"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert chosen(manifest("torch", "cuda", "cpu")) == "torch"
+
+
 def test_an_engine_for_this_gpu_alone_before_a_portable_one(machine: Callable[..., None]) -> None:
     """Guards against portable engines, which are larger and load more slowly, where specific ones exist."""
     both = manifest("cpu", "rtx-ampere+")
@@ -128,7 +143,7 @@ def test_onnx_runtime_s_machine_code_decides_where_cuda_runs(
 def test_a_b200_is_advised_to_take_its_own_target(machine: Callable[..., None]) -> None:
     """Guards against the advice to export for `cuda`, which has no kernels for it."""
     machine(PresentGpu("B200", 100), "onnxruntime-gpu")
-    with pytest.raises(TargetError, match=r"Add a target: tide-export .* --target trt-sm_100 --dtype"):
+    with pytest.raises(TargetError, match=r"Add a target: tide-export .* --target trt-sm_100 --target torch --dtype"):
         chosen(manifest("cuda"))
 
 
@@ -165,11 +180,11 @@ def test_a_bundle_for_processors_runs_there_without_a_word(machine: Callable[...
             T4,
             ("rtx-ampere+", "trt-sm_90"),
             "auto",
-            "compiled for sm_80, sm_86.*a Tesla T4, sm_75.*cuda --target rtx-sm_75 --target trt-sm_75 --dtype fp32 ",
+            "compiled for sm_80, sm_86.*a Tesla T4, sm_75.*cuda --target rtx-sm_75 --target trt-sm_75 --target torch --dtype fp32 ",
         ),
         (T4, ("cpu",), "cuda", "runs on the processor.*--target trt-sm_75"),
-        (PresentGpu("V100", 70), ("cpu",), "cuda", "a V100, sm_70.*DIR --target trt-sm_70 --dtype"),
-        (H200, ("cpu",), "cuda", "--target cuda --target trt-sm_90 --dtype"),  # TensorRT-RTX leaves Hopper out
+        (PresentGpu("V100", 70), ("cpu",), "cuda", "a V100, sm_70.*DIR --target trt-sm_70 --target torch --dtype"),
+        (H200, ("cpu",), "cuda", "--target cuda --target trt-sm_90 --target torch --dtype"),  # TensorRT-RTX leaves Hopper out
         (PresentGpu("GTX 1080", 61), ("cpu",), "cuda", "no target for this GPU"),
         (H200, ("cuda",), "cpu", r"cuda \(needs a GPU\).*--target cpu --dtype fp32 "),
     ],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
+import warnings
 import weakref
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from threading import RLock
 from typing import Any
@@ -14,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.device.deferred_frees import DeferredFrees
+from tide_runtime.backends.device.device import ReservedMemory
+from tide_runtime.backends.device.mapped_memory import AddressRange, MappedMemory, WholeMemory
+from tide_runtime.backends.device.staging_ring import StagingRing
 from tide_runtime.errors import DeviceMemoryError, TargetError
 
 INSTALL = "pip install 'tide-llm[kernels]'"
@@ -94,6 +98,7 @@ class CudaDevice:
         self._frees = DeferredFrees(lock)
         major, minor = self.gpu.compute_capability
         self.compute, self.name = 10 * major + minor, self.gpu.name
+        self._staging = StagingRing()
 
     def capturing(self) -> AbstractContextManager[None]:
         return self._frees.deferred()
@@ -163,11 +168,48 @@ class CudaDevice:
                 buffer = self.gpu.allocate(max(count_bytes, 1), stream=self.core_stream)
                 buffer.fill(0, stream=self.core_stream)
         except Exception as error:  # cuda.core's CUDAError is not part of its public names
-            raise DeviceMemoryError(
-                f"GPU {self.ordinal} ({self.name}) has no {count_bytes / 2**20:.0f} MiB left ({error}); "
-                "run fewer sequences at once (max_batch), or export with a smaller --max-seq-len"
-            ) from error
+            raise self._full(f"no {count_bytes / 2**20:.0f} MiB left ({error})") from error
         return CudaMemory(buffer, self._frees)
+
+    def reserve(self, count_bytes: int) -> ReservedMemory:
+        try:
+            with self.lock:
+                self._frees.free()
+                self._trim_pool()
+                addresses = AddressRange(self._api, self._check, self.ordinal, self.stream, count_bytes)
+                return MappedMemory(addresses, self.lock, self._frees)
+        except DeviceMemoryError:
+            raise
+        except TargetError as error:
+            warnings.warn(
+                f"{error}; {count_bytes / 2**20:.0f} MiB for keys and values are allocated at once", RuntimeWarning, stacklevel=2
+            )
+            return WholeMemory(self.allocate(count_bytes), count_bytes)
+
+    def free_memory(self) -> int | None:
+        """Bytes that can still be allocated; None where the GPU has the processor's memory, in which the driver counts what
+        files keep as taken."""
+        api, check = self._api, self._check
+        self.use()
+        device = check("cuDeviceGet", api.cuDeviceGet(self.ordinal))
+        integrated = api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED
+        if check("cuDeviceGetAttribute", api.cuDeviceGetAttribute(integrated, device)):
+            return None
+        with self.lock:
+            self._frees.free()
+            self._trim_pool()
+            return int(check("cuMemGetInfo", api.cuMemGetInfo()))
+
+    def _trim_pool(self) -> None:
+        """Give what `allocate`'s pool keeps of freed memory back, which others could not have."""
+        api, check = self._api, self._check
+        with suppress(TargetError):  # a GPU without memory pools
+            pool = check("cuDeviceGetMemPool", api.cuDeviceGetMemPool(check("cuDeviceGet", api.cuDeviceGet(self.ordinal))))
+            check("cuMemPoolTrimTo", api.cuMemPoolTrimTo(pool, 0))
+
+    def zero(self, pointer: int, count_bytes: int) -> None:
+        with self.lock:
+            self._check("cuMemsetD8Async", self._api.cuMemsetD8Async(pointer, 0, count_bytes, self.stream))
 
     def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
         held = _PinnedBytes(self._pinned.allocate(count_bytes), count_bytes)
@@ -177,6 +219,9 @@ class CudaDevice:
     def upload(self, pointer: int, source: NDArray[Any]) -> None:
         with self.lock:
             self._check("cuMemcpyHtoDAsync", self._api.cuMemcpyHtoDAsync(pointer, source.ctypes.data, source.nbytes, self.stream))
+
+    def upload_copy(self, pointer: int, source: NDArray[Any]) -> None:
+        self._staging.upload(self, pointer, source)
 
     def download(self, target: NDArray[Any], pointer: int) -> None:
         with self.lock:
@@ -204,8 +249,18 @@ class CudaDevice:
     def synchronize(self) -> None:
         self.mark().wait()  # an event, because synchronizing a stream fails while another thread captures it
 
-    def _check(self, call: str, result: tuple[Any, ...]) -> None:
+    def _check(self, call: str, result: tuple[Any, ...]) -> Any:
+        """The value of a call's ``result``, if it has one. Raises DeviceMemoryError when memory is short, else TargetError."""
+        if result[0] == self._api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise self._full(f"no memory left ({call})")
         if result[0] != self._api.CUresult.CUDA_SUCCESS:
             _, text = self._api.cuGetErrorString(result[0])
             meaning = text.decode() if text else "no description"
             raise TargetError(f"{call} on GPU {self.ordinal} failed: {result[0].name}: {meaning}")
+        return result[1] if len(result) > 1 else None
+
+    def _full(self, what: str) -> DeviceMemoryError:
+        return DeviceMemoryError(
+            f"GPU {self.ordinal} ({self.name}) has {what}; run fewer sequences at once (max_batch), or export with a smaller "
+            "--max-seq-len"
+        )

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 class StreamOrderedBuffer(Protocol):
     def close(self) -> None:
-        """Free the memory in stream order."""
+        """Free the memory when the work that was queued before is done."""
 
 
 class DeferredFrees:
@@ -27,7 +27,7 @@ class DeferredFrees:
         self._dropped: deque[StreamOrderedBuffer] = deque()
 
     def drop(self, buffer: StreamOrderedBuffer) -> None:
-        """Free ``buffer`` now or later, without blocking."""
+        """Free ``buffer`` now or later, without waiting for the lock."""
         self._dropped.append(buffer)
         if self._lock.acquire(blocking=False):
             try:

@@ -56,7 +56,7 @@ class DeviceRows:
         if isinstance(source, DeviceRows):
             _copy_on_device(target, source)
         else:
-            _upload(target, np.broadcast_to(np.asarray(source, self.element.host), target.shape))
+            _upload(target, np.broadcast_to(self.element.narrowed(np.asarray(source)), target.shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         bits = np.empty(self.shape, self.element.host)
@@ -114,12 +114,8 @@ class DeviceRow:
 
 
 def _upload(target: DeviceRows, values: NDArray[Any]) -> None:
-    """Copy ``values`` through pinned staging memory, as the caller's array may change before an asynchronous copy reads it."""
     for first, count, pointer in target.runs():
-        staged = target.device.pinned(count * target.row_bytes)
-        staged.view(target.element.host).reshape(count, -1)[:] = values[first : first + count]
-        target.device.upload(pointer, staged)
-    target.device.synchronize()  # the staging memory is freed on return
+        target.device.upload_copy(pointer, values[first : first + count])
 
 
 def _copy_on_device(target: DeviceRows, source: DeviceRows) -> None:

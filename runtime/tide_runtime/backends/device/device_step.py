@@ -18,10 +18,11 @@ from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.device_rows import DeviceRows
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
-from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.device.program import Enqueue, Launch, Run
+from tide_runtime.backends.device.step_graphs import MOST_GRAPHS, USES, StepGraphs
 from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS, AttentionBias, RowEnds, StepPositions, StepShape
-from tide_runtime.bundle.manifest import HEAD, Manifest
+from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, Manifest
 from tide_runtime.errors import ParamsError
 
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps
@@ -43,7 +44,7 @@ class DeviceBackend(Protocol):
 
     manifest: Manifest
     device: Device
-    layers: dict[str, int]  # graph name → decoder layers it runs
+    layers: dict[str, int]  # graph name → decoder layers it runs; `UNCUT` and `DRAFT` where the target has them
     launches: dict[str, int]
     element: ElementType  # of hidden states and caches
     logits_element: ElementType
@@ -51,6 +52,7 @@ class DeviceBackend(Protocol):
     fixed_stream: bool  # graphs always run on the device's stream, whatever stream is requested
     copies_caches: bool  # caches are copied back on the device's stream after each run of a graph
     least_slots: int | None  # of the caches that graphs are bound to, see `DeviceCaches`
+    step_graphs: StepGraphs  # how whole steps are captured
     input_types: Mapping[str, ElementType]  # integer inputs whose type differs from that of `StepPositions.arrays`
 
     def form(self, graph: str, shape: StepShape) -> str:
@@ -66,14 +68,19 @@ class DeviceContext:
     ``attached``: objects of backends and policies with the lifetime of this context.
     """
 
-    packs_steps, prefix_blocks, snapshots, has_draft_head, has_draft_cache = False, None, None, False, False
+    packs_steps, prefix_blocks, snapshots = False, None, None
 
     def __init__(self, backend: DeviceBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.position_offsets = [0] * capacity  # of none of its targets: they refuse models with two sets of rotary factors
-        self.every_layer: Sequence[str] = [segment.name for segment in backend.manifest.segments]
+        head = backend.manifest.draft_head if DRAFT in backend.layers else None
+        self.has_draft_head, self.has_draft_cache = head is not None, head is not None and head.kv is not None
+        segments = [segment.name for segment in backend.manifest.segments]
+        self.every_layer: Sequence[str] = [UNCUT] if UNCUT in backend.layers else segments
         backend.device.use()
-        self.caches = DeviceCaches(backend.device, backend.manifest, backend.element, capacity, backend.least_slots)
+        self.caches = DeviceCaches(
+            backend.device, backend.manifest, backend.element, capacity, backend.least_slots, self.has_draft_cache
+        )
         self.ends = RowEnds(capacity, self.caches.limit)
         self.buffers = DeviceBuffers(backend.device)
         self.attached: dict[Hashable, Any] = {}
@@ -81,21 +88,30 @@ class DeviceContext:
 
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
         self.backend.device.use()
-        shape = StepShape.of(first_index, counts, wanted)
-        if shape not in self._steps:
-            self._steps[shape] = DeviceStep(self, shape)
+        shape = StepShape.of(first_index, counts, wanted, doubles=True)  # each shape takes a graph, and rows take little time
+        step = self._steps.get(shape)
+        if step is None:
+            step = self._steps[shape] = DeviceStep(self, shape)
             if len(self._steps) > _KEPT_STEPS:
                 self._steps.popitem(last=False)
+        elif not step.captured and step.uses >= USES and self.backend.step_graphs.takes(shape):
+            step = self._steps[shape] = self._captured_step(shape)
         self._steps.move_to_end(shape)
-        step = self._steps[shape]
         step.begin(counts, wanted)
         return step
+
+    def _captured_step(self, shape: StepShape) -> DeviceStep:
+        """A step whose passes become CUDA graphs, of which a context has a bounded number."""
+        captured = [shape for shape, step in self._steps.items() if step.captured]
+        if len(captured) >= MOST_GRAPHS:
+            del self._steps[captured[0]]
+        return DeviceStep(self, shape, captured=True, graphs=self.backend.step_graphs)
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         return self.ends.fit(first_index, counts, num_cached_tokens)
 
     def release_row(self, row: int) -> None:
-        """Do nothing: device caches have a fixed size, as their addresses must not change."""
+        """Do nothing: rows keep the memory that they have got."""
 
     def cut_rows(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Do nothing: keys and values are written again, and models with states are refused."""
@@ -152,13 +168,23 @@ class DeviceStep:
     Args:
         buffers: separate memory for graph outputs, when other steps must not overwrite them; default: the context's.
         captured: the step becomes part of a CUDA graph, so backends must not share objects with other steps.
+        graphs: captures what `run_all` runs; otherwise a captured step is part of a loop's graph.
+
+    Attributes:
+        uses: how often `run_all` was called.
     """
 
     def __init__(
-        self, context: DeviceContext, shape: StepShape, buffers: DeviceBuffers | None = None, captured: bool = False
+        self,
+        context: DeviceContext,
+        shape: StepShape,
+        buffers: DeviceBuffers | None = None,
+        captured: bool = False,
+        graphs: StepGraphs | None = None,
     ) -> None:
         backend = context.backend
-        self.captured = captured
+        self.captured, self.uses, self._graphs = captured, 0, graphs
+        self._passes: dict[tuple[str, ...], Launch | None] = {}  # graphs that `run_all` ran → their capture, or None
         self.attached: dict[Hashable, Any] = {} if captured else context.attached
         self.context, self.shape, self.positions = context, shape, StepPositions(shape)
         self._buffers = buffers or context.buffers
@@ -179,7 +205,7 @@ class DeviceStep:
         self._num_cached_tokens: Sequence[int] = [0] * shape.batch_size
         self._read_back: dict[str, NDArray[Any]] = {}  # pinned host copies of outputs
         self._fresh: set[str] = set()  # names in `_read_back` that are up to date
-        self._sent = self._from_head = False
+        self._sent, self._latest = False, ""  # graph that ran last
         self.hidden = self._hidden_rows(None)
 
     def begin(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
@@ -201,10 +227,13 @@ class DeviceStep:
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         num_cached_tokens = self.context.ends.extend(self.shape.first_index, self._counts, num_cached_tokens)
-        self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq)
+        rows = self.shape.first_index + self.shape.batch_size
+        self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq, rows)
         self._num_cached_tokens = num_cached_tokens
         self.positions.place(num_cached_tokens)
         self._sent = False
+
+    place_pairs = place
 
     def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
         raise ParamsError("prefill_exit needs the target cpu: attention on a GPU goes by slots; leave prefill_exit out")
@@ -213,6 +242,35 @@ class DeviceStep:
         """Set the host-side input that kernels size their work by to its maximum, because a device loop advances the sequences
         without the host."""
         self.positions.arrays[ON_HOST][...] = self.context.caches.slots
+
+    def run_all(self, graphs: Sequence[str]) -> None:
+        self.uses += 1
+        if self._graphs is not None:
+            self.assume_full_caches()
+        self._follow_caches()
+        names = tuple(graphs)
+        launch = self._captured_pass(self._graphs, names) if self._graphs is not None else None
+        if launch is None:
+            for graph in graphs:
+                self.run(graph)
+            return
+        for graph in graphs:
+            self.context.count(graph)
+        if not self._sent:
+            self.send()
+        self._fresh.clear()
+        self._latest = graphs[-1]
+        launch(1)
+
+    def _captured_pass(self, step_graphs: StepGraphs, names: tuple[str, ...]) -> Launch | None:
+        """The capture of graphs ``names``, made the second time, when all of them have run; None: they are run one by one."""
+        if names not in self._passes:
+            self._passes[names] = None
+        elif self._passes[names] is None:
+            fixed = self.context.backend.fixed_stream
+            runs = [Run(name, lambda stream, name=name: self.enqueue(name, stream), fixed) for name in names]  # type: ignore[misc]
+            self._passes[names] = step_graphs.capture(runs)
+        return self._passes[names]
 
     def run(self, graph: str) -> None:
         self.context.count(graph)
@@ -226,7 +284,7 @@ class DeviceStep:
         form = backend.form(graph, self.shape)
         self._follow_caches()
         self._fresh.clear()
-        self._from_head = graph == HEAD
+        self._latest = graph
         with backend.device.lock:
             if form not in self._runs:
                 self._runs[form] = backend.bind(form, self, graph)
@@ -251,7 +309,8 @@ class DeviceStep:
     def _follow_caches(self) -> None:
         """Forget what is bound to the caches, and the masks, when the number of slots has changed."""
         if self._slots != self.context.caches.slots:
-            assert not self.captured, "a captured step keeps the caches that its graph was captured with"
+            assert not self.captured or self._graphs is not None, "a loop keeps the caches that its graph was captured with"
+            self._passes.clear()
             self._slots = self.context.caches.slots
             self._runs.clear()
             self._biases.clear()
@@ -260,7 +319,7 @@ class DeviceStep:
     def token(self) -> NDArray[np.int64]:
         """[N]; reading synchronizes."""
         token = self._read("token", INT64, self._token_capacity)
-        return token[self._packed_from] if self._padded and self._from_head else token
+        return token[self._packed_from] if self._padded and self._latest == HEAD else token
 
     @property
     def _token_capacity(self) -> int:
@@ -268,8 +327,8 @@ class DeviceStep:
 
     @property
     def score(self) -> NDArray[np.float32]:
-        """[T]; reading synchronizes."""
-        score = self._read("score", FP32, self.places)
+        """[T], or [N] of ``draft``; reading synchronizes."""
+        score = self._read("score", FP32, self._token_capacity)
         return score[self._packed_from] if self._padded else score
 
     @property
@@ -277,14 +336,14 @@ class DeviceStep:
         """[N, V] of the last graph; copied to the host only when converted to a NumPy array."""
         element, vocab = self.context.backend.logits_element, self.context.backend.manifest.model.vocab_size
         device, arena = self.context.backend.device, self._arena
-        if not self._from_head:
+        if self._latest != HEAD:
             return DeviceRows(device, arena.pointers["logits"], (self.shape.outputs, vocab), element, arena, None)
         places = self._packed_from.tolist() if self._padded else None
         arena = self._head_arena()
         return DeviceRows(device, arena.pointer, (self.shape.tokens, vocab), element, arena, places)
 
     def address(self, name: str) -> int:
-        """Device address of ``token`` [N] or ``score`` [T]."""
+        """Device address of ``token`` [N] or ``score`` [T or N]."""
         return self._arena.pointers[name]
 
     def tensors(self, graph: str, packed: bool, names: Sequence[str]) -> dict[str, DeviceTensor]:
@@ -309,7 +368,10 @@ class DeviceStep:
             pointer = self._head_arena().pointer if graph == HEAD else self._arena.pointers["logits"]
             return DeviceTensor(pointer, (1, outputs, model.vocab_size), backend.logits_element)
         if name == "score":
-            return DeviceTensor(self.address("score"), tokens, FP32)
+            return DeviceTensor(self.address("score"), (1, outputs) if graph == DRAFT else tokens, FP32)
+        if name in ("before", STATES):
+            rows = tokens if name == "before" or self._gives_all_states(graph) else (1, outputs)
+            return DeviceTensor(self._arena.pointers[name], (*rows, self._draft_width), backend.element)
         if name.startswith(ATTENTION_BIAS):
             return self._bias(name)
         if name == ON_HOST:
@@ -344,15 +406,41 @@ class DeviceStep:
             hidden.append(DeviceRows(backend.device, pointer, shape, backend.element, self._arena, places))
         return hidden
 
+    @property
+    def _draft_width(self) -> int:
+        """Numbers that the draft head reads of each token; 0: there is no head."""
+        head = self.context.backend.manifest.draft_head
+        return head.width if self.context.has_draft_head and head is not None else 0
+
+    @property
+    def before(self) -> DeviceRows:
+        """[T, D] of the draft head."""
+        return self._draft_rows("before", of_all=True)
+
+    @property
+    def states(self) -> DeviceRows:
+        """[T, D] or [N, D] of the draft head, of the last graph."""
+        return self._draft_rows(STATES, self._gives_all_states(self._latest))
+
+    def _gives_all_states(self, graph: str) -> bool:
+        """Whether ``graph`` gives the states of all tokens, not only of those whose logits are wanted."""
+        return graph == UNCUT and self.context.has_draft_cache
+
+    def _draft_rows(self, name: str, of_all: bool) -> DeviceRows:
+        backend, places = self.context.backend, self._packed_from.tolist() if self._padded and of_all else None
+        shape = (self.shape.tokens if of_all else self.shape.outputs, self._draft_width)
+        return DeviceRows(backend.device, self._arena.pointers[name], shape, backend.element, self._arena, places)
+
     def _sizes(self) -> dict[str, int]:
         """Bytes of the graphs' outputs, except the head's logits of every token, which few steps compute."""
         backend, model = self.context.backend, self.context.backend.manifest.model
-        states = self.places * model.hidden_size * backend.element.bytes
+        states, width = self.places * model.hidden_size * backend.element.bytes, self._draft_width
         return {
             **{f"hidden_{number}": states for number in range(len(backend.manifest.segments))},
             "logits": self.shape.outputs * model.vocab_size * backend.logits_element.bytes,
             "token": self._token_capacity * INT64.bytes,
-            "score": self.places * FP32.bytes,
+            "score": self._token_capacity * FP32.bytes,
+            **({name: self._token_capacity * width * backend.element.bytes for name in ("before", STATES)} if width else {}),
         }
 
     def _head_arena(self) -> Arena:

@@ -28,6 +28,12 @@ class ElementType:
             return bits
         return (bits.astype(np.uint32) << 16).view(np.float32)
 
+    def narrowed(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """The inverse of `widened`; numbers that bf16 does not have lose their last bits."""
+        if self.name != "bf16" or values.dtype == self.host:
+            return np.asarray(values, self.host)
+        return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
 
 FP32, FP16, BF16 = ElementType("fp32", 1, np.float32), ElementType("fp16", 10, np.float16), ElementType("bf16", 16, np.uint16)
 INT64, INT32 = ElementType("int64", 7, np.int64), ElementType("int32", 6, np.int32)

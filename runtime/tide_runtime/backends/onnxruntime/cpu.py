@@ -335,6 +335,10 @@ class _BoundStep:
         if before is not None:
             self._bias.fill_scattered(before, positions)
 
+    def run_all(self, graphs: Sequence[str]) -> None:
+        for graph in graphs:
+            self.run(graph)
+
     def run(self, graph: str) -> None:
         self._context.count(graph)
         form = self._form(graph)

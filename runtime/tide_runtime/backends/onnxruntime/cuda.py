@@ -7,20 +7,20 @@ kernels for fp16 and bf16, for one sequence or one token per sequence; all other
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import cast
 
 import onnxruntime as ort
 
-from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
+from tide_runtime.backends.device.device_caches import GROWING_SLOTS
+from tide_runtime.backends.device.device_step import DeviceStep
+from tide_runtime.backends.device.device_target import DeviceTarget, costs_key
 from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
 from tide_runtime.backends.device.program import Enqueue
-from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER, missing_cuda_libraries
+from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
 from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.step_arrays import NO_PADDING, StepShape
+from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import Manifest, batched_graph
 from tide_runtime.errors import BundleError, TargetError
@@ -32,20 +32,22 @@ _FUSED_TYPES = ("fp16", "bf16")  # of the CUDA provider's GroupQueryAttention ke
 Provider = tuple[str, dict[str, str]]
 
 
-class OnnxRuntimeCudaBackend(Sessions):
+class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
     """The ``cuda`` target on ``device``. Several threads may run steps, each with its own ``ExecutionContext``."""
 
     name = "onnxruntime-cuda"
     pads_sequences, fixed_stream, copies_caches = False, True, False
-    least_slots: int | None = 512  # the batched form reads all slots that it is bound to
-    packs_steps, has_prefix_blocks = False, False
-    state_bytes = 0  # models with recurrent layers are refused
-    row_padding, padding_price, pass_costs, loop_costs, private_weights = NO_PADDING, 1.0, None, None, ""
+    least_slots: int | None = GROWING_SLOTS  # the batched form reads all slots that it is bound to
 
     def __init__(
-        self, manifest: Manifest, layers: dict[str, int], load: Callable[[str], ort.InferenceSession], device: Device
+        self,
+        manifest: Manifest,
+        layers: dict[str, int],
+        load: Callable[[str], ort.InferenceSession],
+        device: Device,
+        weights: DeviceWeights | None = None,
     ) -> None:
-        self.device, self.element = device, ELEMENT_TYPES[manifest.dtype]
+        self.device, self.element, self.weights = device, ELEMENT_TYPES[manifest.dtype], weights
         self.input_types: Mapping[str, ElementType] = {}
         self._fused = manifest.dtype in _FUSED_TYPES
         super().__init__(manifest, layers, load)
@@ -60,26 +62,25 @@ class OnnxRuntimeCudaBackend(Sessions):
         """Load the graphs of ``target`` for ``device`` and ONNX Runtime's ``provider`` for it (`cuda_provider`).
 
         Raises BundleError when ONNX Runtime refuses a graph, as it does where it has no CUDA kernel for a node, or a graph breaks
-        the contract.
+        the contract; DeviceMemoryError when memory is short.
         """
-        manifest, options, files = bundle.manifest, session_options(threads, chained=True), bundle.manifest.targets[target].graphs
+        manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
         missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
         if missing:
             raise BundleError(f"target {target} lacks graphs {missing}; export the bundle again with this version")
-        layers = decoder_layers(manifest, files)
-        if provider[0] == PROVIDER:
-            options.add_session_config_entry(*_NO_FALLBACK)
-        return cls(manifest, layers, lambda name: load_session(bundle, name, files[name], options, [provider]), device)
+        file = manifest.targets[target].weights
+        weights = DeviceWeights(device, bundle.path(file)) if file is not None else None
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.manifest.kv, self.element.bytes)
+        def load(name: str) -> ort.InferenceSession:
+            options = session_options(threads, chained=True)
+            if provider[0] == PROVIDER:
+                options.add_session_config_entry(*_NO_FALLBACK)
+            return load_session(bundle, name, files[name], options, [provider], weights)
 
-    def with_bits(self, bits: str) -> OnnxRuntimeCudaBackend:
-        return self
-
-    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
-        return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
+        backend = cls(manifest, decoder_layers(manifest, files), load, device, weights)
+        backend.target = target
+        backend.costs_key = costs_key(bundle, target, device.name, f"onnxruntime {ort.__version__}")
+        return backend
 
     def initial_form(self, graph: str) -> str:
         return graph if self._fused or not self.layers[graph] else batched_graph(graph)

@@ -8,12 +8,15 @@ https://github.com/onnx/onnx/blob/main/onnx/onnx.proto3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
+_IR_VERSION, _OPSET = 1, 8  # of ModelProto
 _GRAPH = 7  # of ModelProto
-_NODE, _INITIALIZER, _OUTPUT = 1, 5, 12  # of GraphProto
+_NODE, _GRAPH_NAME, _INITIALIZER, _OUTPUT = 1, 2, 5, 12  # of GraphProto
 _INPUT, _OPERATOR = 1, 4  # of NodeProto
-_DIMS, _DATA_TYPE, _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14  # of TensorProto
+_DIMS, _DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14  # of TensorProto
 _KEY, _VALUE = 1, 2  # of StringStringEntryProto
+_VERSION = 2  # of OperatorSetIdProto
 _VALUE_NAME, _VALUE_TYPE = 1, 2  # of ValueInfoProto
 _TENSOR_TYPE, _ELEMENT_TYPE, _SHAPE = 1, 1, 2  # of TypeProto, of TypeProto.Tensor
 _DIM, _DIM_VALUE = 1, 1  # of TensorShapeProto, of its Dimension
@@ -47,6 +50,33 @@ def weight_uses(model: bytes) -> Iterator[tuple[str, int, int, int]]:
                     yield _text(node, _OPERATOR), operand, *place
 
 
+class ExternalWeight(NamedTuple):
+    """An initializer whose data lie in a file: its name in the graph, value in TensorProto.DataType, and place."""
+
+    name: str
+    data_type: int
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+
+def external_weights(model: bytes) -> Iterator[ExternalWeight]:
+    """The external weights of a graph. Raises ValueError if ``model`` is no message, KeyError if one has no length."""
+    for graph in _values(model, _GRAPH):
+        for tensor in _values(graph, _INITIALIZER):
+            if data := dict(map(_entry, _values(tensor, _EXTERNAL_DATA))):
+                shape, [data_type] = tuple(_numbers(tensor, _DIMS)), _numbers(tensor, _DATA_TYPE)
+                place = int(data.get("offset", 0)), int(data["length"])
+                yield ExternalWeight(_text(tensor, _NAME), data_type, shape, *place)
+
+
+def constant_model(output: str) -> bytes:
+    """A model without nodes, whose only output is a float [1]."""
+    tensor = _number(_DIMS, 1) + _number(_DATA_TYPE, _FLOAT) + _message(_NAME, output.encode()) + _message(_RAW_DATA, bytes(4))
+    graph = _message(_GRAPH_NAME, b"constant") + _message(_INITIALIZER, tensor) + _message(_OUTPUT, _float_output(output))
+    return _number(_IR_VERSION, 10) + _message(_OPSET, _number(_VERSION, 20)) + _message(_GRAPH, graph)
+
+
 def with_location(model: bytes, location: str) -> bytes:
     """The ``model`` with every external weight in the file ``location``, at its old offset.
 
@@ -67,9 +97,13 @@ def with_output(model: bytes, name: str, data: Iterable[tuple[str, str]]) -> byt
     """The ``model`` with another initializer ``name``, a float [1], which is also an output; ``data``: its external data."""
     tensor = _number(_DIMS, 1) + _number(_DATA_TYPE, _FLOAT) + _message(_NAME, name.encode())
     tensor += b"".join(_message(_EXTERNAL_DATA, _entry_message(*entry)) for entry in data) + _number(_DATA_LOCATION, _EXTERNAL)
+    added = _message(_INITIALIZER, tensor) + _message(_OUTPUT, _float_output(name))
+    return model + _message(_GRAPH, added)  # merged with the model's graph
+
+
+def _float_output(name: str) -> bytes:
     kind = _number(_ELEMENT_TYPE, _FLOAT) + _message(_SHAPE, _message(_DIM, _number(_DIM_VALUE, 1)))
-    output = _message(_VALUE_NAME, name.encode()) + _message(_VALUE_TYPE, _message(_TENSOR_TYPE, kind))
-    return model + _message(_GRAPH, _message(_INITIALIZER, tensor) + _message(_OUTPUT, output))  # merged with the model's graph
+    return _message(_VALUE_NAME, name.encode()) + _message(_VALUE_TYPE, _message(_TENSOR_TYPE, kind))
 
 
 def _entry(message: bytes) -> tuple[str, str]:
@@ -87,6 +121,16 @@ def _entry_message(key: str, value: str) -> bytes:
 def _values(message: bytes, number: int) -> Iterator[bytes]:
     """The values of the fields ``number``, which are messages or strings."""
     return (value for found, value, _ in _fields(message) if found == number and value is not None)
+
+
+def _numbers(message: bytes, number: int) -> Iterator[int]:
+    """The values of the fields ``number``, which are numbers: one by one, or packed in a string of bytes."""
+    for found, value, raw in _fields(message):
+        if found == number:
+            packed, place = (value, 0) if value is not None else (raw, _varint(raw, 0)[1])
+            while place < len(packed):
+                one, place = _varint(packed, place)
+                yield one
 
 
 def _mapped(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:

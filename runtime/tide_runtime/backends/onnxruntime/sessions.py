@@ -18,11 +18,12 @@ import numpy as np
 import onnxruntime as ort
 
 from tide_runtime.backends.graph_contract import check_interface
+from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, LOOP, UNCUT, Manifest, batched_graph, kv_fill_graph
-from tide_runtime.errors import BundleError, TargetError
+from tide_runtime.errors import BundleError, TargetError, TideError
 
 CPU_PROVIDER = "CPUExecutionProvider"
 _PROCESSOR = "CPU EP"  # in the errors of sessions whose nodes must not run there
@@ -117,9 +118,9 @@ def load_session(
     file: str,
     options: ort.SessionOptions,
     providers: Sequence[str | tuple[str, dict[str, str]]],
-    packed: PackedWeights | None = None,
+    shared: PackedWeights | DeviceWeights | None = None,
 ) -> ort.InferenceSession:
-    """A session of graph ``name`` that runs with the first of ``providers``, and maps ``packed``.
+    """A session of graph ``name`` that runs with the first of ``providers``, on weights that it has in common with others.
 
     Raises:
         BundleError: ONNX Runtime refuses the graph's ``file``, or it breaks the contract.
@@ -128,8 +129,10 @@ def load_session(
     path = bundle.path(file)
     wanted = next(p if isinstance(p, str) else p[0] for p in providers)
     try:
-        model = packed.model(path, options) if packed is not None else None
+        model = shared.model(path, options) if shared is not None else None
         session = ort.InferenceSession(model or str(path), options, providers=list(providers))
+    except TideError:
+        raise
     except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
         if wanted != CPU_PROVIDER and _PROCESSOR in str(error):
             raise TargetError(

@@ -12,16 +12,15 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
-from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.arena import Arena
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
+from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
+from tide_runtime.backends.device.device_target import DeviceTarget, costs_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType, element_type
 from tide_runtime.backends.device.program import Enqueue
-from tide_runtime.backends.kv_caches import kv_bytes_per_token
-from tide_runtime.backends.step_arrays import NO_PADDING, StepShape
+from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.tensorrt.package import load_module
 from tide_runtime.backends.tensorrt.refit import refit, stripped_graph
 from tide_runtime.backends.tensorrt.validity import SLOWER
@@ -29,10 +28,9 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.engine_info import EngineInfo
 from tide_runtime.bundle.manifest import HEAD, TargetInfo
 from tide_runtime.errors import BundleError, ParamsError, TargetError
-from tide_runtime.plugins import plugin
 
 
-class TensorRtBackend:
+class TensorRtBackend(DeviceTarget):
     """A ``trt-sm_*`` or ``rtx-*`` target on ``device``. ``trt``: the imported module."""
 
     pads_sequences = True
@@ -40,9 +38,6 @@ class TensorRtBackend:
     # body itself invalid would end the process (a fault of the driver, cuda-python issue 2918).
     fixed_stream = True
     least_slots: int | None = None  # engines are built for a fixed number
-    packs_steps, has_prefix_blocks = False, False
-    state_bytes = 0  # models with recurrent layers are refused
-    row_padding, padding_price, pass_costs, loop_costs, private_weights = NO_PADDING, 1.0, None, None, ""
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
         self.manifest, self.device, self._trt, self.target = bundle.manifest, device, trt, target
@@ -60,7 +55,6 @@ class TensorRtBackend:
         self.copies_caches = any(_separate_outputs(engine) for engine in self._info.engines.values())
         device.use()
         self._log = trt.Logger(trt.Logger.WARNING)
-        _load_plugins(self._info)
         self._runtime = trt.Runtime(self._log)
         if "version-compatible" in (self._info.tool or ""):
             self._runtime.engine_host_code_allowed = True  # such engines contain the lean runtime that runs them
@@ -78,17 +72,12 @@ class TensorRtBackend:
         """
         info = bundle.manifest.targets[target]
         trt = load_module(info)
-        return cls(bundle, target, device, trt)
+        backend = cls(bundle, target, device, trt)
+        backend.costs_key = costs_key(bundle, target, device.name, f"{backend.name} {trt.__version__}")
+        return backend
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.manifest.kv, self.element.bytes)
-
-    def with_bits(self, bits: str) -> TensorRtBackend:
-        return self
-
-    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
-        return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
+    def takes(self, rows: int, tokens: int) -> bool:
+        return any(profile.takes(rows, tokens) for profile in self._info.profiles)
 
     def form(self, graph: str, shape: StepShape) -> str:
         return graph
@@ -234,13 +223,3 @@ class _CopyBack:
 def _separate_outputs(engine: EngineInfo) -> list[str]:
     """Cache outputs that do not alias their inputs."""
     return [tensor.name for tensor in engine.outputs if "_cache_out_" in tensor.name and tensor.name not in engine.aliases]
-
-
-def _load_plugins(target: TargetInfo) -> None:
-    """Load the plugin library for engines with the router plugin. Raises TargetError when that fails."""
-    if "router plugin" not in (target.tool or ""):
-        return
-    try:
-        plugin("tensorrt")()
-    except TargetError as error:
-        raise TargetError(f"the engines hold TIDE's router plugin: {error}") from error

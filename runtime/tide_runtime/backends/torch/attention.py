@@ -76,11 +76,11 @@ class Attention:
             table: `rotation_table`.
         """
         batch, seq, width = *query.shape[:2], key_cache.shape[-1]
-        if self._is_fused(seq, width) and key is None and sinks is None:
-            angles = query.new_empty(2, 1, 0) if table is None else table
-            caches, scale = (key_cache, value_cache), self._scale or width**-0.5
-            output = self._kernels.attention(query, angles, seqlens_k, *caches, self.heads, scale, self._interleaved, self.window)
-            return output, *caches
+        kernels, caches = self._kernels, (key_cache, value_cache)
+        if kernels is not None and key is None and sinks is None and kernels.fits(seq, self.heads // self.kv_heads, width):
+            angles, scale = query.new_empty(2, 1, 0) if table is None else table, self._scale or width**-0.5
+            made = kernels.attention(query, angles, seqlens_k, *caches, self.heads, scale, self._interleaved, self.window)
+            return made, *caches
         places = self._places(seqlens_k, seq, key_cache.shape[2])
         if key is None or value is None:
             every = query.view(batch, seq, self.heads + 2 * self.kv_heads, width)
@@ -91,13 +91,10 @@ class Attention:
             queries = self._rotated(query.view(batch, seq, self.heads, width), places, table)
             new_keys = self._rotated(key.view(batch, seq, self.kv_heads, width), places, table)
             new_values = value.view(batch, seq, self.kv_heads, value_cache.shape[-1])
-        for cache, new in ((key_cache, new_keys), (value_cache, new_values)):
+        for cache, new in zip(caches, (new_keys, new_values), strict=True):
             by_head = new.transpose(1, 2)
             cache.scatter_(2, places[:, None, :, None].expand_as(by_head), by_head)  # one kernel, index_put_ has several
-        return self._attended(queries, key_cache, value_cache, places, sinks), key_cache, value_cache
-
-    def _is_fused(self, seq: int, width: int) -> bool:
-        return self._kernels is not None and self._kernels.fits(seq, self.heads // self.kv_heads, width)
+        return self._attended(queries, *caches, places, sinks), *caches
 
     def _places(self, seqlens_k: Tensor, seq: int, slots: int) -> Tensor:
         """[B, S] slot of each token. Padding may lie behind the last slot: it takes the last one, which no token needs then."""

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.cuda_device import CudaDevice
-from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
+from tide_runtime.backends.device.device_caches import GROWING_SLOTS
+from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
+from tide_runtime.backends.device.device_target import DeviceTarget, costs_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.graph_contract import check_interface, read_name
-from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
-from tide_runtime.backends.step_arrays import NO_PADDING, StepShape
+from tide_runtime.backends.required_memory import require_room
+from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.torch.graph_file import DeviceWeights, read_graph
 from tide_runtime.backends.torch.program import Program
 from tide_runtime.backends.torch.stream import CudaStream, ProcessorDevice, ProcessorStream, TorchStream
@@ -37,7 +37,7 @@ _DTYPES = {
 }
 
 
-class TorchBackend:
+class TorchBackend(DeviceTarget):
     """The target ``torch`` of a bundle on ``stream``. Several threads may run steps, each with its own ``ExecutionContext``."""
 
     name = "torch"
@@ -45,20 +45,19 @@ class TorchBackend:
     # Captured steps are child graphs, so that what a conditional body refuses is an error (see `TensorRtBackend`), and cuBLAS
     # and the pool of intermediate tensors serve one stream.
     fixed_stream = True
-    least_slots: int | None = 512  # attention reads all slots that it is bound to
-    packs_steps, has_prefix_blocks = False, False
-    state_bytes = 0  # models with recurrent layers are refused
-    row_padding, padding_price, pass_costs, loop_costs, private_weights = NO_PADDING, 1.0, None, None, ""
+    least_slots: int | None = GROWING_SLOTS  # attention reads all slots that it is bound to
     input_types: Mapping[str, ElementType] = {}
 
     def __init__(self, bundle: Bundle, target: str, stream: TorchStream) -> None:
         self.manifest, self.device, self._stream, self._bundle = bundle.manifest, stream.device, stream, bundle
+        self.target = target
         self._files = bundle.manifest.targets[target].graphs
         self.element = ELEMENT_TYPES[self.manifest.dtype]
         self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in self.manifest.graphs}
         self.launches: dict[str, int] = Counter()
         self._weights = DeviceWeights(stream.place)
         self._programs = {name: self._program(name) for name in self.layers}
+        stream.wait_for_weights()
         last = self._programs[self.manifest.segments[-1].name].graph.types["logits"]
         self.logits_element = next(ELEMENT_TYPES[name] for name, dtype in _DTYPES.items() if dtype == last)
 
@@ -70,19 +69,16 @@ class TorchBackend:
         GPU cannot be used.
         """
         if kind == "cuda" or (kind == "auto" and torch.cuda.is_available()):
-            return cls(bundle, target, CudaStream(CudaDevice(ordinal)))
-        torch.set_num_threads(threads.resolved)
-        return cls(bundle, target, ProcessorStream(ProcessorDevice()))
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.manifest.kv, self.element.bytes)
-
-    def with_bits(self, bits: str) -> TorchBackend:
-        return self
-
-    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
-        return cast(ExecutionContext, DeviceContext(self, capacity))  # step arrays are views of device memory
+            device = CudaDevice(ordinal)
+            require_room(bundle, target, device)
+            stream: TorchStream = CudaStream(device)
+        else:
+            torch.set_num_threads(threads.resolved)
+            stream = ProcessorStream(ProcessorDevice())
+        backend = cls(bundle, target, stream)
+        library = f"torch {torch.__version__}, threads {threads.resolved}"
+        backend.costs_key = costs_key(bundle, target, stream.device.name, library)
+        return backend
 
     def form(self, graph: str, shape: StepShape) -> str:
         return graph

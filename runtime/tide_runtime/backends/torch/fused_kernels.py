@@ -14,6 +14,8 @@ from torch import Tensor
 
 _BLOCK_SLOTS = 64
 _MOST_ROWS = 64  # of a KV head's queries in one program
+MOST_LOW_BIT_ROWS = 16  # above, a weight is dequantised once for all rows
+_PRODUCT_COLUMNS, _PRODUCT_BYTES = 16, 256  # of the weight in one program and turn
 _PROGRAMS = 256  # enough for every multiprocessor of a large GPU
 
 
@@ -32,7 +34,7 @@ def _add_norm(x, skip, weight, normed, total, epsilon, width, BLOCK: tl.constexp
 
 def add_norm(x: Tensor, skip: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """RMSNorm of x + skip, and the sum, [..., H]."""
-    width = x.shape[-1]
+    width, x, skip = x.shape[-1], x.contiguous(), skip.contiguous()
     normed, total = torch.empty_like(x), torch.empty_like(x)
     block = triton.next_power_of_2(width)
     warps = min(16, max(4, block // 512))
@@ -200,6 +202,64 @@ def _combine(  # type: ignore[no-untyped-def]
     tl.store(made + at + columns, total.to(made.dtype.element_ty), mask=columns < DIM)
 
 
+@triton.jit
+def _product(  # type: ignore[no-untyped-def]
+    x,
+    values,
+    scales,
+    zeros,
+    made,
+    count,
+    width,
+    stored,
+    blocks,
+    outputs,
+    HAS_ZEROS: tl.constexpr,
+    BITS: tl.constexpr,
+    QUANT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BYTES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    each: tl.constexpr = 8 // BITS  # numbers in a byte
+    row = tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, stored, BYTES):
+        place = start + tl.arange(0, BYTES)
+        there = (place < stored)[:, None] & (column < outputs)[None, :]
+        packed = tl.load(values + column[None, :].to(tl.int64) * stored + place[:, None], mask=there, other=0).to(tl.int32)
+        block = place * each // QUANT
+        scale = tl.load(scales + column[None, :] * blocks + block[:, None], mask=there, other=0.0)
+        middle = tl.full((BYTES, COLUMNS), 1 << (BITS - 1), tl.int32)
+        if HAS_ZEROS:
+            point = tl.load(
+                zeros + column[None, :] * ((blocks + each - 1) // each) + (block // each)[:, None], mask=there, other=0
+            ).to(tl.int32)
+            middle = point >> (block % each * BITS)[:, None] & ((1 << BITS) - 1)
+        from_x = (row < count)[:, None] & (place < stored)[None, :]
+        for half in tl.static_range(each):
+            number = (packed >> (half * BITS)) & ((1 << BITS) - 1)
+            weight = (number - middle).to(scale.dtype) * scale
+            given = tl.load(x + row[:, None] * width + (place * each + half)[None, :], mask=from_x, other=0.0)
+            total += tl.dot(given, weight, input_precision=PRECISION)
+    wanted = (row < count)[:, None] & (column < outputs)[None, :]
+    tl.store(made + row[:, None] * outputs + column[None, :], total.to(made.dtype.element_ty), mask=wanted)
+
+
+def low_bit_product(x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, block: int) -> Tensor:
+    """x [..., K] times the transposed weight [N, K], of at most `MOST_LOW_BIT_ROWS` rows; for the operands see `dequantised`."""
+    outputs, width, x = values.shape[0], x.shape[-1], x.contiguous()
+    made = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+    _product[(triton.cdiv(outputs, _PRODUCT_COLUMNS),)](
+        x, values, scales, values if zeros is None else zeros, made, x.numel() // width, width, values.shape[1], scales.shape[1],
+        outputs, zeros is not None, bits, block, MOST_LOW_BIT_ROWS, _PRODUCT_COLUMNS, _PRODUCT_BYTES, "ieee", num_warps=4,
+        num_stages=3,
+    )  # fmt: skip
+    return made
+
+
 def fits(tokens: int, group: int, width: int) -> bool:
     """Whether `attention` takes so many tokens a sequence and query heads a KV head of ``width`` channels."""
     return tokens * group <= _MOST_ROWS and width <= 256
@@ -224,6 +284,7 @@ def attention(
         keys: [B, KV, slots, D], as ``values``.
         window: tokens that a token sees; 0 or less: all.
     """
+    every = every.contiguous()  # a part of a product with others where a model computes its MLP beside attention
     batch, tokens, _ = every.shape
     kv, slots, dim = keys.shape[1:]
     block = max(16, triton.next_power_of_2(dim))

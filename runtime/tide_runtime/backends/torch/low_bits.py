@@ -30,15 +30,18 @@ def dequantised(values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int,
 
 
 class LowBitProduct:
-    """x [..., K] times the transposed weight [N, K]."""
+    """x [..., K] times the transposed weight [N, K]. ``kernels``: the module `fused_kernels`, for few rows, or None."""
 
-    def __init__(self, attributes: Mapping[str, Any]) -> None:
+    def __init__(self, attributes: Mapping[str, Any], kernels: Any = None) -> None:
         self.rows, self.bits, self.block = attributes["N"], attributes["bits"], attributes["block_size"]
+        self._kernels = kernels
 
     def __call__(self, x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
-        packed = values.view(self.rows, -1)
         points = None if zeros is None else zeros.view(self.rows, -1)
-        return F.linear(x, dequantised(packed, scales.view(self.rows, -1), points, self.bits, self.block))
+        weight = values.view(self.rows, -1), scales.view(self.rows, -1), points, self.bits, self.block
+        if self._kernels is not None and x.numel() // x.shape[-1] <= self._kernels.MOST_LOW_BIT_ROWS:
+            return self._kernels.low_bit_product(x, *weight)
+        return F.linear(x, dequantised(*weight))
 
 
 def look_up(attributes: Mapping[str, Any]) -> Any:

@@ -97,7 +97,7 @@ def _slice(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, 
 
 
 def _split(attributes: Attributes) -> Function:
-    axis, parts = attributes.get("axis", 0), attributes.get("num_outputs")
+    axis, parts = attributes.get("axis", 0), int(attributes.get("num_outputs", 1))
 
     def split(x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
         return x.split(_ints(sizes) if sizes is not None else -(-x.shape[axis] // parts), axis)

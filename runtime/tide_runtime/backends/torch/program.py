@@ -16,12 +16,14 @@ from tide_runtime.backends.torch.graph_file import DeviceWeights, GraphFile, Gra
 from tide_runtime.backends.torch.joined_nodes import GATE, LINEAR, with_gates, with_linear
 from tide_runtime.backends.torch.low_bits import LowBitProduct, look_up
 from tide_runtime.backends.torch.operators import OPERATORS, Function
+from tide_runtime.backends.torch.router import router
 from tide_runtime.errors import BundleError
 
 ATTENTION, PRODUCT, LOOK_UP, SKIP_NORM = (
     f"com.microsoft::{name}"
     for name in ("GroupQueryAttention", "MatMulNBits", "GatherBlockQuantized", "SkipSimplifiedLayerNormalization")
 )
+ROUTER = "tide::TideExitRouter"
 _MOST_ON_HOST = 64  # elements of an integer constant that may be a size or an axis
 _INTEGERS = (torch.int64, torch.int32, torch.bool)
 
@@ -77,7 +79,7 @@ class Program:
         return {name: values[self._index[name]] for name in self.graph.outputs}  # type: ignore[misc]
 
     def _check_operators(self) -> None:
-        known = {*OPERATORS, ATTENTION, PRODUCT, LOOK_UP}
+        known = {*OPERATORS, ATTENTION, PRODUCT, LOOK_UP, ROUTER}
         unknown = Counter(node.op for node in self.graph.nodes if node.op not in known)
         if unknown:
             raise BundleError(
@@ -122,8 +124,10 @@ class Program:
         if node.op == ATTENTION:
             return self._attention(node)
         if node.op in (PRODUCT, LOOK_UP):
-            made = LowBitProduct(node.attributes) if node.op == PRODUCT else look_up(node.attributes)
+            made = LowBitProduct(node.attributes, self._kernels) if node.op == PRODUCT else look_up(node.attributes)
             return made, frozenset(), node.inputs
+        if node.op == ROUTER:
+            return router(node.attributes, self._weights.device), frozenset(), node.inputs
         if node.op == LINEAR:
             return self._linear(node)
         if node.op == GATE:
@@ -162,7 +166,9 @@ class Program:
         table: Tensor | None = None
         if tables:
             interleaved = bool(node.attributes.get("rotary_interleaved", 0))
-            table = self._weights.made(("rotation", interleaved), tables, lambda both: rotation_table(*both, interleaved))
+            table = self._weights.made(
+                ("rotation", interleaved), tables, lambda both: rotation_table(both[0], both[1], interleaved)
+            )
 
         def function(*operands: Any) -> tuple[Tensor, ...]:
             return attend(*operands[:7], table, operands[7] if len(operands) > 7 else None)

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.mapped_memory import WholeMemory
+from tide_runtime.machine_cache import processor
 
 _ALIGNMENT = 256  # bytes
 
@@ -32,6 +34,9 @@ class TorchStream(Protocol):
 
     def run(self, work: Callable[[], None]) -> None:
         """Queue what ``work`` computes."""
+
+    def wait_for_weights(self) -> None:
+        """Wait for what was computed outside of `run`."""
 
 
 class _DeviceBytes:
@@ -53,8 +58,8 @@ class CudaStream:
     def __init__(self, device: Device) -> None:
         self.device, self.place = device, torch.device("cuda", device.ordinal)
         self._stream = torch.cuda.ExternalStream(device.stream, self.place)
-        self._pool = torch.cuda.MemPool()
-        self.kernels = _fused_kernels(self.place)
+        with torch.cuda.device(self.place):
+            self._pool, self.kernels = torch.cuda.MemPool(), _fused_kernels(self.place)
 
     def memory(self, pointer: int, count_bytes: int) -> Tensor:
         return torch.as_tensor(_DeviceBytes(pointer, count_bytes), device=self.place)
@@ -64,15 +69,21 @@ class CudaStream:
         with torch.inference_mode(), torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._pool, self.place), attention:
             work()
 
+    def wait_for_weights(self) -> None:
+        torch.cuda.synchronize(self.place)
+
 
 def _fused_kernels(place: torch.device) -> Any:
-    """The module `fused_kernels` where Triton runs: from Ampere on."""
+    """The module `fused_kernels` where Triton compiles for the GPU: from Ampere on, with a C compiler."""
     if torch.cuda.get_device_capability(place) < (8, 0):
         return None
     try:
         from tide_runtime.backends.torch import fused_kernels
-    except ImportError as error:
-        slower = f"without Triton ({error}) target torch runs each operator as a kernel of its own"
+
+        ones = torch.ones(1, 16, device=place)
+        fused_kernels.add_norm(ones, ones, ones[0], 0.0)
+    except Exception as error:  # each of Triton's parts has errors of its own
+        slower = f"Triton does not run here ({error}), so target torch runs each operator as a kernel of its own, which is slower"
         warnings.warn(slower, RuntimeWarning, stacklevel=2)
         return None
     return fused_kernels
@@ -93,6 +104,9 @@ class ProcessorStream:
         with torch.inference_mode():
             work()
 
+    def wait_for_weights(self) -> None:
+        """Nothing is queued."""
+
 
 class _HostMemory:
     def __init__(self, count_bytes: int) -> None:
@@ -111,6 +125,7 @@ class ProcessorDevice:
     kind, ordinal, stream, is_capturing = "cpu", 0, 0, False
 
     def __init__(self) -> None:
+        self.name = processor()
         self.lock: AbstractContextManager[Any] = RLock()
 
     def use(self) -> None:
@@ -119,11 +134,20 @@ class ProcessorDevice:
     def allocate(self, count_bytes: int) -> _HostMemory:
         return _HostMemory(count_bytes)
 
+    def reserve(self, count_bytes: int) -> WholeMemory:
+        return WholeMemory(self.allocate(count_bytes), count_bytes)  # zeros that nobody wrote take no memory
+
+    def zero(self, pointer: int, count_bytes: int) -> None:
+        ctypes.memset(pointer, 0, count_bytes)
+
     def pinned(self, count_bytes: int) -> NDArray[np.uint8]:
         return np.zeros(count_bytes, np.uint8)
 
     def upload(self, pointer: int, source: NDArray[Any]) -> None:
         ctypes.memmove(pointer, source.ctypes.data, source.nbytes)
+
+    def upload_copy(self, pointer: int, source: NDArray[Any]) -> None:
+        self.upload(pointer, np.ascontiguousarray(source))
 
     def download(self, target: NDArray[Any], pointer: int) -> None:
         ctypes.memmove(target.ctypes.data, pointer, target.nbytes)

@@ -1,4 +1,5 @@
-"""KV caches on a device that grow: what is cached moves to where graphs with more slots read it."""
+"""KV caches on a device that grow: rows get memory when they are used, and what is cached moves to where graphs with more slots
+read it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.element_types import FP32
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo, Manifest
-from tide_runtime.errors import CacheFullError
+from tide_runtime.errors import CacheFullError, DeviceMemoryError
 
 
 def manifest(heads: int, limit: int) -> Manifest:
@@ -34,6 +35,7 @@ def view(caches: DeviceCaches, name: str) -> NDArray[np.float32]:
 def test_growth_keeps_every_key_and_value(rows: int, heads: int, limit: int) -> None:
     """Guards against copies that overwrite each other, or leave a sequence's keys behind."""
     caches, random = DeviceCaches(HostDevice(), manifest(heads, limit), FP32, rows, least=4), np.random.default_rng(0)
+    caches.reserve(1, rows)
     held: dict[str, NDArray[np.float32]] = {
         name: np.zeros((*shape[:2], 0, shape[3]), np.float32) for name, shape in caches.shapes.items()
     }
@@ -56,6 +58,7 @@ def test_one_growth_may_skip_sizes() -> None:
     """Guards against a long prompt that moves the caches several times."""
     device = HostDevice()
     caches = DeviceCaches(device, manifest(2, 64), FP32, 2, least=4)
+    caches.reserve(4, 2)
     view(caches, "key_cache_1")[1, 1, 3] = 7
     caches.reserve(40)
     assert caches.slots == 64 and view(caches, "key_cache_1")[1, 1, 3].tolist() == [7, 7]
@@ -68,3 +71,51 @@ def test_engines_keep_all_slots() -> None:
     caches = DeviceCaches(HostDevice(), manifest(2, 64), FP32, 2)
     caches.shrink()
     assert caches.slots == 64
+
+
+def test_rows_get_memory_when_they_are_used() -> None:
+    """Guards against an engine that takes the memory of max_batch rows of full length for one short text."""
+    caches = DeviceCaches(HostDevice(), manifest(2, 64), FP32, 16, least=16)
+    row = 2 * 2 * 16 * (2 + 4) * FP32.bytes  # two layers of two heads; keys have two numbers, values four
+    assert caches.memory_bytes == 0
+    caches.reserve(16, 1)
+    first, addresses = caches.memory_bytes, [caches.pointer(name, 0) for name in caches.shapes]
+    assert 0 < first <= row
+    caches.reserve(5, 3)
+    assert 2 * first < caches.memory_bytes <= 3 * row
+    caches.reserve(64, 2)
+    assert caches.rows == 3 and 9 * first < caches.memory_bytes <= 12 * row
+    assert addresses == [caches.pointer(name, 0) for name in caches.shapes]
+
+
+def test_growth_moves_the_rows_in_use_only() -> None:
+    """Guards against reading rows that have no memory, which ends the process on a GPU."""
+    caches = DeviceCaches(HostDevice(), manifest(2, 64), FP32, 16, least=16)
+    caches.reserve(16, 2)
+    for name in caches.shapes:
+        view(caches, name)[:2] = 3
+    caches.move_row(1, 4, 16)
+    caches.reserve(33)
+    for name in caches.shapes:
+        held = view(caches, name)
+        assert caches.slots == 64 and (held[[0, 1, 4], :, :16] == 3).all() and np.isnan(held[5:]).all()
+    caches.clear_row(4)
+    caches.clear_row(9)
+    for name in caches.shapes:
+        held = view(caches, name)
+        assert (held[4] == 0).all() and (held[1, :, :16] == 3).all() and np.isnan(held[9]).all()
+
+
+def test_memory_that_is_short_leaves_the_caches_as_they_were() -> None:
+    """Guards against steps that read keys and values elsewhere after a request that did not fit."""
+    device = HostDevice()
+    caches = DeviceCaches(device, manifest(2, 64), FP32, 4, least=16)
+    caches.reserve(16, 1)
+    view(caches, "key_cache_1")[0] = 3
+    device.most_reserved = 3 * caches.memory_bytes
+    with pytest.raises(DeviceMemoryError):
+        caches.reserve(64, 4)
+    assert caches.slots == 16 and caches.rows == 1 and (view(caches, "key_cache_1")[0] == 3).all()
+    device.most_reserved = None
+    caches.reserve(64, 4)
+    assert caches.slots == 64 and caches.rows == 4

@@ -25,7 +25,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.depth.policy import DevicePlan
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
-from tide_runtime.errors import BundleError, CacheFullError, TargetError
+from tide_runtime.errors import BundleError, CacheFullError, DeviceMemoryError, TargetError
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4], [100] * 30, [17, 17, 17]]
 PARAMS = GenerationParams(max_new_tokens=24)
@@ -85,8 +85,25 @@ def test_only_tokens_are_copied_to_the_host(on_device: Engine) -> None:
     device.downloads.clear()
     device.waits = 0
     [row] = on_device.generate(PROMPTS[:1], PARAMS)
-    assert max(device.downloads) <= 8 * len(PROMPTS[0])
-    assert len(device.downloads) == len(row.token_ids)
+    assert max(device.downloads) <= 8 * 13  # a token id for each of the drafts that a pass verifies, and one more
+    assert len(device.downloads) <= len(row.token_ids)
+
+
+def test_auto_drafts_by_what_passes_take_here(
+    on_device: Engine, reference: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against ``auto`` that ends in ``full`` on GPUs because nobody measured, and against launches of the measurement that
+    count as a request's, or that are timed before the device has run them."""
+    costs, device = on_device.backend.pass_costs, on_device.backend.device  # type: ignore[attr-defined]
+    assert on_device.policy.name == "exact" and costs is not None and {step.rows for step in costs.steps} == {1, 8}
+    on_device.backend.launches.clear()
+    del on_device.backend.pass_costs  # type: ignore[attr-defined]
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path))  # where nobody has measured
+    waits = device.waits
+    again = on_device.backend.pass_costs
+    assert again is not None and not on_device.backend.launches
+    assert device.waits - waits >= 2 * 7 * len(again.steps)  # a wait for each pass, and for the single tokens before it
+    assert on_device.generate(PROMPTS[0], PARAMS)[0].token_ids == reference[0]
 
 
 def test_sampling_sees_the_logits(on_device: Engine, bundle: Path) -> None:
@@ -101,6 +118,33 @@ def test_a_full_cache_is_refused(on_device: Engine) -> None:
     step = on_device.backend.context(1).step(0, [3])
     with pytest.raises(CacheFullError, match="ends at slot 65, the KV cache has 64"):
         step.place([62])
+
+
+@pytest.mark.parametrize("rows", [1.5, 2.5])
+def test_requests_wait_where_memory_is_short(bundle: Path, reference: list[tuple[int, ...]], rows: float) -> None:
+    """Guards against requests that fail on a small GPU, where fewer at once would fit."""
+    device = HostDevice()
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full")) as engine:
+        backend = load(engine.bundle, device, fused=False)
+        device.most_reserved = int(rows * engine.manifest.max_seq_len * backend.kv_bytes_per_token)
+        with Engine(engine.bundle, engine.options, backend=backend) as short:
+            with pytest.warns(RuntimeWarning, match="no memory left; at most . requests run at once from now on"):
+                found = [row.token_ids for row in short.generate(PROMPTS, PARAMS)]
+            scheduler = short._loop.scheduler
+            assert found == reference and scheduler.free_blocks == scheduler.options.blocks
+
+
+def test_a_text_that_does_not_fit_alone_fails(bundle: Path) -> None:
+    """Guards against an engine that computes a request again and again."""
+    device = HostDevice()
+    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full")) as engine:
+        backend = load(engine.bundle, device, fused=False)
+        device.most_reserved = engine.manifest.max_seq_len * backend.kv_bytes_per_token // 2
+        with Engine(engine.bundle, engine.options, backend=backend) as short:
+            for _ in range(4):
+                with pytest.raises(DeviceMemoryError):
+                    short.generate([[5] * 40], PARAMS)
+            assert len(short.generate([[5, 6]], GenerationParams(max_new_tokens=4))[0].token_ids) == 4
 
 
 @pytest.mark.parametrize("rows", [1, 3])

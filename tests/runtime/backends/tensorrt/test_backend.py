@@ -234,17 +234,6 @@ def test_caches_that_engines_copy_are_copied_back(bundle: Bundle) -> None:
     assert "copies back" in str(choose_drive(FullDepth(), made))
 
 
-def test_a_missing_plugin_library_is_explained(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against TensorRT's own message, that a creator was not found."""
-    monkeypatch.delenv("TIDE_PLUGINS_LIBRARY", raising=False)
-    registry = SimpleNamespace(get_creator=lambda name, version, namespace: None)
-    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(get_plugin_registry=lambda: registry))  # type: ignore[arg-type]
-    info = bundle.manifest.targets["rtx"]
-    object.__setattr__(info, "tool", f"tensorrt {VERSION} on NVIDIA H200, router plugin")
-    with pytest.raises(TargetError, match=r"hold TIDE's router plugin: .*TIDE_PLUGINS_LIBRARY"):
-        backend(bundle)
-
-
 def test_uneven_sequences_are_padded(bundle: Bundle) -> None:
     """Guards against states of the wrong token: sequences have different numbers of drafts, engines take padded batches."""
     made, _ = backend(bundle)

@@ -105,3 +105,23 @@ def test_loops_on_the_device_run_its_graphs(exits_bundle: Path, policy: str, row
         with Engine(engine.bundle, engine.options, backend=backend, policy=driven) as looped:  # type: ignore[arg-type]
             assert [row.token_ids for row in looped.generate(PROMPTS, PARAMS)] == expected
     assert gpu.graph_launches > 0 and drivers.execution is not None and drivers.execution.refusal is None
+
+
+@pytest.mark.parametrize("policy", ["exact", "auto"])
+def test_steps_are_graphs_and_drafts_are_priced(
+    bundle: Path, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against drafts that a GPU's engine does not make, and steps that it queues kernel by kernel."""
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path))
+    gpu = SimulatedGpu()
+    backend = TorchBackend(Bundle.open(bundle), "torch", SimulatedStream(gpu))
+    backend.least_slots, backend.costs_key = 16, ["the simulated GPU"]
+    sampled = GenerationParams(max_new_tokens=24, temperature=0.8, top_k=20, seed=3)
+    with load(bundle, "cpu") as cpu, Engine(cpu.bundle, EngineOptions(target="torch", policy=policy), backend=backend) as engine:
+        assert engine.policy.name == "exact" and backend.pass_costs is not None
+        before = gpu.graph_launches
+        for params in (PARAMS, sampled):
+            texts = engine.generate(PROMPTS, params)
+            assert [text.token_ids for text in texts] == [text.token_ids for text in cpu.generate(PROMPTS, params)]
+        assert any(text.stats.drafted for text in texts) and gpu.graph_launches - before > 10
+        assert str(engine.drive) == "host-driven: policy exact decides on the host; steps are CUDA graphs"

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.torch.attention import Attention, Shared, rotation_table
 from tide_runtime.backends.torch.backend import TorchBackend
+from tide_runtime.backends.torch.low_bits import dequantised
 from tide_runtime.backends.torch.stream import ProcessorDevice, ProcessorStream
 from tide_runtime.bundle import Bundle
 
@@ -65,6 +66,21 @@ def test_attention(
         found.append((made[0], *caches))
     for plain, fused in zip(*found, strict=True):
         torch.testing.assert_close(fused, plain, atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("bits", "block", "has_zeros"), [(4, 32, False), (4, 32, True), (4, 16, True), (8, 64, True), (8, 32, False)]
+)
+def test_products_with_low_bit_weights(bits: int, block: int, has_zeros: bool) -> None:
+    """Guards against another block's scale, shifted weights or swapped halves of a byte."""
+    outputs, width, rows = 23, 5 * block, 3
+    values = torch.randint(0, 256, (outputs, width * bits // 8), dtype=torch.uint8)
+    scales = torch.rand(outputs, width // block)
+    zeros = torch.randint(0, 256, (outputs, -(-5 * bits // 8)), dtype=torch.uint8) if has_zeros else None
+    x = torch.randn(rows, width)
+    expected = F.linear(x, dequantised(values, scales, zeros, bits, block))
+    found = fused_kernels.low_bit_product(x, values, scales, zeros, bits, block)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-5)
 
 
 def test_tokens_are_those_of_torch_calls(bundle: Path) -> None:

@@ -1,0 +1,119 @@
+"""The Triton kernels of target torch beside the torch calls that they replace, and int4 products beside dense ones: µs in a graph
+with cold caches, and the largest difference over the largest number.
+
+    python -m benchmarks.gpu.torch_kernels
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.gpu.cuda_timing import gpu_time
+from benchmarks.gpu.kit.case import Bench, Figures, KitCase, NotRun
+
+_REPEATS = 20
+_HIDDEN, _MLP, _HEADS, _KV, _DIM = 2048, 8192, 32, 8, 64  # of a model of 1B parameters
+_PRODUCTS = ((3072, 2048), (2048, 8192), (16384, 2048), (128256, 2048))
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.float16)
+
+
+def compared(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> Figures:
+    """µs of both, and how far apart they are."""
+    mine, reference = ours().float(), theirs().float()
+    apart = float((mine - reference).abs().max() / reference.abs().max())
+
+    def timed(arm: Callable[[], Tensor]) -> float:
+        def work() -> None:
+            arm()
+
+        return round(gpu_time(work, _REPEATS), 2)
+
+    if apart > 0.02:
+        raise ValueError(f"the results are {apart:.3g} of the largest number apart")
+    return {"us": timed(ours), "replaced_us": timed(theirs), "apart": apart}
+
+
+def sum_and_norm() -> Figures:
+    from tide_runtime.backends.torch import fused_kernels
+
+    x, skip, weight = random(8, _HIDDEN), random(8, _HIDDEN), random(_HIDDEN)
+    return compared(
+        lambda: fused_kernels.add_norm(x, skip, weight, 1e-5)[0], lambda: F.rms_norm(x + skip, (_HIDDEN,), weight, 1e-5)
+    )
+
+
+def gate() -> Figures:
+    from tide_runtime.backends.torch import fused_kernels
+
+    gates, up = random(8, 2 * _MLP).split(_MLP, -1)
+    return compared(lambda: fused_kernels.gated(gates, up), lambda: F.silu(gates) * up)
+
+
+def attention(batch: int, slots: int) -> Figures:
+    """Over full caches."""
+    from tide_runtime.backends.torch import fused_kernels
+    from tide_runtime.backends.torch.attention import Attention, Shared
+
+    every, (keys, values) = random(batch, 1, (_HEADS + 2 * _KV) * _DIM), random(2, batch, _KV, slots, _DIM)
+    lengths, table = torch.full((batch,), slots - 2, device="cuda", dtype=torch.int32), random(2, slots, _DIM)
+    attributes = {"num_heads": _HEADS, "kv_num_heads": _KV, "do_rotary": 1}
+
+    def arm(kernels: Any) -> Tensor:
+        return Attention(attributes, Shared(), kernels)(every, None, None, keys, values, lengths, None, table)[0]
+
+    return compared(partial(arm, fused_kernels), partial(arm, None))
+
+
+def product(outputs: int, width: int, rows: int, dtype: torch.dtype) -> Figures:
+    """int4 in blocks of 32 against a dense matrix."""
+    from tide_runtime.backends.torch import fused_kernels
+    from tide_runtime.backends.torch.low_bits import dequantised
+
+    packed = torch.randint(0, 256, (outputs, width // 2), device="cuda", dtype=torch.uint8)
+    scales = (torch.rand(outputs, width // 32, device="cuda") / 64).to(dtype)
+    x, dense = random(rows, width).to(dtype), dequantised(packed, scales, None, 4, 32)
+    return compared(partial(fused_kernels.low_bit_product, x, packed, scales, None, 4, 32), partial(F.linear, x, dense))
+
+
+def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
+    def prepared() -> Figures:
+        raise NotRun("Triton's kernels are compiled on the GPU")
+
+    for name, case in cases().items():
+
+        def execute(case: Callable[[], Figures] = case) -> Figures:
+            with torch.inference_mode():
+                return case()
+
+        yield KitCase(name, execute, prepared)
+
+
+def cases() -> dict[str, Callable[[], Figures]]:
+    made: dict[str, Callable[[], Figures]] = {"sum_and_norm": sum_and_norm, "gate": gate}
+    for batch in (1, 8):
+        made |= {f"attention_b{batch}_{slots}": partial(attention, batch, slots) for slots in (512, 2048)}
+    for outputs, width in _PRODUCTS:
+        for rows in (1, 8, 16):
+            made[f"int4_{outputs}x{width}_b{rows}"] = partial(product, outputs, width, rows, torch.float16)
+    made["int4_3072x2048_b1_bf16"] = partial(product, 3072, 2048, 1, torch.bfloat16)
+    return made
+
+
+def main() -> None:
+    for name, case in cases().items():
+        with torch.inference_mode():
+            print(json.dumps({"case": name, **case()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

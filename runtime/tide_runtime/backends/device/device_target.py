@@ -1,0 +1,82 @@
+"""What the backends of all devices have in common towards the engine."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Self, cast
+
+from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.device.device import Device
+from tide_runtime.backends.device.device_step import DeviceBackend, DeviceContext
+from tide_runtime.backends.device.element_types import ElementType
+from tide_runtime.backends.device.step_graphs import StepGraphs
+from tide_runtime.backends.kv_caches import kv_bytes_per_token
+from tide_runtime.backends.pass_costs import kept_pass_costs
+from tide_runtime.backends.step_arrays import NO_PADDING
+from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.calibration import CostTable
+from tide_runtime.bundle.manifest import DRAFT, Manifest
+from tide_runtime.errors import DeviceMemoryError
+
+
+class DeviceTarget:
+    """The part of `Backend` that does not depend on what runs the graphs.
+
+    Attributes:
+        costs_key: what `pass_costs` depend on, see `costs_key`; empty: passes are not measured.
+        step_graphs: how its contexts capture steps, see `device_loop.select`.
+    """
+
+    packs_steps, has_prefix_blocks = False, False
+    state_bytes = 0  # models with recurrent layers are refused
+    row_padding, padding_price, loop_costs, private_weights = NO_PADDING, 1.0, None, ""
+    costs_key: Sequence[str] = ()
+    step_graphs = StepGraphs(None)
+    manifest: Manifest
+    target: str
+    device: Device
+    element: ElementType
+    layers: dict[str, int]
+    launches: dict[str, int]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        caches = self.manifest.caches if DRAFT in self.layers else self.manifest.kv
+        return kv_bytes_per_token(caches, self.element.bytes)
+
+    def with_bits(self, bits: str) -> Self:
+        return self
+
+    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
+        # Step arrays are views of device memory.
+        return cast(ExecutionContext, DeviceContext(cast(DeviceBackend, self), capacity))
+
+    def takes(self, rows: int, tokens: int) -> bool:
+        """Whether a step of ``rows`` sequences of ``tokens`` tokens can be run."""
+        return True
+
+    @cached_property
+    def pass_costs(self) -> CostTable | None:
+        """See `Backend`. None, with a warning, where the device has no memory for the rows of the measurement."""
+        if not self.costs_key:
+            return None
+        counted = Counter(self.launches)
+        try:
+            return kept_pass_costs(self.costs_key, self.context, self.manifest.max_seq_len, self.target, self.takes)
+        except DeviceMemoryError as error:
+            warnings.warn(f"passes are not measured, so that policy auto drafts nothing: {error}", RuntimeWarning, stacklevel=2)
+            return None
+        finally:  # its launches serve no request
+            self.launches.clear()
+            self.launches.update(counted)
+
+
+def costs_key(bundle: Bundle, target: str, device_name: str, library: str) -> list[str]:
+    """What the passes of ``target`` depend on: its files, the device, and the ``library`` that runs them, with its version."""
+    info, files = bundle.manifest.targets[target], bundle.manifest.files
+    used = sorted(file for file in {info.weights, *info.graphs.values()} if file is not None)
+    return [platform.node(), device_name, library, *(files[file].sha256 for file in used if file in files)]

@@ -1,0 +1,61 @@
+"""Whole steps as CUDA graphs: all graphs of a pass over a few tokens in one launch, for steps that the host queues.
+
+A decoder layer is about a dozen kernels, which take microseconds each with few tokens and as long to launch. A shape of steps is
+captured once it has come up again: token ids, positions and lengths are in device memory, which the host fills before a launch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from tide_runtime.backends.device.program import Compile, Launch, Run
+from tide_runtime.backends.step_arrays import StepShape
+from tide_runtime.errors import TargetError
+
+USES = 3  # of a shape before it is captured: graphs that are rarely launched do not earn back their capture
+MOST_GRAPHS = 48  # of a context; policy exact uses up to 13 shapes with one sequence, and about as many with each more
+_MOST_TOKENS = 128  # of a captured step: larger ones compute for longer than the host takes to launch their kernels
+
+
+class StepGraphs:
+    """How steps of a backend are captured.
+
+    Args:
+        compile: captures a program without conditions; None: nothing is captured.
+
+    Attributes:
+        refused: why steps are queued graph by graph; None: they are captured, as far as is known.
+        captured: steps captured so far.
+    """
+
+    def __init__(self, compile: Compile | None, refused: str | None = None) -> None:
+        self._compile, self.refused, self.captured = compile, refused, 0
+
+    @property
+    def is_unset(self) -> bool:
+        """Whether it is not known what this machine captures."""
+        return self._compile is None and self.refused is None
+
+    def __str__(self) -> str:
+        """The end of a sentence about what drives decoding; empty while nothing is known."""
+        if self.refused is not None:
+            return f"; steps are queued graph by graph: {self.refused}"
+        return "; steps are CUDA graphs" if self.captured else ""
+
+    def takes(self, shape: StepShape) -> bool:
+        """Whether steps of ``shape`` are to be captured once they have come up `USES` times."""
+        return self._compile is not None and self.refused is None and shape.batch_size * shape.seq <= _MOST_TOKENS
+
+    def capture(self, program: Sequence[Run]) -> Launch | None:
+        """The launch of ``program``, all of which has run before; None, after a warning, where it cannot be captured."""
+        if self._compile is None or self.refused is not None:
+            return None
+        try:
+            launch = self._compile(program).launch
+        except TargetError as error:
+            self.refused = str(error)
+            warnings.warn(f"{error}; steps are queued graph by graph", RuntimeWarning, stacklevel=4)
+            return None
+        self.captured += 1
+        return launch

@@ -1,0 +1,113 @@
+"""Steps that the host queues, captured as CUDA graphs on the simulated GPU: the same texts, in fewer launches."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from runtime.device_loop.test_decode_loop import MODEL, PROMPTS
+from runtime.numpy_backend import tiny_manifest
+from runtime.simulated_gpu import SimulatedGpu
+from runtime.tiny_device_backend import TinyDeviceBackend
+from runtime.tiny_generation import Request, make_row, output
+from tide_runtime.backends.device import device_step
+from tide_runtime.depth.exact import ExactDepth
+from tide_runtime.depth.full import FullDepth
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.device_loop.select import GraphSupport, capture_steps
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.scheduling.step import run
+
+GRAPHS = GraphSupport(lambda: None, lambda: None)
+GREEDY = GenerationParams(max_new_tokens=30)
+SAMPLED = GenerationParams(max_new_tokens=30, temperature=0.7, seed=5, repetition_penalty=1.3)
+
+
+class Steps:
+    """Runs `PROMPTS` with a policy whose steps the host queues."""
+
+    def __init__(self, support: GraphSupport = GRAPHS, **backend: Any) -> None:
+        self.gpu, self.manifest = SimulatedGpu(), tiny_manifest(MODEL, [1, 3])
+        self.backend: Any = TinyDeviceBackend(self.manifest, MODEL, self.gpu, **backend)
+        capture_steps(self.backend, support)
+
+    def texts(self, policy: str, params: GenerationParams = GREEDY, capacity: int = 2) -> list[Any]:
+        made: Any = FullDepth() if policy == "full" else ExactDepth(self.manifest, DepthOptions(draft="ngram"))
+        rows = [make_row(Request(prompt, params, seat), self.manifest) for seat, prompt in enumerate(PROMPTS)]
+        context = self.backend.context(capacity)
+        for _ in run(made, context, rows):
+            pass
+        return [output(row) for row in rows]
+
+
+def expected(params: GenerationParams) -> list[Any]:
+    return Steps(GraphSupport(lambda: "no graphs")).texts("full", params)
+
+
+@pytest.mark.parametrize("backend", [{}, {"fixed_stream": True}, {"queued_beside": "memory"}, {"least_slots": 5}])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("policy", ["full", "exact"])
+def test_captured_steps_generate_the_same_texts(
+    policy: str, params: GenerationParams, backend: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against graphs that hold a position, a length, or where the caches were, of the step that was captured."""
+    monkeypatch.setattr(device_step, "USES", 1)  # these texts are short
+    steps = Steps(**backend)
+    for capacity in (5, 2, 1):
+        assert steps.texts(policy, params, capacity) == expected(params)
+    assert steps.gpu.graph_launches > 0
+    assert str(steps.backend.step_graphs) == "; steps are CUDA graphs"
+
+
+def test_a_launch_runs_every_segment() -> None:
+    """Guards against a launch for each segment, and launches that are not counted."""
+    steps = Steps()
+    [text, *_] = steps.texts("full", capacity=1)
+    assert text[1] == "length"
+    passes = sum(len(ids) for ids, _ in steps.texts("full", capacity=1))
+    assert steps.gpu.graph_launches > passes
+    assert len(set(steps.backend.launches.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("beside", "reason"), [("host", "host functions"), ("wait", "a call that a capture does not allow|synchroniz")]
+)
+def test_what_cannot_be_captured_runs_graph_by_graph(beside: str, reason: str) -> None:
+    """Guards against a library that fails every request, or warns at each of them, because its work cannot be captured."""
+    steps = Steps(queued_beside=beside)
+    with pytest.warns(RuntimeWarning, match=reason) as warned:
+        assert steps.texts("exact") == expected(GREEDY)
+    assert len(warned) == 1 and not steps.gpu.graph_launches and not steps.gpu.recording
+    assert "steps are queued graph by graph: " in str(steps.backend.step_graphs)
+
+
+def test_machines_without_graphs_say_so() -> None:
+    """Guards against captures with a cuda-core that cannot make them."""
+    steps = Steps(GraphSupport(lambda: "cuda-core is old"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps.texts("exact")
+    assert str(steps.backend.step_graphs).endswith("cuda-core is old") and not steps.gpu.graph_launches
+
+
+def test_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against memory that fills up with the graphs of ever new shapes."""
+    monkeypatch.setattr(device_step, "MOST_GRAPHS", 2)
+    context = Steps().backend.context(1)
+    for tokens in (1, 2, 3):
+        for _ in range(1 + device_step.USES):
+            step = context.step(0, [tokens], [1])
+            step.uses += 1
+        assert step.captured
+    assert [shape.seq for shape, step in context._steps.items() if step.captured] == [2, 3]
+
+
+def test_prompts_are_not_captured() -> None:
+    """Guards against a graph for each length of a prompt."""
+    steps = Steps()
+    context = steps.backend.context(1)
+    for _ in range(9):
+        step = context.step(0, [130], [1])
+        assert not step.captured
+        step.uses += 1
