@@ -137,11 +137,12 @@ def test_the_draft_head_learns_there(
 ) -> None:
     """Replies are sampled on the device, and the head's weights go into a file from there."""
     monkeypatch.setattr(draft_training, "STEPS", (3,))
-    with PretendGpu():
-        frozen = _on(model, DEVICE)
+    loaded = LoadedModel(copy.deepcopy(model), None, "tiny")
+    with PretendGpu(), model_on(loaded, DEVICE):
+        frozen = FrozenModel(loaded.model, LAYERS)
         windows = Windows(np.full((2, 8), 5, np.int32), np.full(2, 8, np.int32), np.arange(2, dtype=np.int32))
         text = SplitText([], np.zeros(2, np.int8), windows)
-        replies = write_replies(LoadedModel(frozen.model, None, "tiny"), text, [MIDDLE, LAYERS], 4, seed=0)
+        replies = write_replies(loaded, text, [MIDDLE, LAYERS], 4, seed=0)
         short = Replies(captured, np.zeros(len(captured.tokens), np.int64))
         trained = train_draft_head(frozen, captured, short, MIDDLE, seconds=0.1)
         write_exits(tmp_path / "exits.safetensors", {}, {}, trained.head)
