@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 from tide_bench.tables import Table, where
 
-from benchmarks.gpu.decode_table import decode_cuda_not_run, decode_cuda_table
 from benchmarks.gpu.kit_report import gpu_kit_not_run, gpu_kit_table
 from benchmarks.verified_table import verified_table
 
@@ -44,7 +43,8 @@ PAGES = {
         "certificate", "certificate_joint", "policy_quality", "calibration_quality", "capture_memory", "capture_memory_demo",
     ),
     "docs/serving.md": ("serve_load", "structured_outputs", "http_loglik", "serve_hostile", "ray_failover"),
-    "docs/targets.md": ("gpu_kit", "decode_cuda"),
+    "docs/gpu.md": ("tide_bench_gpu",),
+    "docs/targets.md": ("gpu_kit",),
 }  # fmt: skip
 BRIEF = ("README.md",)  # pages that show the first table of a run and no other
 # Benchmark → ends of the arms that brief pages show of it; of others they show all.
@@ -56,7 +56,6 @@ SHOWN = {
 # Runs on a GPU have no tables of their own, and a page says when there is none: (run → Markdown, Markdown without a run).
 GPU: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[], str]]] = {
     "gpu_kit": (gpu_kit_table, gpu_kit_not_run),
-    "decode_cuda": (decode_cuda_table, decode_cuda_not_run),
 }
 
 

@@ -21,7 +21,6 @@ LONG = (
     "calibrate/capture/test_compiled_pass.py",
     "export/quantization/test_gguf_tokenizer.py",
     "bench/test_cli.py",
-    "benchmarks/test_decode_cuda.py",
     "export/test_export.py",
     "export/test_draft_graph.py",
     "export/quantization/test_gptq.py",

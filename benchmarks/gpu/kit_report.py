@@ -71,7 +71,8 @@ def gpu_kit_table(run: Mapping[str, Any]) -> str:
     machine = run["machine"]
     where = f"{run['date'][:10]}, {machine['gpu']}, CUDA driver {machine['driver']}, torch {machine['torch']}"
     rows = {row["stage"]: row for row in run["rows"]}
-    return "\n\n".join(part for part in (_stages(where, rows), "\n".join(_findings(rows)), "\n".join(_wrong(rows))) if part)
+    parts = (_stages(where, rows), _decoding(rows), "\n".join(_findings(rows)), "\n".join(_wrong(rows)))
+    return "\n\n".join(part for part in parts if part)
 
 
 def gpu_kit_not_run() -> str:
@@ -90,10 +91,51 @@ def _cells(row: Mapping[str, Any] | None) -> list[str]:
     return [", ".join(f"{count} {state}" for state, count in row["counts"].items() if count), f"{row['seconds']:.0f}"]
 
 
-def _findings(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The figures of cases that passed, one line a case; the cases of kernels and graphs have none worth a line."""
+_DECODING = ["model", "batch", "eager", "CUDA graph", "torch.compile", "TIDE full", "TIDE exact", "TIDE exit", "unlike eager"]
+
+
+def _decoding(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """ms a token of the demo model and of models with random weights; nothing where neither was decoded."""
+    cells = list[list[str]]()
     for name, row in rows.items():
-        if name in ("machine", "imports", "graphs", "kernels", "loop_kernels", "router_kernels"):
+        if not name.startswith(("demo_", "1b_")):
+            continue
+        found = {case["case"]: case["figures"] for case in row["cases"] if case["state"] == PASSED}
+        if name.startswith("demo_"):
+            cells += [_demo_cells(name, found, batch) for batch in (1, 8) if f"full_b{batch}" in found]
+        elif "tide_full" in found:
+            model, dtype, batch = name.split("_")
+            arms = [_ms(found.get(arm)) for arm in ("hf_eager", "hf_graph", "hf_compile", "tide_full")]
+            cells.append([f"{model}, {dtype}", batch.removeprefix("b"), *arms, "", _exit(found.get("tide_always_exits")), ""])
+    if not cells:
+        return ""
+    caption = (
+        "ms per token, target `torch`, greedy. `1b` has the shape of Llama-3.2-1B, random weights, and leaves at its first exit. "
+        "Eager, CUDA graph and torch.compile are HuggingFace's model; eager waits for the processor that launches its kernels. "
+        "Unlike eager: of 16 texts, those that leave it under `full` and under `exact`."
+    )
+    return "\n".join(["**Decoding on the GPU**: " + caption, "", *markdown_table(_DECODING, cells)])
+
+
+def _demo_cells(name: str, found: Mapping[str, Any], batch: int) -> list[str]:
+    eager = {"ms": found["eager"][f"b{batch}_ms"]} if "eager" in found else None
+    full, exact, leaves = (found.get(f"{policy}_b{batch}") for policy in ("full", "exact", "exit"))
+    unlike = [str(arm["texts_that_differ"]) for arm in (full, exact) if arm and "texts_that_differ" in arm]
+    return [name.replace("_", ", "), str(batch), _ms(eager), "", "", _ms(full), _ms(exact), _exit(leaves), ", ".join(unlike)]
+
+
+def _ms(figures: Mapping[str, Any] | None) -> str:
+    return f"{figures['ms']:.2f}" if figures else ""
+
+
+def _exit(figures: Mapping[str, Any] | None) -> str:
+    return f"{figures['ms']:.2f} ({figures['mean_depth']:.1f} layers)" if figures else ""
+
+
+def _findings(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Costs of conditions, of passes and of the router, one line a case."""
+    for name, row in rows.items():
+        if name not in ("condition_costs", "passes", "router"):
             continue
         for case in row["cases"]:
             if case["state"] == PASSED and case.get("figures"):
