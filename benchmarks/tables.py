@@ -43,7 +43,6 @@ PAGES = {
         "certificate", "certificate_joint", "policy_quality", "calibration_quality", "capture_memory", "capture_memory_demo",
     ),
     "docs/serving.md": ("serve_load", "structured_outputs", "http_loglik", "serve_hostile", "ray_failover"),
-    "docs/gpu.md": ("tide_bench_gpu",),
     "docs/targets.md": ("gpu_kit",),
 }  # fmt: skip
 BRIEF = ("README.md",)  # pages that show the first table of a run and no other

@@ -87,7 +87,7 @@ def timed(engine: Engine, prompts: Sequence[Sequence[int]], params: GenerationPa
 def limitation(engine: Engine) -> str | None:
     """What ``engine`` runs in place of the policy that it was asked for, or how this machine limits it; None: neither."""
     if engine.bits_limitation is not None and engine.options.bits == "same":
-        return engine.bits_limitation
+        return engine.bits_limitation.split(":")[0]  # the engine has warned in full
     asked, runs = engine.options.policy, engine.policy.name
     return None if runs == asked else f"{asked} runs {runs}"
 
