@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "layerskip"
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MAX_SEQ_LEN = 512  # as many slots for every arm
-_INT4_BYTES = 4.5 / 8  # a scale of 16 bits for 32 weights
 
 
 def dtype_of(weights: str) -> str:
@@ -63,17 +62,6 @@ class ModelShape:
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config(), dtype=TORCH_DTYPES[dtype])
         return LoadedModel(model.eval(), None, self.name)
-
-    def step_bytes(self, dtype: str, rows: int, length: int) -> int:
-        """Fewest bytes that a decode step of ``rows`` sequences of ``length`` tokens reads: weights once, all keys and values."""
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.config())
-        config = self.config()
-        kv_heads = config.num_key_value_heads or config.num_attention_heads
-        width = 2 * kv_heads * config.hidden_size // config.num_attention_heads
-        embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size  # one row of it is read
-        numbers = model.num_parameters() - embedding + rows * length * width * config.num_hidden_layers
-        return round(numbers * (_INT4_BYTES if dtype == "int4" else TORCH_DTYPES[dtype].itemsize))
 
 
 SHAPES = {

@@ -273,7 +273,7 @@ def test_results_become_the_run_that_tables_are_drawn_from(tmp_path: Path) -> No
     assert "yes: H100, 2026-12-01" in verified_table(tmp_path)
     table = gpu_kit_table(json.loads((tmp_path / "2026-12-01-gpu_kit.json").read_text()))
     assert "| conditional | 1 passed, 1 failed |" in table and "torch 2.11.0" in table
-    assert "- 1b_fp16_b1, tide_full: ms 2.5, nodes {kernel 3}" in table
+    assert "| 1b, fp16 | 1 |  |  |  | 2.50 |  |  |  |" in table
     assert "- conditional, other, failed: AssertionError: 4" in table and "more" not in table
 
 

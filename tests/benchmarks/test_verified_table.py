@@ -62,7 +62,7 @@ def test_a_run_on_a_gpu_is_not_one_of_the_cpu(tmp_path):
     assert row_of(table, "cpu")[0] == "yes: a CPU, 2026-11-20"
 
 
-@pytest.mark.parametrize("report", [on_h200("decode_cuda"), on_h200("kernel_cases"), Report("decode_cuda", models="demo")])
+@pytest.mark.parametrize("report", [on_h200("decode_cuda"), on_h200("kernel_cases"), Report("router_kernel", models="demo")])
 def test_a_run_on_a_gpu_that_names_no_target_executed_none(tmp_path, report):
     """Kernels by themselves, arms that all failed, or a script that names no target would count as the CPU's targets."""
     write(tmp_path, "2026-11-21", report)

@@ -224,7 +224,8 @@ def test_messages_are_printed_word_for_word(capsys: pytest.CaptureFixture[str], 
 # --- tide-inspect
 
 
-def test_inspect_shows_the_bundle_as_tables(bundle: Path, command: Command) -> None:
+def test_inspect_shows_the_bundle_as_tables(bundle: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # the table of segments has columns for each target
     done = command("inspect", bundle)
     assert (done.returncode, done.stderr) == (0, "")
     for word in ("tiny-llama", "LlamaForCausalLM", "segment_0", "segment_2", "head", "onnxruntime-cpu", "attention_gqa 4"):

@@ -32,7 +32,7 @@ def test_what_is_told_is_what_is_taken(bundle: Path) -> None:
     assert backend.weights is not None and told.weights - files <= 1.1 * backend.weights.bytes <= 1.2 * told.weights
     context: Any = backend.context(16)
     context.caches.reserve(opened.manifest.max_seq_len, 3)
-    assert context.caches.memory_bytes == 3 * told.row and told.rows == 3
+    assert context.caches._memory.provided == 3 * told.row and told.rows == 3
     assert told.total == told.least + 2 * told.row
     assert told.rows_within(told.total) == 3 and told.rows_within(told.total - 1) == 2 and told.rows_within(0) == 0
 

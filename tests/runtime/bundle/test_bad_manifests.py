@@ -319,7 +319,7 @@ def target_lacks_a_graph(bundle: Path) -> None:
     edit(bundle, "targets", "cpu", "graphs", "segment_1", remove=True)
 
 
-@corruption(TargetError, "'abacus'", "onnxruntime-cpu", "upgrade tide-llm")
+@corruption(TargetError, "'abacus'", "onnxruntime-cpu", "upgrade tide-llm", options=EngineOptions(target="cpu"))
 def unknown_backend(bundle: Path) -> None:
     edit(bundle, "targets", "cpu", "backend", value="abacus")
 
