@@ -236,7 +236,7 @@ def product(root: Path) -> list[Name]:
 
 
 def checks(root: Path) -> list[Name]:
-    """The modules of benchmarks.gpu that somebody is told to run."""
+    """The modules of benchmarks.gpu that documentation or Makefile name."""
     pages = [root / "Makefile", root / "README.md", root / "plugins" / "README.md", *(root / "docs").glob("*.md")]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     named = {f"benchmarks.gpu.{name}" for name in re.findall(r"-m benchmarks\.gpu\.(\w+)", text)}
@@ -288,7 +288,7 @@ def by_folder(rows: Iterable[FileReach]) -> list[FileReach]:
 
 
 def reach_at(revision: str) -> list[FileReach]:
-    """Of a revision of git."""
+    """What reaches each file of a revision of git."""
     archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=BytesIO(archive)) as files:
         files.extractall(folder, filter="data")

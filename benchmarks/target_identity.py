@@ -73,7 +73,7 @@ def prompts_of(engine: Engine, count: int) -> list[list[int]]:
 
 
 def differing(bundle: Path, policy: str, rows: int, texts: int, new_tokens: int, device: str) -> list[int]:
-    """Of each text that differs, the first token that does."""
+    """The first token that differs, of each text that does."""
     made = []
     for target in TARGETS:
         with Engine.load(bundle, options_of(target, policy, rows, device)) as engine:

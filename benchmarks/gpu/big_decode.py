@@ -56,7 +56,7 @@ class _Big:
         return unpack(self._bench.carried / name, self._bench.work / "bundles" / name, self._bench.device)
 
     def unpacked(self) -> Figures:
-        """With random weights, drawn on the GPU."""
+        """Unpack the bundle; random weights are drawn on the GPU."""
         return {"bytes": sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())}
 
     def hf_eager(self) -> Figures:

@@ -134,7 +134,7 @@ def _fp16_digests(base: Path) -> dict[bytes, int]:
 
 
 def _blocks(bundle: Path) -> Iterator[Block]:
-    """Of the weights' file, by offset, as the graphs refer to them."""
+    """The blocks of the weights' file that the graphs refer to, by offset."""
     found: dict[int, Block] = {}
     for path in sorted((bundle / WEIGHTS.parent).glob("*.onnx")):
         graph = onnx.load(path, load_external_data=False).graph

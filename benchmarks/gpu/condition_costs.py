@@ -97,7 +97,7 @@ class Loop:
         return self._call("cuGraphAddKernelNode", graph, after or None, len(after), node)
 
     def seconds(self, turns: int) -> float:
-        """Of one launch, which the host waits for. Raises AssertionError when other bodies ran than should."""
+        """Seconds from one launch until it is done. Raises AssertionError when the bodies that ran are not the expected ones."""
         counts = np.array([turns, 0, 0], np.int32)
         self._call("cuMemcpyHtoD", self.counts, counts.ctypes.data, counts.nbytes)
         self._call("cuCtxSynchronize")

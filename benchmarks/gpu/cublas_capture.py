@@ -47,7 +47,7 @@ class Cublas:
         self.call("cublasGemmEx", *self.arguments(m, n, k, a, b, c))
 
     def arguments(self, m: int, n: int, k: int, a: int, b: int, c: int) -> tuple[Any, ...]:
-        """Of cublasGemmEx; scalars on the host."""
+        """Arguments of cublasGemmEx, scalars on the host."""
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         left = (self.handle, 0, 0, m, n, k, ctypes.byref(one), ctypes.c_void_p(a), _HALF, m, ctypes.c_void_p(b), _HALF, k)
         return (*left, ctypes.byref(zero), ctypes.c_void_p(c), _HALF, m, _FLOAT_COMPUTE, _DEFAULT_ALGORITHM)

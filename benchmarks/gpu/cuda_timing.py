@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 _FLUSH_BYTES = 512 * 2**20  # more than any L2 cache: weights come from memory, as they do between decode steps
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
 def captured(work: Work) -> torch.cuda.CUDAGraph:

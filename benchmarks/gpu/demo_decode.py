@@ -133,7 +133,7 @@ def eager_texts(device: str, dtype: str, texts: int, new_tokens: int) -> list[li
 
 @cache
 def prompts(rows: int) -> list[list[int]]:
-    """Of `_PROMPT` tokens each, from all over the held-out text."""
+    """``rows`` prompts of `_PROMPT` tokens, at equal distances in the held-out text."""
     from tokenizers import Tokenizer
 
     tokens = Tokenizer.from_file(str(DEMO / "tokenizer.json")).encode(_HELD_OUT.read_text(encoding="utf-8")).ids

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
+from benchmarks.gpu import cuda_timing
+
 Decoded = tuple[list[list[int]], float]  # new tokens [B][T], and ms a token of those after the first
 
 
@@ -78,16 +80,7 @@ class StaticStep:
 def captured(step: StaticStep, prompts: list[list[int]]) -> Callable[[], None]:
     """``step`` as a CUDA graph."""
     step.prefill(prompts)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+    return cuda_timing.captured(step).replay
 
 
 def compiled_forward(model: Any, backend: str = "inductor") -> Callable[..., Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ class Layer:
 
 
 def layers(shape: ModelShape, dtype: str, rows: int, count: int, device: str) -> list[Layer]:
-    """With random weights."""
+    """``count`` layers of ``shape`` with random weights, and caches for ``rows`` sequences."""
     width = shape.hidden // shape.heads
     product = _int4_product if dtype == "int4" else _dense_product
     both = partial(product, device=device)
@@ -143,18 +142,14 @@ def _gb_s() -> float:
     """Bytes that a large copy reads and writes, in GB/s."""
     source = torch.randint(0, 256, (2**30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * 2**30 / gpu_time(lambda: _ignored(target.copy_(source)), repeats=_REPEATS) / 1e3
+    return 2 * 2**30 / gpu_time(lambda: target.copy_(source), repeats=_REPEATS) / 1e3
 
 
 def _bandwidth() -> Figures:
     """And the rate of a product that is bound by arithmetic."""
     a, b = (torch.randn((8192, 8192), device="cuda", dtype=torch.float16) for _ in range(2))
-    us = gpu_time(lambda: _ignored(torch.mm(a, b)), repeats=5)
+    us = gpu_time(lambda: a @ b, repeats=5)
     return {"gb_s": _gb_s(), "tflop_s": 2 * 8192**3 / us / 1e6, "memory": torch.cuda.get_device_properties(0).total_memory}
-
-
-def _ignored(value: Any) -> None:
-    """A result that nobody reads."""
 
 
 def _measured(shape: ModelShape, dtype: str, rows: int) -> Figures:
@@ -170,7 +165,7 @@ def _measured(shape: ModelShape, dtype: str, rows: int) -> Figures:
 def _head(shape: ModelShape) -> Figures:
     head = _dense_product(shape.hidden, shape.vocab, "cuda")
     states = torch.randn((16, shape.hidden), device="cuda", dtype=torch.float16)
-    return {"head_us": {n: gpu_time(lambda n=n: _ignored(head(states[:n]).argmax(-1)), _REPEATS) for n in (1, 8, 16)}}  # type: ignore[misc]
+    return {"head_us": {n: gpu_time(lambda n=n: head(states[:n]).argmax(-1), _REPEATS) for n in (1, 8, 16)}}  # type: ignore[misc]
 
 
 def _once(dtype: str, rows: int) -> Figures:
@@ -215,7 +210,7 @@ def _attentions(slots: int) -> Figures:
     found: Figures = {}
     for name, arm in _attention_arms("cuda", slots, torch.float16).items():
         try:
-            found[name] = gpu_time(lambda arm=arm: _ignored(arm()), _REPEATS)  # type: ignore[misc]
+            found[name] = gpu_time(arm, _REPEATS)
         except RuntimeError as error:
             found[name] = str(error).splitlines()[0]
     return found | _attention_outputs("cuda", slots, torch.float16)

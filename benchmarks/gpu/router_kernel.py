@@ -56,7 +56,7 @@ def prepare_without_gpu(some: Sequence[RouterProblem], arch: str, predecessor: P
 
 
 def prepare_launch(problem: RouterProblem, library: KernelLibrary, gpu: AbsentGpu) -> None:
-    """With addresses that are never read."""
+    """Prepare a launch on addresses that are never read."""
     tensors: dict[str, Any] = {
         name: DeviceArray(gpu.allocate(ITEM_BYTES[dtype] * shape[0] * shape[-1]), shape, dtype)
         for name, (dtype, shape) in problem.shapes().items()

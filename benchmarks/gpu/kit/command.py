@@ -96,7 +96,7 @@ def sources_key() -> str:
 
 
 def travelling_bytes() -> int:
-    """Of the files that git knows or does not ignore, without `_LEFT_BEHIND`, and of the carried folder."""
+    """Bytes of the files that git knows or does not ignore, without `_LEFT_BEHIND`, and of the carried folder."""
     listed = subprocess.check_output(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True)
     tree = [ROOT / name for name in listed.splitlines() if not name.startswith(_LEFT_BEHIND)]
     return sum(path.stat().st_size for path in [*tree, *CARRIED.rglob("*")] if path.is_file())

@@ -40,7 +40,7 @@ class RequiredMemory:
 
     @property
     def least(self) -> int:
-        """With one sequence."""
+        """Bytes with one sequence."""
         return self.weights + self.row + self.steps
 
     @property

@@ -16,7 +16,7 @@ BUSY_S = 0.02
 
 
 class BusyDevice(HostDevice):
-    """A device whose work takes `BUSY_S`, for everybody who waits for it."""
+    """A device whose work takes `BUSY_S`."""
 
     def synchronize(self) -> None:
         time.sleep(BUSY_S)

@@ -50,8 +50,8 @@ class _DeviceBytes:
 class CudaStream:
     """A GPU's stream.
 
-    Intermediate tensors come from a memory pool of this object's own, so that torch gives nothing that a captured graph writes to
-    anybody else. All work is on one stream, in order: later captures and runs take the same blocks again. cuBLAS gets torch's
+    Intermediate tensors come from a memory pool of this object's own, so that torch allocates no other tensor where a captured
+    graph writes. All work is on one stream, in order: later captures and runs take the same blocks again. cuBLAS gets torch's
     workspaces, one for each handle and stream, so captures hold kernels and memsets, and no allocations.
     """
 
@@ -135,7 +135,7 @@ class ProcessorDevice:
         return _HostMemory(count_bytes)
 
     def reserve(self, count_bytes: int) -> WholeMemory:
-        return WholeMemory(self.allocate(count_bytes), count_bytes)  # zeros that nobody wrote take no memory
+        return WholeMemory(self.allocate(count_bytes), count_bytes)  # zeros that are never written take no memory
 
     def zero(self, pointer: int, count_bytes: int) -> None:
         ctypes.memset(pointer, 0, count_bytes)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from runtime.backends.uneven_steps import uneven_logits
 from runtime.cuda_kernels import CUDA_KERNELS
 from runtime.host_device import HostDevice
 from runtime.numpy_loop_kernels import NumpyLoopKernels
@@ -65,21 +66,8 @@ def test_tokens_are_the_cpu_targets(on_device: Engine, reference: list[tuple[int
 def test_rows_of_uneven_length_compute_the_cpu_targets_logits(bundle: Path, on_device: Engine) -> None:
     """Guards against tokens written to another sequence's cache when drafts are verified in batches."""
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as cpu:
-        found = [_uneven(engine) for engine in (cpu, on_device)]
+        found = [uneven_logits(engine) for engine in (cpu, on_device)]
     np.testing.assert_allclose(found[1], found[0], atol=5e-5)  # the targets' attentions sum in another order
-
-
-def _uneven(engine: Engine) -> np.ndarray:
-    context, logits = engine.backend.context(3), []
-    steps = (([0, 0, 0], [5, 2, 3], []), ([5, 2, 3], [1, 4, 2], [1, 3, 0]), ([6, 6, 4], [1, 1, 1], [1, 1, 1]))
-    for lengths, counts, wanted in steps:
-        step = context.step(0, counts, wanted)
-        step.input_ids[: sum(counts)] = np.arange(sum(counts)) + 11
-        step.place(lengths)
-        for segment in engine.manifest.segments:
-            step.run(segment.name)
-        logits.append(np.array(step.logits[: sum(wanted)]))
-    return np.concatenate(logits)
 
 
 def test_only_tokens_are_copied_to_the_host(on_device: Engine) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runtime.backends.uneven_steps import uneven_logits
 from runtime.numpy_loop_kernels import NumpyLoopKernels
 from runtime.simulated_gpu import SimulatedGpu
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
@@ -57,21 +58,8 @@ def test_tokens_are_the_cpu_targets(exits_bundle: Path, tokens: Callable, policy
 def test_rows_of_uneven_length_compute_the_cpu_targets_logits(bundle: Path, on_torch: Engine) -> None:
     """Guards against tokens written to another sequence's cache when drafts are verified in batches."""
     with load(bundle, "cpu") as cpu:
-        found = [_uneven(engine) for engine in (cpu, on_torch)]
+        found = [uneven_logits(engine) for engine in (cpu, on_torch)]
     np.testing.assert_allclose(found[1], found[0], atol=5e-5)  # the targets' attentions sum in another order
-
-
-def _uneven(engine: Engine) -> np.ndarray:
-    context, logits = engine.backend.context(3), []
-    steps = (([0, 0, 0], [5, 2, 3], []), ([5, 2, 3], [1, 4, 2], [1, 3, 0]), ([6, 6, 4], [1, 1, 1], [1, 1, 1]))
-    for lengths, counts, wanted in steps:
-        step = context.step(0, counts, wanted)
-        step.input_ids[: sum(counts)] = np.arange(sum(counts)) + 11
-        step.place(lengths)
-        for segment in engine.manifest.segments:
-            step.run(segment.name)
-        logits.append(np.array(step.logits[: sum(wanted)]))
-    return np.concatenate(logits)
 
 
 def test_a_full_cache_is_refused(on_torch: Engine) -> None:
