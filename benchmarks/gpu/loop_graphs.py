@@ -8,8 +8,7 @@ from functools import cache, partial
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.loop_kernels import PluginLoopKernels
-from tide_runtime.backends.device.cuda_device import CudaDevice
-from tide_runtime.device_loop.select import no_graphs
+from tide_runtime.backends.device.cuda_device import CudaDevice, missing_cuda_core
 
 from benchmarks.gpu.graph_cases import FORMS, GraphCase, StubKernels, graph_cases, refused_capture, run_case, with_workspaces
 from benchmarks.gpu.graphs_without_gpu import assembled_stub_loop, refuse_on_simulated_gpu
@@ -27,7 +26,7 @@ def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
 def _require_graphs() -> Figures:
     from cuda.core import __version__
 
-    if (reason := no_graphs()) is not None:
+    if (reason := missing_cuda_core()) is not None:
         raise NotRun(reason)
     return {"cuda_core": __version__}
 

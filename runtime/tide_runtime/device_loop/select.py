@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from tide_runtime.backends.base import Backend
+from tide_runtime.backends.device.cuda_device import missing_cuda_core
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceBackend
 from tide_runtime.backends.device.step_graphs import StepGraphs
@@ -20,8 +21,6 @@ from tide_runtime.plugins import plugin
 
 _TURNS, _WINDOW = 16, 8  # tokens per launch; most pending tokens of a sequence
 _MIN_DRIVER = 12040  # CUDA 12.4 introduced conditional nodes
-# Of cuda-core: 1.1 cannot embed a graph where a body begins, 1.0 lists no captured nodes, earlier ones name methods otherwise.
-_MIN_CORE = (1, 2)
 
 
 @dataclass
@@ -73,21 +72,11 @@ def no_conditions() -> str | None:
     return None
 
 
-def no_graphs() -> str | None:
-    """Reason why no CUDA graph can be captured with the cuda-core installed here, or None."""
-    from cuda.core import __version__ as found
-
-    least = ".".join(map(str, _MIN_CORE))
-    if tuple(int(part) for part in found.split(".")[:2]) < _MIN_CORE:
-        return f"cuda-core {found} is installed, CUDA graphs need {least} or newer: pip install --upgrade cuda-core"
-    return None
-
-
 @dataclass(frozen=True)
 class GraphSupport:
     """Functions that return the reason why this machine captures no CUDA graphs, or runs no conditional nodes, or None."""
 
-    no_graphs: Callable[[], str | None] = no_graphs
+    no_graphs: Callable[[], str | None] = missing_cuda_core
     no_conditions: Callable[[], str | None] = no_conditions
 
 

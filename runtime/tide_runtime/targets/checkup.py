@@ -12,12 +12,11 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from tide_runtime.backends import BACKENDS
 from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER
 from tide_runtime.backends.onnxruntime.distribution import distribution, installed_distributions
 from tide_runtime.bundle.architectures import ARCHITECTURES, onnxruntime_compute
 from tide_runtime.bundle.manifest import PAD_ATTENTION, TargetInfo
-from tide_runtime.targets.gpu_probe import PresentGpu, driver_cuda, present_gpu
+from tide_runtime.targets.gpu_probe import PresentGpu, driver_cuda, present_gpu, runs_code_for
 from tide_runtime.targets.select import CPU, CUDA, DeviceChoice, obstacle
 
 # What is shown → the distributions that bring it.
@@ -35,9 +34,7 @@ _DRIVER_13 = "install an NVIDIA driver of release 580 or newer"
 
 def every_target() -> dict[str, TargetInfo]:
     """Name → backend and GPUs of every target that this runtime runs, in the order of ``tide-export --list-targets``."""
-    found = {CPU: _target("onnxruntime-cpu"), CUDA: _target("onnxruntime-cuda", onnxruntime_compute())}
-    if "torch" in BACKENDS:
-        found["torch"] = _target("torch")
+    found = {CPU: _target("onnxruntime-cpu"), CUDA: _target("onnxruntime-cuda", onnxruntime_compute()), "torch": _target("torch")}
     engines = [one for one in ARCHITECTURES if not one.ptx]
     rtx = [one.compute for one in engines if one.rtx]
     found |= {f"rtx-sm_{compute}": _target("tensorrt-rtx", [compute]) for compute in rtx}
@@ -129,7 +126,7 @@ def lacking(target: TargetInfo, gpus: Iterable[PresentGpu], driver: int | None) 
 
 def _fits(target: TargetInfo, gpu: PresentGpu) -> bool:
     if target.backend == "onnxruntime-cuda":
-        return any(one // 10 == gpu.compute // 10 and one <= gpu.compute for one in target.compute)
+        return runs_code_for(target.compute, gpu.compute)
     return gpu.compute in target.compute
 
 

@@ -19,6 +19,7 @@ from runtime.tiny_generation import make_row, output
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.loop_kernels import PluginLoopKernels
 from tide_runtime import Engine
+from tide_runtime.backends.device import cuda_device
 from tide_runtime.backends.device.element_types import FP32
 from tide_runtime.backends.device.program import Execution
 from tide_runtime.bundle.calibration import ExitInfo
@@ -134,13 +135,10 @@ def test_without_conditions_the_host_drives_the_same_loop(without: dict[str, Any
 
 def test_an_old_cuda_core_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against "cannot be captured" where a release named the builder's methods otherwise, and an upgrade helps."""
-    core = pytest.importorskip("cuda.core", reason="the package cuda-core is not installed")
     for installed, refused in (("0.7.0", True), ("1.0.1", True), ("1.1.0", True), ("1.2.0", False), ("2.0", False)):
-        monkeypatch.setattr(core, "__version__", installed)
-        assert drive.no_graphs() == (
-            f"cuda-core {installed} is installed, CUDA graphs need 1.2 or newer: pip install --upgrade cuda-core"
-            if refused
-            else None
+        monkeypatch.setattr(cuda_device, "version", lambda name, found=installed: found)
+        assert drive.GraphSupport().no_graphs() == (
+            f"cuda-core {installed} is installed, 1.2 or newer is needed; pip install 'tide-llm[kernels]'" if refused else None
         )
     made = chosen("full", support=graphs(no_graphs="cuda-core is old"))
     assert isinstance(made.policy, DrivenDepth) and str(made) == "host-driven: cuda-core is old"

@@ -83,7 +83,7 @@ class CudaDevice:
             from cuda.core import Device, LegacyPinnedMemoryResource
         except ImportError as error:
             raise TargetError(f"running on a GPU needs cuda.core ({error}): {INSTALL}") from None
-        self._api, self.ordinal = driver, ordinal
+        self._api, self._device_of_thread, self.ordinal = driver, Device, ordinal
         try:
             self.gpu = Device(ordinal)
             self.gpu.set_current()
@@ -156,10 +156,8 @@ class CudaDevice:
         return not any(int(host) in one.addresses for one in self._pinned_bytes)
 
     def use(self) -> None:
-        from cuda.core import Device
-
         # cuda.core keeps one Device a thread, and asks that of the calling thread whether it was made current.
-        Device(self.ordinal).set_current()
+        self._device_of_thread(self.ordinal).set_current()
 
     def allocate(self, count_bytes: int) -> CudaMemory:
         try:
