@@ -59,7 +59,7 @@ class ExitHead(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Of its weights and the model's."""
+        """The device of its weights and of the model."""
         return next(self.parameters()).device
 
     def translated(self, states: Mapping[int, Tensor]) -> Tensor:
