@@ -31,9 +31,9 @@ def write_report(paths: Sequence[Path]) -> None:
     lines = [json.loads(text) for path in paths for text in path.read_text(encoding="utf-8").splitlines()]
     report = kit_report([line for line in lines if not line["dry"]])
     path = ROOT / "docs" / "results" / f"{report.date[:10]}-gpu_kit.json"
-    if path.exists():  # stages of an earlier run of that day which were not run again
-        ran = {row["stage"] for row in report.rows}
-        report.rows += [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["stage"] not in ran]
+    if path.exists():  # stages of an earlier run of that day which the plan still has and which were not run again
+        waiting = STAGES.keys() - {row["stage"] for row in report.rows}
+        report.rows += [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["stage"] in waiting]
     report.write(path)
     print(f"wrote {path}")
     subprocess.run([sys.executable, "-m", "benchmarks.tables"], cwd=ROOT, check=True)
