@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any, Literal
 
 from jinja2 import Environment, meta, nodes
@@ -87,7 +87,7 @@ class _Prompts:
         self._render, self._user = render, {"role": "user", "content": _USER}
         closed = render([self._user], add_generation_prompt=False) or ""
         self.open = render([self._user], add_generation_prompt=True) or ""
-        self.head = self.open.removeprefix(commonprefix((closed, self.open)))
+        self.head = self.open[_shared(closed, self.open) :]
 
     def marks_of_history(self, field: Field) -> ThoughtMarks | None:
         """Those around the thoughts of the last turn."""
@@ -98,7 +98,7 @@ class _Prompts:
         begin, answer = text.find(_THOUGHT), text.find(_ANSWER)
         if not 0 <= begin < answer:
             return None
-        before = text[len(commonprefix((text, self.open))) : begin]
+        before = text[_shared(text, self.open) : begin]
         opening = before.strip() or _opening_at_end(self.open)
         between = text[begin + len(_THOUGHT) : answer]
         closing = TAG.search(between)
@@ -159,6 +159,11 @@ def _efforts(variables: frozenset[str], texts: list[str], render: Render) -> tup
     user = [{"role": "user", "content": _USER}]
     candidates = named if len(named) > 1 else _USUAL_EFFORTS
     return tuple(effort for effort in candidates if render(user, reasoning_effort=effort, add_generation_prompt=True) is not None)
+
+
+def _shared(one: str, other: str) -> int:
+    """Length of the text that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _opening_at_end(prompt: str) -> str:

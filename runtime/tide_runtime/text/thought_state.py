@@ -24,14 +24,14 @@ class MarkTokens:
 
     Args:
         marks: as text whose characters are bytes, since a token may be part of a character.
-        opening: ids of the opening mark.
+        heads: ids of the opening mark, and of the head of an answer where each has one.
         closing: ids of the closing mark, with what stands before and behind it.
         last: id of the closing mark's last token, and the text of it; None: the mark is one token.
         gap: ids between the closing mark and the answer.
     """
 
     marks: ThoughtMarks
-    opening: tuple[int, ...]
+    heads: tuple[tuple[int, ...], ...]
     closing: tuple[int, ...]
     last: tuple[int, str] | None
     gap: tuple[int, ...]
@@ -74,7 +74,7 @@ class ThoughtVocabulary:
         names = ("opening", "closing", "lead", "gap", "ending")
         spelled = ThoughtMarks(**{name: getattr(marks, name).encode().decode("latin-1") for name in names})
         forced = self.encode(marks.lead + marks.closing + marks.gap)
-        return MarkTokens(spelled, self.encode(marks.opening), forced, last, self.encode(marks.gap))
+        return MarkTokens(spelled, tuple(map(self.encode, marks.first_heads)), forced, last, self.encode(marks.gap))
 
 
 @dataclass
@@ -123,11 +123,14 @@ class ThoughtState:
 
     def take(self, token: int) -> None:
         """``token`` is output."""
-        place = self._after(self._place, token)
+        if self._place.splitter.phase == "answer":
+            answer: tuple[int, ...] = (token,)
+        else:
+            place = self._after(self._place, token)
+            self._place, answer = replace(place, answer=()), place.answer
         if self._grammar is not None:
-            for answered in place.answer:
+            for answered in answer:
                 self._grammar.take(answered)
-        self._place = replace(place, answer=())
 
     def forced(self) -> list[int]:
         """The next tokens where there is no choice; often none."""
@@ -170,11 +173,17 @@ class ThoughtState:
             return self._grammar.allowed(place.answer)
         if place.splitter.phase == "thoughts":
             return self._unended
-        mask, opening, begun = self._grammar.allowed(place.pending), self._tokens.opening, len(place.pending)
-        if place.pending == opening[:begun] and begun < len(opening):
-            mask = mask.copy()
-            mask[opening[begun]] = True
-        return mask
+        return self._mask_of_beginning(self._grammar, place.pending)
+
+    def _mask_of_beginning(self, grammar: GrammarState, pending: tuple[int, ...]) -> NDArray[np.bool_]:
+        """The mask after ``pending``, which may become a head of thoughts or of an answer, or is an answer without one."""
+        heads, begun = self._tokens.heads, len(pending)
+        if len(heads) == 1 and grammar.num_valid(pending) == begun:
+            mask = grammar.allowed(pending).copy()
+        else:
+            mask = np.zeros_like(self._unended)
+        mask[[head[begun] for head in heads if head[:begun] == pending and begun < len(head)]] = True
+        return mask if mask.any() else self._unended  # after a draft that is not allowed
 
     def _after(self, place: _Place, token: int) -> _Place:
         """The place after ``token``."""

@@ -26,6 +26,7 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
         ("thoughts_words", WORDS, None, "thinking"),
         ("thoughts_cut", ThoughtMarks("<think>", "</think>"), None, None),
         ("deepseek_r1", ThoughtMarks("<think>", "</think>", lead="\n"), None, None),
+        ("deepseek_v31", ThoughtMarks("<think>", "</think>"), None, "thinking"),
         *((name, None, None, None) for name in ("hermes", "llama_3", "mistral_3", "qwen_coder", "gemma_3", "phi_4", "smolvlm")),
     ],
 )
