@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tide_runtime.text.tokenizer import Tokenizer
 
 Phase = Literal["before", "thoughts", "gap", "answer"]
-TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]|◁[^◁▷\s]+▷")
+TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z][A-Z_ ]+\]|◁[^◁▷\s]+▷")
 
 
 @dataclass(frozen=True)
