@@ -5,7 +5,7 @@ All of it follows from the sequence's own tokens, so a text is the same whatever
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.text.grammar import GrammarState
-from tide_runtime.text.thoughts import ThoughtMarks, Thoughts, ThoughtSplitter
+from tide_runtime.text.thoughts import TAG, ThoughtMarks, Thoughts, ThoughtSplitter
 from tide_runtime.text.token_bytes import TokenBytes
 from tide_runtime.text.tokenizer import Tokenizer
 
@@ -28,6 +28,7 @@ class MarkTokens:
         closing: ids of the closing mark, with what stands before and behind it.
         last: id of the closing mark's last token, and the text of it; None: the mark is one token.
         gap: ids between the closing mark and the answer.
+        special: id → mark, or part of one, that is a special token.
     """
 
     marks: ThoughtMarks
@@ -35,6 +36,7 @@ class MarkTokens:
     closing: tuple[int, ...]
     last: tuple[int, str] | None
     gap: tuple[int, ...]
+    special: Mapping[int, str]
 
 
 class ThoughtVocabulary:
@@ -51,6 +53,10 @@ class ThoughtVocabulary:
         tokens = self._tokens(thoughts.marks)
         place = _Place(ThoughtSplitter(tokens.marks, thoughts.begun))
         return ThoughtState(self, tokens, place, thoughts.budget, grammar, self._mask(eos, others=True))
+
+    def special(self, marks: ThoughtMarks) -> Mapping[int, str]:
+        """Id → part of ``marks`` that is a special token, which texts leave out unless they are told not to."""
+        return self._tokens(marks).special
 
     def text(self, token: int) -> str:
         """The text of ``token``, whose characters are bytes."""
@@ -74,7 +80,11 @@ class ThoughtVocabulary:
         names = ("opening", "closing", "lead", "gap", "ending")
         spelled = ThoughtMarks(**{name: getattr(marks, name).encode().decode("latin-1") for name in names})
         forced = self.encode(marks.lead + marks.closing + marks.gap)
-        return MarkTokens(spelled, tuple(map(self.encode, marks.first_heads)), forced, last, self.encode(marks.gap))
+        text = f"{marks.opening}{marks.closing}{marks.gap}"
+        entries = {token: self._tokenizer.token(token) or "" for token in self._tokenizer.special_ids}
+        special = {token: entry for token, entry in entries.items() if entry in text and TAG.fullmatch(entry)}
+        heads = tuple(map(self.encode, marks.first_heads))
+        return MarkTokens(spelled, heads, forced, last, self.encode(marks.gap), special)
 
 
 @dataclass
