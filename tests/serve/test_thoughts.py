@@ -188,7 +188,12 @@ def test_litellm_reads_thoughts(thinking: Served, monkeypatch: pytest.MonkeyPatc
     """Breaks: proxies and agents that go through LiteLLM lose the thoughts, whole or streamed."""
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise its import looks for one on the internet
     litellm = pytest.importorskip("litellm", reason="LiteLLM is not installed; pip install 'tide-llm[dev]'")
-    asks: dict[str, Any] = {"model": "openai/source", "messages": asked("@aloud"), "api_base": f"{thinking.url}/v1", "api_key": "none"}
+    asks: dict[str, Any] = {
+        "model": "openai/source",
+        "messages": asked("@aloud"),
+        "api_base": f"{thinking.url}/v1",
+        "api_key": "none",
+    }
     message = litellm.completion(**asks).choices[0].message
     assert (message.reasoning_content, message.content) == (THOUGHT, "Forty two.")
     deltas = [chunk.choices[0].delta for chunk in litellm.completion(**asks, stream=True)]
