@@ -66,4 +66,4 @@ async def _text_ids(service: Service, body: dict[str, Any]) -> list[int]:
 
 async def _chat_ids(service: Service, body: dict[str, Any]) -> list[int]:
     tools = plan_tools(body, service.engine, service.config)
-    return await chat_prompt(service.engine, body["messages"], tools)
+    return (await chat_prompt(service.engine, body["messages"], tools)).ids

@@ -24,6 +24,7 @@ from typing_extensions import TypedDict
 
 from tide_serve.request.body import BodyForm, RequestTypes, Support
 from tide_serve.request.structured import ResponseFormat
+from tide_serve.request.thinking import ReasoningParam
 
 
 def refused(reason: str, *accepts: Any) -> Support:
@@ -45,6 +46,7 @@ CHAT_FIELDS: dict[str, Support] = {
     **dict.fromkeys(
         ("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"), SUPPORTED
     ),
+    **dict.fromkeys(("reasoning_effort", "reasoning", "chat_template_kwargs"), SUPPORTED),
     **dict.fromkeys(("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"), HARMLESS),
     "audio": refused("the model writes text only; leave it out"),
     "function_call": refused("it is the former form of tool_choice; use that"),
@@ -55,7 +57,6 @@ CHAT_FIELDS: dict[str, Support] = {
     "prompt_cache_options": refused(
         "prefixes are cached without breakpoints, for as long as there is memory; leave it out", {"mode": "implicit"}
     ),
-    "reasoning_effort": refused("the model's effort cannot be set; leave it out", "none"),
     "service_tier": refused("there is one tier; set it to auto or default, or leave it out", "auto", "default"),
     "store": refused("nothing is stored here; set it to false, or leave it out", False),
     "verbosity": refused("the model's verbosity cannot be set; ask for it in a message, and leave it out", "medium"),
@@ -141,6 +142,8 @@ EXTENSION_TYPES: dict[str, Any] = {
     "cache_salt": str,
 }
 
+THOUGHT_TYPES: dict[str, Any] = {"reasoning": ReasoningParam, "chat_template_kwargs": dict[str, Any]}
+
 
 class TokenizeParams(TypedDict, total=False):
     model: str
@@ -159,7 +162,7 @@ class DetokenizeParams(TypedDict, total=False):
 CHAT = BodyForm(
     "ChatCompletionRequest",
     CHAT_FIELDS,
-    lambda: RequestTypes(ChatParams, {**EXTENSION_TYPES, "messages": list[MessageParam]}),
+    lambda: RequestTypes(ChatParams, {**EXTENSION_TYPES, **THOUGHT_TYPES, "messages": list[MessageParam]}),
 )
 COMPLETION = BodyForm("CompletionRequest", COMPLETION_FIELDS, lambda: RequestTypes(CompletionParams, EXTENSION_TYPES))
 TOKENIZE = BodyForm(
