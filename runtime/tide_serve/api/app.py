@@ -13,6 +13,7 @@ from tide_runtime import Engine, TideError
 
 from tide_serve.api.chat import chat_routes
 from tide_serve.api.completions import completions_routes
+from tide_serve.api.messages import messages_routes
 from tide_serve.api.openapi import openapi_routes
 from tide_serve.api.responses import responses_routes
 from tide_serve.api.service import Service
@@ -56,7 +57,15 @@ def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
     app.state.service = service
     for kind in (ApiError, TideError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_error)
-    for routes in (health_routes, models_routes, chat_routes, completions_routes, responses_routes, tokenize_routes):
+    for routes in (
+        health_routes,
+        models_routes,
+        chat_routes,
+        completions_routes,
+        responses_routes,
+        messages_routes,
+        tokenize_routes,
+    ):
         app.include_router(routes(service))
     if service.config.page:
         app.include_router(page_routes())

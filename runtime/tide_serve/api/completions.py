@@ -1,7 +1,8 @@
 """POST /v1/completions.
 
 Fields are those of OpenAI's API, with the extensions of /v1/chat/completions; `request.fields.COMPLETION_FIELDS` says what
-becomes of each. ``max_tokens`` defaults to 16, as OpenAI's. With ``echo`` it may be 0: nothing is generated then, and with
+becomes of each. ``max_tokens`` defaults to 16, as OpenAI's. With ``suffix`` the text fills the gap before it, where the model has
+tokens for that (see `request.fill_in_middle`). With ``echo`` it may be 0: nothing is generated then, and with
 ``logprobs`` the prompt's own log-probabilities are the answer. Each of several prompts has ``n`` choices, one prompt's after
 another's.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from tide_serve.api.service import Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.fields import COMPLETION
+from tide_serve.request.fill_in_middle import ends, gap_prompt
 from tide_serve.request.parameters import (
     StreamOptions,
     checked_top_logprobs,
@@ -94,6 +96,11 @@ def completions_routes(service: Service) -> APIRouter:
         stream = CompletionStream(service, completion, options, scored).events if options is not None else None
         return await respond(service, request, completion.jobs, stream, partial(_answer, service, completion, scored))
 
+    @router.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> Response:
+        message = "bundles are of models that write text, so none has embeddings; see /docs for what is served"
+        raise ApiError(404, message, code="no_embeddings")
+
     return router
 
 
@@ -106,14 +113,18 @@ async def checked(service: Service, body: dict[str, Any]) -> CompletionRequest:
     if "best_of" in body and body["best_of"] != body.get("n", 1):
         raise ApiError(400, "best_of differs from n, and choices are not ranked; ask for n choices", "best_of")
     grammar = await response_grammar(engine, body["response_format"], config) if "response_format" in body else None
-    texts = each_prompt(body["prompt"])
+    texts, suffix = each_prompt(body["prompt"]), body.get("suffix", "")
     n = choices(body, config, len(texts))
-    prompts = [await text_prompt(engine, text) for text in texts]
+    if suffix and echo:
+        raise ApiError(400, "echo cannot be given together with suffix, before which the text stands; leave out one", "echo")
+    prompts = [await (gap_prompt(engine, text, suffix) if suffix else text_prompt(engine, text)) for text in texts]
     limit = max_new_tokens(body, ("max_tokens",), config, default=_MAX_TOKENS)
     if limit < 1 and not echo:
         raise ApiError(400, "max_tokens is 0 and echo is off; set max_tokens to at least 1, or echo the prompt", "max_tokens")
     # The parameters of a request that generates nothing are checked all the same.
     params = generation_params(engine, config, body, max_new_tokens=max(1, limit), logprobs=top_logprobs, grammar=grammar)
+    if suffix:
+        params = replace(params, eos_token_ids=ends(engine))
     head = answer_head(service, "cmpl", "text_completion", body["model"])
     return CompletionRequest(head, prompts, params if limit else None, n, echo, top_logprobs, stream)
 

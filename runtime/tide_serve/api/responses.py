@@ -43,7 +43,7 @@ from tide_serve.api.service import Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
-from tide_serve.request.responses_as_chat import LOGPROBS, RESPONSE, chat_body, response_error
+from tide_serve.request.responses_as_chat import LOGPROBS, RESPONSE, chat_body, response_field
 
 Body = dict[str, Any]
 OutputItem = ResponseOutputMessage | ResponseFunctionToolCall
@@ -68,7 +68,7 @@ async def checked(service: Service, body: dict[str, Any]) -> ChatRequest:
     try:
         chat = await checked_chat(service, as_chat)
     except ApiError as error:
-        raise response_error(error) from error
+        raise error.renamed(response_field) from error
     if as_chat["logprobs"] and chat.tools.tools:
         message = f"include: {LOGPROBS} cannot be given together with tools, whose calls are tokens too; leave out one of them"
         raise ApiError(400, message, "include", "unsupported_parameter")

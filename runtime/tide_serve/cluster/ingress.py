@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tide_serve.api.event_stream import event
+from tide_serve.api.event_stream import error_event
 from tide_serve.cluster.forwarded import ForwardedRequest
 from tide_serve.config import ServeConfig, api_keys
 from tide_serve.errors import ApiError
@@ -142,14 +142,14 @@ class Relay:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
             return
-        delivery = Delivery(send)
+        delivery = Delivery(scope, send)
         try:
             await self._deliver(ForwardedRequest.of(scope, body), delivery)
         except ApiError as error:
             if delivery.begun:
                 await delivery.break_off(error)
             else:
-                await error.response()(scope, receive, send)
+                await error.response(scope)(scope, receive, send)
 
     async def _deliver(self, request: ForwardedRequest, delivery: Delivery) -> None:
         """Raises ApiError where the answer did not come to its end."""
@@ -213,8 +213,8 @@ class Delivery:
         complete: the client has all of it.
     """
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope, self._send = scope, send
         self._kept: list[Message] = []
         self._is_stream = False
         self.begun = self.complete = False
@@ -238,5 +238,5 @@ class Delivery:
 
     async def break_off(self, error: ApiError) -> None:
         """End a stream of which the client has a part with ``error`` as its last event."""
-        last = {"type": "http.response.body", "body": event(error.body()).encode(), "more_body": False}
+        last = {"type": "http.response.body", "body": error_event(error, self._scope).encode(), "more_body": False}
         await self._send(last)
