@@ -23,7 +23,7 @@ from tide_serve.api.chat import ChatRequest
 from tide_serve.api.chat import checked as checked_chat
 from tide_serve.api.event_stream import quoted, respond
 from tide_serve.api.generations import Generations
-from tide_serve.api.service import Service
+from tide_serve.api.service import ServedModel, Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
@@ -40,17 +40,18 @@ def messages_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages")
     async def messages(request: Request) -> Response:
         body = await read_body(request, MESSAGE, service.config)
-        chat = await checked(service, body)
-        stream = MessageStream(service.engine, chat).events if chat.stream is not None else None
-        return await respond(service, request, chat.jobs, stream, partial(_answer, service.engine, chat))
+        model = await service.model(request, body["model"])
+        chat = await checked(model, body)
+        stream = MessageStream(model.engine, chat).events if chat.stream is not None else None
+        return await respond(model, request, chat.jobs, stream, partial(_answer, model.engine, chat))
 
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
         body = await read_body(request, COUNT, service.config)
-        service.check_model(body["model"])
+        model = await service.model(request, body["model"])
         try:
             chat = chat_body(body)
-            ids = await chat_prompt(service.engine, chat["messages"], plan_tools(chat, service.engine, service.config))
+            ids = await chat_prompt(model.engine, chat["messages"], plan_tools(chat, model.engine, model.config))
         except ApiError as error:
             raise error.renamed(message_field) from error
         return JSONResponse({"input_tokens": len(ids)})
@@ -58,10 +59,10 @@ def messages_routes(service: Service) -> APIRouter:
     return router
 
 
-async def checked(service: Service, body: Body) -> ChatRequest:
+async def checked(model: ServedModel, body: Body) -> ChatRequest:
     """The chat of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
     try:
-        return await checked_chat(service, chat_body(body))
+        return await checked_chat(model, chat_body(body))
     except ApiError as error:
         raise error.renamed(message_field) from error
 
