@@ -28,6 +28,7 @@ WEATHER: Any = {
         "additionalProperties": False,
     },
 }
+ONE: Any = {"type": "any", "disable_parallel_tool_use": True}
 CACHED: Any = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 
@@ -174,8 +175,7 @@ def test_tools_are_called(claude: anthropic.Anthropic, model: str) -> None:
     assert message.stop_reason == "tool_use"
     turns: Any = [*ASK, {"role": "assistant", "content": message.content}]
     turns.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}]})
-    one: Any = {"type": "any", "disable_parallel_tool_use": True}
-    message = claude.messages.create(**asked, messages=turns, tool_choice=one)
+    message = claude.messages.create(**asked, messages=turns, tool_choice=ONE)
     assert [block.type for block in message.content] == ["tool_use"]
     turns.append(message.to_param())
     turns.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": message.content[0].id}]})  # type: ignore[union-attr]
@@ -218,7 +218,7 @@ def test_a_streamed_text_has_all_events(claude: anthropic.Anthropic, live_server
 
 def test_the_clients_stream_helpers(claude: anthropic.Anthropic, live_server: str, model: str) -> None:
     """Breaks: the official client's own accumulation of a stream fails, sync or async, or has another message than a whole."""
-    asked: Any = {"model": model, "max_tokens": 60, "messages": ASK, "tools": [WEATHER], "tool_choice": {"type": "any"}}
+    asked: Any = {"model": model, "max_tokens": 60, "messages": ASK, "tools": [WEATHER], "tool_choice": ONE}
     whole = claude.messages.create(**asked)
     with claude.messages.stream(**asked) as stream:
         message = stream.get_final_message()
