@@ -12,7 +12,8 @@ from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.sequence import TokenSequence
-from tide_runtime.text.grammar import GrammarCompiler
+from tide_runtime.text.grammar import GrammarCompiler, GrammarState
+from tide_runtime.text.thought_state import ThoughtState, ThoughtVocabulary
 from tide_runtime.text.tokenizer import TextStream, Tokenizer
 
 Prompt = str | Sequence[int]
@@ -34,6 +35,7 @@ class Admission:
         grammars: GrammarCompiler,
     ) -> None:
         self.manifest, self.tokenizer, self.check_params, self.grammars = manifest, tokenizer, check_params, grammars
+        self.thoughts = ThoughtVocabulary(tokenizer, manifest.model.vocab_size) if tokenizer is not None else None
 
     def sequences(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[TokenSequence]:
         """A sequence for each of ``prompts``, or for the one prompt. Raises PromptError or ParamsError."""
@@ -53,10 +55,17 @@ class Admission:
         cache_slots, vocab = self.manifest.max_seq_len, self.manifest.model.vocab_size
         if outside := [token for token, _ in params.logit_bias if token >= vocab]:
             raise ParamsError(f"logit_bias names the token id {outside[0]}, expected ids from 0 to {vocab - 1}")
+        if params.thoughts is not None and self.thoughts is None:
+            raise ParamsError("thoughts need a tokenizer, which this bundle has not; leave them out")
         eos = params.eos_token_ids if params.eos_token_ids is not None else self.manifest.generation.eos_token_ids
         # One token more than the cache holds can be generated: the last one is never written back.
         tokens = np.zeros(min(len(ids) + params.max_new_tokens, cache_slots + 1), np.int64)
         tokens[: len(ids)] = ids
+        grammar: GrammarState | ThoughtState | None = self.grammars.start(params.grammar) if params.grammar is not None else None
+        thoughts = None
+        if params.thoughts is not None and self.thoughts is not None:
+            thoughts = self.thoughts.start(params.thoughts, grammar, eos)
+            grammar = thoughts if params.forces_tokens else None
         return TokenSequence(
             tokens=tokens,
             num_tokens=len(ids),
@@ -65,12 +74,18 @@ class Admission:
             eos=frozenset(eos),
             sampler=Sampler(params, vocab, len(ids)),
             long_rotary_from=self.manifest.long_rotary_from,
-            grammar=self.grammars.start(params.grammar) if params.grammar is not None else None,
-            text=self._text_stream(params) if streamed or params.stop or params.shown_tokens else None,
+            grammar=grammar,
+            thoughts=thoughts,
+            text=self._text_stream(params) if streamed or params.stop or params.shown_tokens or params.thoughts else None,
         )
 
     def _text_stream(self, params: GenerationParams) -> TextStream | None:
-        return TextStream(self.tokenizer, params.stop, shown=params.shown_tokens) if self.tokenizer is not None else None
+        if self.tokenizer is None:
+            return None
+        shown, thoughts = params.shown_tokens, params.thoughts
+        if thoughts is not None:
+            shown = (*shown, *thoughts.special(self.tokenizer))
+        return TextStream(self.tokenizer, params.stop, shown=shown, thoughts=thoughts)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids. Raises PromptError for an empty or too long prompt, or ids outside the vocabulary."""

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 
 from tide_runtime.errors import ParamsError
 from tide_runtime.text.grammar import Grammar
+from tide_runtime.text.thoughts import Thoughts
 
 BIAS_LIMIT = 100.0
 PENALTY_LIMIT = 2.0
@@ -29,7 +30,9 @@ class GenerationParams:
         presence_penalty, frequency_penalty: taken from the logits of tokens in the output, once, and once for each time they are
             in it; in [-2, 2] (https://platform.openai.com/docs/api-reference/chat/create).
         logit_bias: (token id, bias in [-100, 100]), added to the logits of these tokens; a mapping will do.
-        grammar: the language that the output must belong to (`Grammar`); needs llguidance.
+        grammar: the language that the output must belong to (`Grammar`), or the answer behind its thoughts; needs llguidance.
+        thoughts: how the output thinks (`Thoughts`). Stop strings and grammar then apply behind the thoughts, and the text has
+            the marks around them, also those that are special tokens; None: all of it is answer.
         seed: makes sampling reproducible, >= 0: a prompt's text is the same under policies ``full`` and ``exact``, beside any
             other prompts, and at any place in its call, so several samples of a prompt take several seeds. None draws a new seed
             for each sequence.
@@ -55,6 +58,7 @@ class GenerationParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
+    thoughts: Thoughts | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     shown_tokens: tuple[int, ...] = ()
@@ -88,8 +92,13 @@ class GenerationParams:
 
     @cached_property
     def changes_logits(self) -> bool:
-        """Whether penalties, biases or a grammar change the logits before a token is chosen."""
-        return self.repetition_penalty != 1 or self.penalises_output or bool(self.logit_bias) or self.grammar is not None
+        """Whether penalties, biases, a grammar or a budget of thoughts change the logits before a token is chosen."""
+        return self.repetition_penalty != 1 or self.penalises_output or bool(self.logit_bias) or self.forces_tokens
+
+    @cached_property
+    def forces_tokens(self) -> bool:
+        """Whether a grammar or a budget of thoughts says which tokens may come."""
+        return self.grammar is not None or (self.thoughts is not None and self.thoughts.budget is not None)
 
     def _store_tuples(self) -> None:
         """Lists and mappings, as JSON gives them, become tuples, so that equal params stay equal and hashable."""
@@ -121,6 +130,10 @@ class GenerationParams:
         _require(valid, "logit_bias", self.logit_bias, "pairs of a token id >= 0 and a bias in [-100, 100], or a mapping of them")
         g = self.grammar
         _require(g is None or isinstance(g, Grammar), "grammar", g, "a Grammar, such as Grammar.json_schema({…}), or None")
+
+        t = self.thoughts
+        valid = t is None or (isinstance(t, Thoughts) and (t.budget is None or _is_int(t.budget, 1)))
+        _require(valid, "thoughts", t, "Thoughts with a budget >= 1 or None, or None")
 
         b = self.depth_budget
         _require(b is None or (_is_number(b) and b > 0), "depth_budget", b, "a number of layers > 0, or None")

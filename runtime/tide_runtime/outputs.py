@@ -30,6 +30,7 @@ class RequestStats:
         prefix_tokens: prompt tokens whose keys and values came from the prefix cache.
         preemptions: how often the request gave up its KV memory for others and was computed again.
         rotary_restarts: how often its text outgrew the short rotary factors and was computed again.
+        thought_tokens: tokens of thoughts, with their marks.
         uncovered: why the certificate does not cover this output of policy ``exit``; empty: it does.
     """
 
@@ -50,6 +51,7 @@ class RequestStats:
     prefix_tokens: int = 0
     preemptions: int = 0
     rotary_restarts: int = 0
+    thought_tokens: int = 0
     speedup: float | None = None
     predicted_speedup: float | None = None
     uncovered: tuple[str, ...] = ()
@@ -123,6 +125,7 @@ def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) 
         preemptions=history.preemptions,
         rotary_restarts=history.rotary_restarts,
         token_depths=tuple(depth.token_depths),
+        thought_tokens=sequence.thoughts.thought_tokens if sequence.thoughts is not None else 0,
     )
     ids = sequence.new_tokens.tolist()
     if sequence.text is not None:

@@ -16,6 +16,7 @@ from tide_runtime.errors import GrammarError, NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler, TokenLogprob
 from tide_runtime.text.grammar import GrammarState
+from tide_runtime.text.thought_state import ThoughtState
 from tide_runtime.text.tokenizer import TextStream
 
 FinishReason = Literal["eos", "stop", "length", "cache_full", "cancelled", "deadline"]
@@ -98,6 +99,7 @@ class TokenSequence:
     Args:
         tokens: [prompt + max_new_tokens, or fewer where the KV cache ends], filled up to ``num_tokens``.
         grammar: which tokens may come next; None: all.
+        thoughts: which tokens were thoughts; it is the ``grammar`` where there is one, or a budget.
         batch_index: its row of the KV cache; -1 while it has none.
         num_cached_tokens: the first ones, which its row holds.
         prefilled: its row holds all that decoding needs; a preempted sequence is prefilled again.
@@ -114,7 +116,8 @@ class TokenSequence:
     eos: frozenset[int]
     sampler: Sampler
     text: TextStream | None = None
-    grammar: GrammarState | None = None
+    grammar: GrammarState | ThoughtState | None = None
+    thoughts: ThoughtState | None = None
     batch_index: int = -1
     num_cached_tokens: int = 0
     prefilled: bool = False
@@ -208,9 +211,10 @@ class TokenSequence:
             shown = self.text.push(token)
             if self.text.stop_hit is not None:
                 self.finish_reason = "stop"
-        if self.grammar is not None and self.finish_reason is None:
-            self.grammar.take(token)
-            if self.grammar.complete:
+        follows = self.grammar if self.grammar is not None else self.thoughts
+        if follows is not None and self.finish_reason is None:
+            follows.take(token)
+            if follows.complete:
                 self.finish_reason = "stop"
         if self.finish_reason is None:
             if self.num_tokens - self.prompt_tokens >= self.params.max_new_tokens:

@@ -23,7 +23,11 @@ TEMPLATE = "{% for message in messages %}{{ message.content or '' }}{% endfor %}
 
 
 def make_scripted_bundle(
-    directory: Path, answers: Mapping[str, Sequence[str | int]], words: Sequence[str] = (), special: Sequence[str] = ()
+    directory: Path,
+    answers: Mapping[str, Sequence[str | int]],
+    words: Sequence[str] = (),
+    special: Sequence[str] = (),
+    template: str = TEMPLATE,
 ) -> Path:
     """The bundle, in ``directory``, of a model that answers what ends with a key of ``answers`` with its value.
 
@@ -31,6 +35,7 @@ def make_scripted_bundle(
         answers: text of tokens, and bytes as integers. No token may have two tokens behind it.
         words: of prompts, each a token.
         special: special tokens besides those for begin, end and unknown words.
+        template: of chats.
     """
     tokenizer = _tokenizer(answers, words, special)
     vocab = tokenizer.get_vocab()
@@ -42,7 +47,7 @@ def make_scripted_bundle(
     source = directory / "source"
     _model(len(vocab), following, vocab[EOS]).save_pretrained(source)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, unk_token=UNKNOWN)
-    fast.chat_template = TEMPLATE
+    fast.chat_template = template
     fast.save_pretrained(source)
     config = ExportConfig(checkpoints="none", max_seq_len=512, verify=False, targets=("cpu",))
     export(str(source), directory / "bundle", config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from tide_runtime.errors import PromptError
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import jinja2
 
     from tide_runtime.text.template_forms import TemplateForms
+    from tide_runtime.text.template_thoughts import TemplateThoughts
 
 # Exceptions that a template, which is code of the model's author, may raise on unexpected messages.
 TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -46,8 +47,8 @@ def render_chat(
         raise PromptError("This model has no chat template; pass plain text as prompt instead of messages.")
     variables: dict[str, Any] = {"tools": None, "documents": None, **special_tokens, **_as_json_values(extra)}
     turns, compiled = _checked(messages), _compiled(template)
-    forms = template_forms(template)
-    variables["messages"] = [_with_reasoning(forms.message(turn)) for turn in turns]
+    forms, thoughts = template_forms(template), template_thoughts(template)
+    variables["messages"] = [thoughts.message(forms.message(turn)) for turn in turns]
     variables["add_generation_prompt"] = add_generation_prompt
     try:
         return compiled.render(variables)
@@ -99,38 +100,47 @@ def _as_json_values(value: Any) -> Any:
         raise PromptError(f"Chat templates take JSON values only: {error}.") from error
 
 
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Provide a turn's reasoning under both names that templates use, as transformers does."""
-    names = ("reasoning_content", "thinking", "reasoning")
-    reasoning = next((message[name] for name in names if message.get(name) is not None), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
-
-
 def template_forms(template: str) -> TemplateForms:
     """The forms in which ``template`` takes messages. Raises PromptError where it is broken."""
     _compiled(template)
     return _forms(template)
 
 
+def template_thoughts(template: str) -> TemplateThoughts:
+    """What ``template`` declares about thoughts. Raises PromptError where it is broken."""
+    _compiled(template)
+    return _thoughts(template)
+
+
 @lru_cache(maxsize=16)
 def _forms(template: str) -> TemplateForms:
-    import jinja2
-
     from tide_runtime.text.template_forms import TemplateForms
 
-    compiled = _compiled(template)
-    variables = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
     tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}}
 
     def render(messages: list[dict[str, Any]]) -> str | None:
-        for tools in ([tool], None):
-            try:
-                return compiled.render(variables, messages=messages, tools=tools, documents=None, add_generation_prompt=True)
-            except (jinja2.TemplateError, *TEMPLATE_FAULTS):
-                continue
-        return None
+        tries = (_rendered(template, messages, tools=tools, add_generation_prompt=True) for tools in ([tool], None))
+        return next((text for text in tries if text is not None), None)
 
     return TemplateForms.of(_environment().parse(template), render)
+
+
+@lru_cache(maxsize=16)
+def _thoughts(template: str) -> TemplateThoughts:
+    from tide_runtime.text.template_thoughts import TemplateThoughts
+
+    return TemplateThoughts.of(template, _environment(), partial(_rendered, template))
+
+
+def _rendered(template: str, messages: list[dict[str, Any]], **variables: Any) -> str | None:
+    """``template`` for a made-up chat; None where it fails."""
+    import jinja2
+
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
+    try:
+        return _compiled(template).render({**names, "tools": None, "documents": None, "messages": messages, **variables})
+    except (jinja2.TemplateError, *TEMPLATE_FAULTS):
+        return None
 
 
 @lru_cache(maxsize=16)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tide_runtime.errors import BundleError, PromptError
+from tide_runtime.text.thoughts import Thoughts, ThoughtSplitter
 from tide_runtime.text.token_bound import TokenBound
 
 if TYPE_CHECKING:
@@ -113,10 +114,16 @@ class TextStream:
 
     Args:
         shown: special tokens that the text has although it leaves out others.
+        thoughts: stop strings count behind these only; None: in all of the text.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), skip_special_tokens: bool = True, shown: Collection[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        shown: Collection[int] = (),
+        thoughts: Thoughts | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids.difference(shown) if skip_special_tokens else frozenset[int]()
@@ -126,6 +133,7 @@ class TextStream:
         self._character = codecs.getincrementaldecoder("utf-8")("replace")  # tracks runs of byte tokens
         self._marks = _marks(tokenizer, self._skipped, stop)
         self._stops = StopStrings(stop, {self._tokenizer.token(token) or "": mark for token, mark in self._marks.items()})
+        self._thoughts = ThoughtSplitter(thoughts.marks, thoughts.begun) if thoughts is not None and stop else None
         self._flushed = False
 
     @property
@@ -150,16 +158,23 @@ class TextStream:
             return ""
         text = self._decode(self._window[:end])
         if text.endswith(REPLACEMENT) and not self._tokenizer.byte_ids:
-            return self._stops.feed(self._take_settled(text))
-        return self._stops.feed(self._take(end, text))
+            return self._feed(self._take_settled(text))
+        return self._feed(self._take(end, text))
 
     def flush(self) -> str:
         """End the stream; returns the text held back so far."""
         if self.finished:
             return ""
         self._flushed = True
-        shown = self._stops.feed(self._take(len(self._window), self._decode(self._window)))
+        shown = self._feed(self._take(len(self._window), self._decode(self._window)), last=True)
         return shown + self._stops.drain()
+
+    def _feed(self, text: str, last: bool = False) -> str:
+        """``text`` up to where it may become, or is, a stop string behind the thoughts."""
+        if self._thoughts is None:
+            return self._stops.feed(text)
+        _, answer, before = self._thoughts.feed(text, last)
+        return before + (self._stops.feed(answer) if answer else "")
 
     def _unfinished_bytes(self, token_id: int) -> int:
         """Number of trailing byte tokens of an incomplete character."""
@@ -176,8 +191,10 @@ class TextStream:
     def _pass_mark(self, token_id: int) -> str:
         """Have a skipped special token end the pending characters and count for the stop strings."""
         self._character.reset()
-        shown = self._stops.feed(self._take(len(self._window), self._decode(self._window)))
-        return shown if self.stop_hit is not None else shown + self._stops.feed(self._marks[token_id])
+        shown = self._feed(self._take(len(self._window), self._decode(self._window)))
+        if self.stop_hit is not None or (self._thoughts is not None and self._thoughts.phase != "answer"):
+            return shown
+        return shown + self._stops.feed(self._marks[token_id])
 
     def _take(self, end: int, text: str) -> str:
         """Return the text of the pending tokens before window position `end`, which become the context.

@@ -62,6 +62,7 @@ def usage_of(
         "completion_tokens": tokens,
         "prompt_tokens": prompts,
         "total_tokens": prompts + tokens,
+        "completion_tokens_details": {"reasoning_tokens": sum(g.stats.thought_tokens for g in generations)},
         "prompt_tokens_details": {"cached_tokens": sum(g.stats.prefix_tokens for g in first)},
     }
     if generations:

@@ -30,6 +30,7 @@ from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import chat_logprobs
 from tide_serve.api.service import ServedModel, Service
 from tide_serve.errors import ApiError
+from tide_serve.request.answer_parser import AnswerParser
 from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
 from tide_serve.request.fields import CHAT
@@ -44,6 +45,7 @@ from tide_serve.request.parameters import (
 )
 from tide_serve.request.prompt_ids import chat_prompt
 from tide_serve.request.structured import check_grammar, response_grammar
+from tide_serve.request.thinking import ThoughtPlan, plan_thoughts
 from tide_serve.request.tools import ToolPlan, plan_tools
 
 
@@ -56,6 +58,7 @@ class ChatRequest:
         ids: token ids of the prompt.
         n: choices.
         top_logprobs: None: no log-probabilities.
+        thoughts: how its answers think.
         stream: None: the answer is not streamed.
     """
 
@@ -64,12 +67,17 @@ class ChatRequest:
     params: GenerationParams
     n: int
     tools: ToolPlan
+    thoughts: ThoughtPlan
     top_logprobs: int | None
     stream: StreamOptions | None
 
     @property
     def jobs(self) -> list[tuple[Sequence[int], GenerationParams]]:
         return [(self.ids, of_choice(self.params, choice)) for choice in range(self.n)]
+
+    def parser(self) -> AnswerParser:
+        """The reader of one of its answers."""
+        return AnswerParser(self.thoughts.splitter(), self.tools.parser(), self.thoughts.special)
 
 
 def chat_routes(service: Service) -> APIRouter:
@@ -95,18 +103,21 @@ async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     answer = await response_grammar(engine, body["response_format"], config) if "response_format" in body else None
     if (grammar := tools.grammar(answer)) is not None and grammar is not answer:
         await check_grammar(engine, grammar, "tools")
-    ids = await chat_prompt(engine, body["messages"], tools)
+    thoughts = plan_thoughts(body, engine, bool(tools.tools))
+    prompt = await chat_prompt(engine, body["messages"], tools, thoughts.variables)
+    ids, thoughts = prompt.ids, thoughts.after(prompt.text)
     limits = ("max_completion_tokens", "max_tokens")
     limit = max_new_tokens(body, limits, config, default=engine.manifest.max_seq_len - len(ids) + 1)
     if limit < 1:
         name = next(name for name in limits if name in body)
         raise ApiError(400, f"{name} is {limit}; set it to at least 1 token", name)
+    stops = (*tools.stops, *thoughts.stops)
     params = generation_params(
-        engine, config, body, max_new_tokens=limit, logprobs=top_logprobs, grammar=grammar, more_stops=tools.stops
+        engine, config, body, max_new_tokens=limit, logprobs=top_logprobs, grammar=grammar, more_stops=stops
     )
-    params = replace(params, shown_tokens=tuple(tools.special))
+    params = replace(params, shown_tokens=tuple(tools.special), thoughts=thoughts.thoughts)
     head = answer_head(model, "chatcmpl", "chat.completion")
-    return ChatRequest(head, ids, params, n, tools, top_logprobs, stream)
+    return ChatRequest(head, ids, params, n, tools, thoughts, top_logprobs, stream)
 
 
 def _top_logprobs(body: dict[str, Any]) -> int | None:
@@ -126,8 +137,10 @@ def _answer(model: ServedModel, chat: ChatRequest, generations: Sequence[Generat
 
 
 def _choice(model: ServedModel, chat: ChatRequest, index: int, generation: Generation) -> dict[str, Any]:
-    text, calls = chat.tools.split(generation.text or "")
+    thoughts, text, calls = chat.parser().feed(generation.text or "", last=True)
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if thoughts:
+        message["reasoning_content"] = thoughts
     if calls:
         message |= {"content": text or None, "tool_calls": [call.body() for call in calls]}
     logprobs = None
@@ -147,7 +160,7 @@ class ChatStream(ChoiceStream):
     def __init__(self, model: ServedModel, chat: ChatRequest, options: StreamOptions) -> None:
         super().__init__(model, {**chat.head, "object": "chat.completion.chunk"}, options, chat.top_logprobs)
         self._n = chat.n
-        self._parsers = [chat.tools.parser() for _ in range(chat.n)]
+        self._parsers = [chat.parser() for _ in range(chat.n)]
         self._begun: set[int] = set()
 
     async def events(self, generations: Generations) -> AsyncGenerator[str]:
@@ -167,17 +180,17 @@ class ChatStream(ChoiceStream):
         if choice not in self._begun:
             self._begun.add(choice)
             events = self._event(choice, '"delta": {"role": "assistant", "content": ""}')
-        text, last = "".join([chunk.text for chunk in chunks]), chunks[-1].generation
-        parser, calls, all_calls = self._parsers[choice], list[ToolCall](), list[ToolCall]()
-        if parser is not None:
-            (text, calls), all_calls = parser.feed(text, last=last is not None), parser.calls
-        if self._needs_event(text):
-            events += self._text_event(choice, f'"delta": {{"content": {quoted(text)}}}', chunks)
+        last, parser = chunks[-1].generation, self._parsers[choice]
+        thoughts, text, calls = parser.feed("".join([chunk.text for chunk in chunks]), last=last is not None)
+        if self._needs_event(thoughts + text):
+            parts = [f'"reasoning_content": {quoted(thoughts)}'] if thoughts else []
+            parts += [f'"content": {quoted(text)}'] if text or not parts else []
+            events += self._text_event(choice, f'"delta": {{{", ".join(parts)}}}', chunks)
         if calls:
-            deltas = [{"index": all_calls.index(call), **call.body()} for call in calls]
+            deltas = [{"index": parser.calls.index(call), **call.body()} for call in calls]
             events += self._event(choice, f'"delta": {quoted({"tool_calls": deltas})}')
         if last is not None:
-            events += self._event(choice, '"delta": {}', reason=quoted(_finish_reason(last, all_calls)))
+            events += self._event(choice, '"delta": {}', reason=quoted(_finish_reason(last, parser.calls)))
         return events
 
     def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:

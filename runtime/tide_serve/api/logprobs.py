@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import Any
 
 from tide_runtime.sampler import TokenLogprob
+from tide_runtime.text.token_bytes import TokenBytes
 from tide_runtime.text.tokenizer import TextStream, Tokenizer
 
 _LEAST = -9999.0  # OpenAI's value of what is as good as impossible; JSON has no infinity
@@ -64,9 +65,7 @@ class TokenTexts:
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
-        self._byte_of = _byte_level_alphabet() if tokenizer is not None and _is_byte_level(tokenizer) else None
-        self.bytes_of = lru_cache(_CACHED)(self._bytes_of)
+        self._bytes = TokenBytes(tokenizer) if tokenizer is not None else None
         self.text_of = lru_cache(_CACHED)(self._text_of)
 
     def _text_of(self, token: int) -> str:
@@ -76,17 +75,9 @@ class TokenTexts:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
-    def _bytes_of(self, token: int) -> bytes:
-        entry = self._tokenizer.token(token) if self._tokenizer is not None else None
-        if self._tokenizer is None or entry is None:
-            return f"<token {token}>".encode()
-        if token in self._tokenizer.byte_ids:
-            return bytes([self._tokenizer.byte_ids[token]])
-        if token in self._tokenizer.special_ids:
-            return entry.encode()
-        if self._byte_of is not None and all(character in self._byte_of for character in entry):
-            return bytes(self._byte_of[character] for character in entry)
-        return entry.replace("\u2581", " ").encode()  # sentencepiece's sign for a space
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of ``token``, and its number where it has none."""
+        return (self._bytes.of(token) if self._bytes is not None else b"") or f"<token {token}>".encode()
 
 
 class TextOffsets:
@@ -125,16 +116,3 @@ class TextOffsets:
         self._length += len(piece)
         # A token that only ends a character begins with it; before a whole one, bytes may have turned out to be no character.
         return shown, before + len(piece) - len(shown) if piece.endswith(shown) else before
-
-
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether the vocabulary spells bytes as printable characters, as GPT-2's does: its entries have Ġ for a space."""
-    ids = tokenizer.encode("a b", add_special_tokens=False)
-    return any("\u0120" in (tokenizer.token(token) or "") for token in ids)
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Character → byte. Printable bytes of Latin-1 stand for themselves, the others for characters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + number): byte for number, byte in enumerate(others)}

@@ -78,7 +78,7 @@ async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
 
 def _answer(model: ServedModel, body: Body, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
     [generation] = generations
-    text, calls = chat.tools.split(generation.text or "")
+    _, text, calls = chat.parser().feed(generation.text or "", last=True)
     logprobs = _logprobs(model, chat, generation.logprobs)
     output: list[OutputItem] = []
     if text or not calls:
@@ -103,7 +103,7 @@ class ResponseStream:
 
     def __init__(self, model: ServedModel, body: Body, chat: ChatRequest) -> None:
         self._model, self._body, self._chat = model, body, chat
-        self._parser = chat.tools.parser()
+        self._parser = chat.parser()
         self._output: list[OutputItem] = []
         self._message: _OpenMessage | None = None
         self._number = -1
@@ -128,10 +128,8 @@ class ResponseStream:
         return "".join(self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress"))
 
     def _add(self, chunks: Sequence[Chunk]) -> str:
-        text, last = "".join([chunk.text for chunk in chunks]), chunks[-1].generation
-        calls: list[ToolCall] = []
-        if self._parser is not None:
-            text, calls = self._parser.feed(text, last=last is not None)
+        last = chunks[-1].generation
+        _, text, calls = self._parser.feed("".join([chunk.text for chunk in chunks]), last=last is not None)
         scored = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
         entries = _logprobs(self._model, self._chat, scored)
         events = self._text(text, entries) if text or entries else ""
@@ -282,7 +280,7 @@ def _usage(engine: Engine, generation: Generation) -> ResponseUsage:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
             "depth": usage["depth"],
         }

@@ -66,4 +66,4 @@ async def _text_ids(model: ServedModel, body: dict[str, Any]) -> list[int]:
 
 async def _chat_ids(model: ServedModel, body: dict[str, Any]) -> list[int]:
     tools = plan_tools(body, model.engine, model.config)
-    return await chat_prompt(model.engine, body["messages"], tools)
+    return (await chat_prompt(model.engine, body["messages"], tools)).ids

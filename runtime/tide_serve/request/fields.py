@@ -24,6 +24,7 @@ from typing_extensions import TypedDict
 
 from tide_serve.request.body import BodyForm, RequestTypes, Support
 from tide_serve.request.structured import ResponseFormat
+from tide_serve.request.thinking import ReasoningParam
 
 
 def refused(reason: str, *accepts: Any) -> Support:
@@ -43,7 +44,9 @@ _SAMPLING = dict.fromkeys(
 CHAT_FIELDS: dict[str, Support] = {
     **_SAMPLING,
     **dict.fromkeys(
-        ("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"), SUPPORTED
+        ("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",
+         "reasoning_effort", "reasoning", "chat_template_kwargs"),
+        SUPPORTED,
     ),
     **dict.fromkeys(("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"), HARMLESS),
     "audio": refused("the model writes text only; leave it out"),
@@ -55,7 +58,6 @@ CHAT_FIELDS: dict[str, Support] = {
     "prompt_cache_options": refused(
         "prefixes are cached without breakpoints, for as long as there is memory; leave it out", {"mode": "implicit"}
     ),
-    "reasoning_effort": refused("the model's effort cannot be set; leave it out", "none"),
     "service_tier": refused("there is one tier; set it to auto or default, or leave it out", "auto", "default"),
     "store": refused("nothing is stored here; set it to false, or leave it out", False),
     "verbosity": refused("the model's verbosity cannot be set; ask for it in a message, and leave it out", "medium"),
@@ -140,6 +142,8 @@ EXTENSION_TYPES: dict[str, Any] = {
     "cache_salt": str,
 }
 
+_THOUGHT_TYPES: dict[str, Any] = {"reasoning": ReasoningParam, "chat_template_kwargs": dict[str, Any]}
+
 
 class TokenizeParams(TypedDict, total=False):
     model: str
@@ -158,7 +162,7 @@ class DetokenizeParams(TypedDict, total=False):
 CHAT = BodyForm(
     "ChatCompletionRequest",
     CHAT_FIELDS,
-    lambda: RequestTypes(ChatParams, {**EXTENSION_TYPES, "messages": list[MessageParam]}),
+    lambda: RequestTypes(ChatParams, {**EXTENSION_TYPES, **_THOUGHT_TYPES, "messages": list[MessageParam]}),
 )
 COMPLETION = BodyForm("CompletionRequest", COMPLETION_FIELDS, lambda: RequestTypes(CompletionParams, EXTENSION_TYPES))
 TOKENIZE = BodyForm(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,6 +28,14 @@ To call one, answer with its name and arguments as JSON, for each call:
 The results come between <tool_response> and </tool_response>. Answer in plain text when no call is needed."""
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt. ``text``: the chat in the model's template; of /v1/completions as it was sent, or decoded from ids."""
+
+    ids: list[int]
+    text: str
+
+
 async def off_loop(size: int, function: Callable[..., Result], *arguments: Any) -> Result:
     """``function(*arguments)``, which works on ``size`` characters: in a thread where that would hold up other streams."""
     return function(*arguments) if size < _LONG else await asyncio.to_thread(function, *arguments)
@@ -36,8 +44,10 @@ async def off_loop(size: int, function: Callable[..., Result], *arguments: Any) 
 # --- chats
 
 
-async def chat_prompt(engine: Engine, messages: Sequence[dict[str, Any]], tools: ToolPlan) -> list[int]:
-    """Token ids of a request's ``messages`` in the model's template, with ``tools``.
+async def chat_prompt(
+    engine: Engine, messages: Sequence[dict[str, Any]], tools: ToolPlan, variables: Mapping[str, Any] | None = None
+) -> Prompt:
+    """The prompt of a request's ``messages`` in the model's template, with ``tools`` and further ``variables`` of the template.
 
     Raises ApiError where a text model cannot read them, the template refuses them, or they are longer than the context.
     """
@@ -48,21 +58,21 @@ async def chat_prompt(engine: Engine, messages: Sequence[dict[str, Any]], tools:
         turns = [with_calls_as_text(turn) for turn in turns]
     if tools.tools and not tools.shown:
         turns = with_tools_described(turns, tools.tools)
-    extra = {"tools": tools.tools} if tools.tools and tools.shown else {}
+    extra = {**(variables or {}), **({"tools": tools.tools} if tools.tools and tools.shown else {})}
     size = sum(len(joined_parts(turn["content"] or "")) for turn in turns)
     try:
-        ids = await off_loop(size, _chat_ids, engine, turns, extra)
+        prompt = await off_loop(size, _chat_prompt, engine, turns, extra)
     except PromptError as error:
         raise ApiError(400, str(error), "messages") from error
-    check_length(engine, ids, "messages")
-    return ids
+    check_length(engine, prompt.ids, "messages")
+    return prompt
 
 
-def _chat_ids(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[str, Any]) -> list[int]:
+def _chat_prompt(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[str, Any]) -> Prompt:
     text = engine.chat_text(turns, **extra)
     assert engine.tokenizer is not None
     check_text(engine, text, "messages")
-    return engine.tokenizer.encode(text, add_special_tokens=False)
+    return Prompt(engine.tokenizer.encode(text, add_special_tokens=False), text)
 
 
 def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -137,14 +147,6 @@ def _described(function: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- texts
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt of /v1/completions. ``text``: as it was sent, or decoded from ids."""
-
-    ids: list[int]
-    text: str
 
 
 def each_prompt(prompt: str | list[Any]) -> list[str | list[int]]:

@@ -27,9 +27,9 @@ from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
-from tide_serve.request.call_formats import CLOSING, OPENING, TAGS, ToolCall
+from tide_serve.request.call_formats import CLOSING, OPENING, TAGS
 from tide_serve.request.structured import check_schema
-from tide_serve.request.tool_calls import ToolCallParser, split_calls
+from tide_serve.request.tool_calls import ToolCallParser
 
 MAX_CALLS = 8  # most calls of an answer that follows a grammar: a model that does not stop by itself must
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -64,10 +64,6 @@ class ToolPlan:
     def parser(self) -> ToolCallParser | None:
         """The reader of calls for one output; None: all of it is text."""
         return ToolCallParser(self._schemas, self.special.values(), self._most) if self.tools else None
-
-    def split(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The text and the calls of a whole output."""
-        return split_calls(text, self._schemas, self.special.values(), self._most) if self.tools else (text, [])
 
     @property
     def stops(self) -> tuple[str, ...]:

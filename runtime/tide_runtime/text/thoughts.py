@@ -1,0 +1,172 @@
+"""Thoughts of a model that thinks aloud: the marks around them, and where they end in a text.
+
+An output is the opening mark, thoughts, the closing mark, a gap and the answer. The opening is missing where the prompt ends with
+it, and all of it is answer where the model does not think.
+"""
+
+from __future__ import annotations
+
+import re
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from tide_runtime.text.tokenizer import Tokenizer
+
+Phase = Literal["before", "thoughts", "gap", "answer"]
+TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]|◁[^◁▷\s]+▷")
+
+
+@dataclass(frozen=True)
+class ThoughtMarks:
+    """What stands around thoughts.
+
+    Args:
+        opening, closing: the marks, without white space.
+        lead: between the thoughts and the closing mark.
+        gap: between the closing mark and the answer: white space, or the head of the answer.
+        ending: mark after the answer; empty: there is none.
+    """
+
+    opening: str
+    closing: str
+    lead: str = ""
+    gap: str = ""
+    ending: str = ""
+
+    @cached_property
+    def first_heads(self) -> dict[str, Phase]:
+        """What an output may begin with, and what follows it."""
+        _, answer = self._split_gap
+        return {self.opening: "thoughts"} | ({answer: "answer"} if answer else {})
+
+    @cached_property
+    def heads(self) -> dict[str, Phase]:
+        """What may follow the closing mark besides the answer itself, and what follows that."""
+        turn, answer = self._split_gap
+        return ({turn + answer: "answer"} if turn + answer else {}) | ({turn + self.opening: "thoughts"} if answer else {})
+
+    @property
+    def _split_gap(self) -> tuple[str, str]:
+        """The gap without white space around it: the head of a turn, and that of an answer, which begins as thoughts do."""
+        gap, tag = self.gap.strip(), TAG.match(self.opening)
+        at = gap.find(tag[0]) if tag is not None and gap else -1
+        return (gap[:at], gap[at:]) if at >= 0 else (gap, "")
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """How one output thinks.
+
+    Args:
+        begun: the prompt has opened the thoughts.
+        budget: tokens, >= 1, after which thoughts are closed, the opening mark's included; None: the model closes them.
+    """
+
+    marks: ThoughtMarks
+    begun: bool = False
+    budget: int | None = None
+
+    def special(self, tokenizer: Tokenizer) -> dict[int, str]:
+        """Id → mark, or part of one, that is a special token."""
+        text = f"{self.marks.opening}{self.marks.closing}{self.marks.gap}"
+        entries = {token: tokenizer.token(token) or "" for token in tokenizer.special_ids}
+        return {token: entry for token, entry in entries.items() if entry in text and TAG.fullmatch(entry)}
+
+
+class Split(NamedTuple):
+    """Parts of a text.
+
+    Args:
+        thoughts: without marks and without white space around them.
+        answer: follows all thoughts.
+        before: the text before the answer as it is, marks included.
+    """
+
+    thoughts: str
+    answer: str
+    before: str
+
+
+class ThoughtSplitter:
+    """Splits one output, as it is generated, into thoughts and answer.
+
+    White space between the closing mark and the answer is dropped; an answer without thoughts is unchanged.
+
+    Args:
+        begun: the prompt has opened the thoughts.
+    """
+
+    def __init__(self, marks: ThoughtMarks, begun: bool) -> None:
+        self.marks = marks
+        self.phase: Phase = "thoughts" if begun else "before"
+        self._held = ""  # of which it is not certain yet what it is
+        self._separator, self._in_block = "", False  # put before the next block's first word; it has come
+
+    @property
+    def held(self) -> str:
+        """The text of which it is not certain yet what it is."""
+        return self._held
+
+    def copy(self) -> ThoughtSplitter:
+        """A splitter that goes on from here by itself."""
+        return copy(self)
+
+    def feed(self, text: str, last: bool = False) -> Split:
+        """Add output; returns what is certain now, which is all where ``text`` is the ``last``."""
+        if self.phase == "answer":
+            return Split("", text, "")
+        self._held += text
+        thoughts = before = ""
+        while self.phase != "answer" and (step := self._step(last)) is not None:
+            length, shown = step
+            thoughts, before, self._held = thoughts + shown, before + self._held[:length], self._held[length:]
+        answer = ""
+        if self.phase == "answer":
+            answer, self._held = self._held, ""
+        return Split(thoughts, answer, before)
+
+    def _step(self, last: bool) -> tuple[int, str] | None:
+        """How much of the held text is certain, and the thoughts in it; None: nothing is."""
+        if self.phase != "thoughts":
+            return self._head(last)
+        at = self._held.find(self.marks.closing)
+        if at >= 0:
+            shown, self.phase = self._words(self._held[:at]), "gap"
+            self._in_block = False
+            return at + len(self.marks.closing), shown
+        if last:
+            self.phase = "answer"
+            return len(self._held), self._words(self._held)
+        words = self._held[: len(self._held) - _overlap(self._held, self.marks.closing)].rstrip()
+        return (len(words), self._words(words)) if words else None
+
+    def _head(self, last: bool) -> tuple[int, str] | None:
+        heads = self.marks.first_heads if self.phase == "before" else self.marks.heads
+        text = self._held.lstrip()
+        space = len(self._held) - len(text)
+        for head, phase in heads.items():
+            if text.startswith(head):
+                self.phase = phase
+                return space + len(head), ""
+        if not last and (not text or any(head.startswith(text) for head in heads)):
+            return None
+        begun, self.phase = self.phase == "gap", "answer"
+        return (space if begun else 0), ""
+
+    def _words(self, text: str) -> str:
+        """``text`` of thoughts as it is shown: blocks without white space around them, and an empty line between two."""
+        if self._in_block:
+            return text.rstrip() if text.strip() else ""
+        text = text.strip()
+        if not text:
+            return ""
+        self._in_block, separator, self._separator = True, self._separator, "\n\n"
+        return separator + text
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Length of the end of ``text`` that ``mark`` begins with."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)

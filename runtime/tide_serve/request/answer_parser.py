@@ -1,0 +1,48 @@
+"""Splits a model's output, as it is generated, into thoughts, text and calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from tide_runtime.text.thoughts import ThoughtSplitter
+
+from tide_serve.request.call_formats import ToolCall
+from tide_serve.request.tool_calls import ToolCallParser
+
+
+class AnswerParts(NamedTuple):
+    """Parts of an output, which follow each other in this order."""
+
+    thoughts: str
+    text: str
+    calls: list[ToolCall]
+
+
+class AnswerParser:
+    """Reads one output. Calls are found behind the thoughts only.
+
+    Args:
+        thoughts: finds where thoughts end; None: there are none.
+        tools: finds calls; None: there are none.
+        hidden: marks of thoughts that are special tokens, and not for the client where they mark nothing.
+    """
+
+    def __init__(self, thoughts: ThoughtSplitter | None, tools: ToolCallParser | None, hidden: Collection[str] = ()) -> None:
+        self._thoughts, self._tools, self._hidden = thoughts, tools, hidden
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """All calls so far."""
+        return self._tools.calls if self._tools is not None else []
+
+    def feed(self, text: str, last: bool = False) -> AnswerParts:
+        """Add output; returns the parts that are certain now, which are all where ``text`` is the ``last``."""
+        thoughts, calls = "", list[ToolCall]()
+        if self._thoughts is not None:
+            thoughts, text, _ = self._thoughts.feed(text, last)
+        for mark in self._hidden:
+            thoughts, text = thoughts.replace(mark, ""), text.replace(mark, "")
+        if self._tools is not None:
+            text, calls = self._tools.feed(text, last)
+        return AnswerParts(thoughts, text, calls)

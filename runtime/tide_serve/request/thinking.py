@@ -1,0 +1,135 @@
+"""What a request says of thoughts: whether the model thinks, how hard, for how many tokens, and how its template is told so.
+
+``reasoning_effort``, ``chat_template_kwargs`` and ``reasoning`` ({enabled, effort, max_tokens}) set variables of the model's chat
+template, where that has such variables. What it has none for is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tide_runtime import Engine
+from tide_runtime.text.chat_template import template_thoughts
+from tide_runtime.text.template_thoughts import TemplateThoughts
+from tide_runtime.text.thoughts import Thoughts, ThoughtSplitter
+from typing_extensions import TypedDict
+
+from tide_serve.errors import ApiError
+
+_SWITCH = "enable_thinking"  # the name by which a request sets a template's switch, whatever that is called
+
+
+class ReasoningParam(TypedDict, total=False):
+    """Thoughts of an answer.
+
+    ``enabled`` turns them on or off, ``effort`` is ``reasoning_effort``, and ``max_tokens`` ends them after so many tokens.
+    """
+
+    enabled: bool | None
+    effort: str | None
+    max_tokens: int | None
+
+
+@dataclass(frozen=True)
+class ThoughtPlan:
+    """How a request's answers think.
+
+    Args:
+        thoughts: their marks and budget; None: there are none.
+        variables: of the template.
+        special: marks that are special tokens.
+    """
+
+    thoughts: Thoughts | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    special: tuple[str, ...] = ()
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end the output: the mark after an answer."""
+        return (self.thoughts.marks.ending,) if self.thoughts is not None and self.thoughts.marks.ending else ()
+
+    def splitter(self) -> ThoughtSplitter | None:
+        """What finds the thoughts of one output."""
+        return ThoughtSplitter(self.thoughts.marks, self.thoughts.begun) if self.thoughts is not None else None
+
+    def after(self, prompt: str) -> ThoughtPlan:
+        """The plan for outputs that follow ``prompt``, which may have opened the thoughts, or closed them."""
+        if self.thoughts is None:
+            return self
+        end, marks = prompt.rstrip(), self.thoughts.marks
+        if end.endswith(marks.closing):
+            return replace(self, thoughts=None)
+        return replace(self, thoughts=replace(self.thoughts, begun=end.endswith(marks.opening)))
+
+
+def plan_thoughts(body: Mapping[str, Any], engine: Engine, uses_tools: bool) -> ThoughtPlan:
+    """The plan of a request. Raises ApiError with the field's name for what the model's template has no variable for."""
+    template = (engine.tool_chat_template if uses_tools else engine.chat_template) or ""
+    declared = template_thoughts(template) if template else TemplateThoughts()
+    reasoning = body.get("reasoning", {})
+    budget = reasoning.get("max_tokens")
+    if budget is not None and (budget < 1 or declared.marks is None):
+        problem = f"is {budget}; set it to at least 1 token" if budget < 1 else f"is not supported: {_NO_THOUGHTS}"
+        raise ApiError(400, f"reasoning.max_tokens {problem}", "reasoning.max_tokens", "unsupported_parameter")
+    variables = _Variables(declared)
+    if (enabled := reasoning.get("enabled", True if budget is not None else None)) is not None:
+        variables.turn(enabled, "reasoning.enabled" if "enabled" in reasoning else "reasoning.max_tokens")
+    for name, effort in (("reasoning_effort", body.get("reasoning_effort")), ("reasoning.effort", reasoning.get("effort"))):
+        if effort is not None:
+            variables.set_effort(effort, name)
+    for name, value in body.get("chat_template_kwargs", {}).items():
+        variables.set_named(name, value)
+    thoughts = Thoughts(declared.marks, budget=budget) if declared.marks is not None else None
+    special = thoughts.special(engine.tokenizer) if thoughts is not None and engine.tokenizer is not None else {}
+    return ThoughtPlan(thoughts, variables.values, tuple(special.values()))
+
+
+_NO_THOUGHTS = "the model's chat template declares no thoughts; leave it out"
+
+
+class _Variables:
+    """Values of a template's variables, as fields of a request set them."""
+
+    def __init__(self, declared: TemplateThoughts) -> None:
+        self._declared = declared
+        self.values: dict[str, Any] = {}
+
+    def turn(self, on: bool, name: str) -> None:
+        """Turn thoughts on or off. A model without a switch thinks always, or never."""
+        declared = self._declared
+        if declared.switch is not None:
+            self._set(declared.switch, on, name)
+        elif not on and "none" in declared.efforts:
+            self._set("reasoning_effort", "none", name)
+        elif on != (declared.marks is not None):
+            reason = _NO_THOUGHTS if on else "the model's chat template has no variable that turns thoughts off; leave it out"
+            raise ApiError(400, f"{name} is not supported: {reason}", name, "unsupported_parameter")
+
+    def set_effort(self, effort: str, name: str) -> None:
+        efforts = self._declared.efforts
+        if effort in efforts:
+            self._set("reasoning_effort", effort, name)
+        elif effort == "none":
+            self.turn(False, name)
+        else:
+            takes = f"takes {', '.join(efforts)}" if efforts else "has no variable for it; leave it out"
+            message = f"{name}: {effort!r:.40} is not supported: the model's chat template {takes}"
+            raise ApiError(400, message, name, "unsupported_parameter")
+
+    def set_named(self, name: str, value: Any) -> None:
+        declared, at = self._declared, f"chat_template_kwargs.{name:.40}"
+        if name == _SWITCH and declared.switch is not None:
+            name = declared.switch
+        if name not in declared.variables:
+            has = f"its variables are {', '.join(sorted(declared.variables))}" if declared.variables else "it has none"
+            message = f"{at} is not supported: the model's chat template has no such variable, {has}; leave it out"
+            raise ApiError(400, message, at, "unsupported_parameter")
+        self._set(name, value, at)
+
+    def _set(self, variable: str, value: Any, name: str) -> None:
+        if variable in self.values and self.values[variable] != value:
+            raise ApiError(400, f"{name} contradicts another field, which sets {variable} differently; give one of them", name)
+        self.values[variable] = value
