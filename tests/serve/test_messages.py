@@ -299,7 +299,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({"tool_choice": "auto"}, "tool_choice"),
     ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+    ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
+    ({"thinking": {"type": "between_tools"}}, "thinking.type"),
     ({"output_config": {"effort": "low"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, "output_config.format"),
     ({"container": "x"}, "container"),
@@ -319,7 +321,7 @@ def test_what_cannot_be_done_is_refused(http: httpx.Client, model: str, fields: 
     error = ErrorResponse.model_validate(answer.json(), strict=True).error
     assert (answer.status_code, error.type) == (400, INVALID), answer.text
     assert name in error.message and len(error.message) > 15, error
-    for other in ("function", "parameters", "response_format", "max_completion_tokens", "'stop'", "parallel_tool_calls"):
+    for other in ("function", "parameters", "response_format", "max_completion_tokens", "'stop'", "reasoning"):
         assert other not in error.message
 
 
@@ -344,7 +346,7 @@ def test_other_errors_have_anthropics_types(http: httpx.Client, model: str) -> N
 def test_what_happens_anyway_is_accepted(claude: anthropic.Anthropic, model: str) -> None:
     """Breaks: clients that send defaults explicitly are refused."""
     harmless: Any = {
-        "output_config": {"effort": "high"}, "thinking": {"type": "adaptive"}, "speed": "standard",
+        "output_config": {}, "thinking": {"type": "adaptive"}, "speed": "standard",
         "service_tier": "standard_only", "cache_control": CACHED["cache_control"], "metadata": {"user_id": None}, "tools": [],
         "stop_sequences": [], "container": None, "depth_policy": "auto",
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},

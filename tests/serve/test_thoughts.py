@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -120,3 +121,28 @@ def test_a_model_without_thoughts_refuses_them(http: httpx.Client, model: str) -
         body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
         answer = http.post("/v1/chat/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_anthropics_messages_have_thinking_blocks(thinking: Served) -> None:
+    """Breaks: Anthropic's clients get thoughts as text, or cannot send them back, end them early or turn them off."""
+    with anthropic.Anthropic(base_url=thinking.url, api_key="none", max_retries=0) as claude:
+
+        def blocks(*turns: Any, **fields: Any) -> list[tuple[str, Any]]:
+            asked: Any = {"model": "source", "max_tokens": 50, "messages": turns, **fields}
+            whole = claude.messages.create(**asked)
+            with claude.messages.stream(**asked) as stream:
+                streamed = stream.get_final_message()
+            assert [b.to_dict() | {"id": ""} for b in streamed.content] == [b.to_dict() | {"id": ""} for b in whole.content]
+            assert whole.stop_reason == streamed.stop_reason and whole.usage.output_tokens == streamed.usage.output_tokens
+            turns_back.append(whole.to_param())
+            return [(block.type, getattr(block, "thinking", None) or getattr(block, "text", None)) for block in whole.content]
+
+        turns_back: list[Any] = []
+        aloud, silent = {"role": "user", "content": "@aloud"}, {"role": "user", "content": "@silent"}
+        assert blocks(aloud) == [("thinking", f"Let me see:{CALL}"), ("text", "Forty two.")]
+        assert turns_back[0]["content"][0].signature
+        assert blocks(aloud, turns_back[0], silent) == [("text", "Just this")]
+        assert blocks(aloud, thinking={"type": "disabled"}) == [("text", "Just this")]
+        assert blocks(aloud, thinking={"type": "enabled", "budget_tokens": 2})[0][1] != f"Let me see:{CALL}"
+        tool = {"name": "f", "input_schema": {"type": "object"}}
+        assert [kind for kind, _ in blocks({"role": "user", "content": "@call"}, tools=[tool])] == ["thinking", "tool_use"]

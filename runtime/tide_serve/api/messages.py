@@ -29,6 +29,7 @@ from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
 from tide_serve.request.messages_as_chat import COUNT, MESSAGE, chat_body, message_field
 from tide_serve.request.prompt_ids import chat_prompt
+from tide_serve.request.thinking import plan_thoughts
 from tide_serve.request.tools import plan_tools
 
 Body = dict[str, Any]
@@ -51,10 +52,12 @@ def messages_routes(service: Service) -> APIRouter:
         model = await service.model(request, body["model"])
         try:
             chat = chat_body(body)
-            ids = await chat_prompt(model.engine, chat["messages"], plan_tools(chat, model.engine, model.config))
+            tools = plan_tools(chat, model.engine, model.config)
+            variables = plan_thoughts(chat, model.engine, bool(tools.tools)).variables
+            prompt = await chat_prompt(model.engine, chat["messages"], tools, variables)
         except ApiError as error:
             raise error.renamed(message_field) from error
-        return JSONResponse({"input_tokens": len(ids)})
+        return JSONResponse({"input_tokens": len(prompt.ids)})
 
     return router
 
@@ -69,8 +72,10 @@ async def checked(model: ServedModel, body: Body) -> ChatRequest:
 
 def _answer(engine: Engine, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
     [generation] = generations
-    text, calls = chat.tools.split(generation.text or "")
-    content = [{"type": "text", "text": text}] if text or not calls else []
+    thoughts, text, calls = chat.parser().feed(generation.text or "", last=True)
+    content = [_thoughts_block(chat, thoughts)] if thoughts else []
+    if text or not (thoughts or calls):  # an empty answer has a block too, so that clients can take its first
+        content.append({"type": "text", "text": text})
     content += [_call_block(call, json.loads(call.arguments)) for call in calls]
     return {**_head(chat), "content": content, **_ending(chat, generation, calls), "usage": _usage(engine, generation)}
 
@@ -83,10 +88,9 @@ class MessageStream:
 
     def __init__(self, engine: Engine, chat: ChatRequest) -> None:
         self._engine, self._chat = engine, chat
-        self._parser = chat.tools.parser()
-        self._calls: list[ToolCall] = []
+        self._parser = chat.parser()
         self._blocks = 0  # that have begun
-        self._in_text = False
+        self._kind = ""  # of the block that is open; empty: none is
 
     async def events(self, generations: Generations) -> AsyncGenerator[str]:
         """All events, those that are there together in one string."""
@@ -104,46 +108,41 @@ class MessageStream:
         return _event("message_start", message=message)
 
     def _add(self, chunks: Sequence[Chunk]) -> str:
-        text, last = "".join([chunk.text for chunk in chunks]), chunks[-1].generation
-        calls: list[ToolCall] = []
-        if self._parser is not None:
-            text, calls = self._parser.feed(text, last=last is not None)
-        events = self._text(text) if text else ""
+        last = chunks[-1].generation
+        thoughts, text, calls = self._parser.feed("".join([chunk.text for chunk in chunks]), last=last is not None)
+        events = self._words("thinking", thoughts) if thoughts else ""
+        if text:
+            events += self._words("text", text)
         for call in calls:
-            events += self._call(call)
+            events += self._open(_call_block(call, {})) + self._delta("input_json_delta", "partial_json", call.arguments)
         return events if last is None else events + self._end(last)
 
-    def _text(self, text: str) -> str:
-        events = "" if self._in_text else self._open({"type": "text", "text": ""})
-        self._in_text = True
+    def _words(self, kind: str, words: str) -> str:
+        """``words`` of a block of text or thoughts, in which the field is called as the block."""
+        begun = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
+        return ("" if self._kind == kind else self._open(begun)) + self._delta(f"{kind}_delta", kind, words)
+
+    def _delta(self, kind: str, field: str, words: str) -> str:
         return (
-            f'{events}event: content_block_delta\ndata: {{"type": "content_block_delta", "index": {self._blocks - 1}, '
-            f'"delta": {{"type": "text_delta", "text": {quoted(text)}}}}}\n\n'
+            f'event: content_block_delta\ndata: {{"type": "content_block_delta", "index": {self._blocks - 1}, '
+            f'"delta": {{"type": "{kind}", "{field}": {quoted(words)}}}}}\n\n'
         )
 
-    def _call(self, call: ToolCall) -> str:
-        self._calls.append(call)
-        events = self._close_text() + self._open(_call_block(call, {}))
-        delta = {"type": "input_json_delta", "partial_json": call.arguments}
-        return events + _event("content_block_delta", index=self._blocks - 1, delta=delta) + self._close()
-
     def _open(self, block: dict[str, Any]) -> str:
-        self._blocks += 1
-        return _event("content_block_start", index=self._blocks - 1, content_block=block)
+        """Begin ``block`` after the end of the one that is open."""
+        events = self._close()
+        self._blocks, self._kind = self._blocks + 1, block["type"]
+        return events + _event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _close(self) -> str:
-        return _event("content_block_stop", index=self._blocks - 1)
-
-    def _close_text(self) -> str:
-        closed = self._close() if self._in_text else ""
-        self._in_text = False
-        return closed
+        kind, self._kind = self._kind, ""
+        signed = self._delta("signature_delta", "signature", _signature(self._chat)) if kind == "thinking" else ""
+        return signed + _event("content_block_stop", index=self._blocks - 1) if kind else ""
 
     def _end(self, generation: Generation) -> str:
-        events = self._close_text()
-        if not self._blocks:  # an empty answer has a block too, so that clients can take its first
-            events = self._open({"type": "text", "text": ""}) + self._close()
-        ending = _ending(self._chat, generation, self._calls)
+        events = "" if self._blocks else self._open({"type": "text", "text": ""})
+        events += self._close()
+        ending = _ending(self._chat, generation, self._parser.calls)
         return events + _event("message_delta", delta=ending, usage=_usage(self._engine, generation)) + _event("message_stop")
 
 
@@ -154,6 +153,16 @@ def _event(kind: str, **fields: Any) -> str:
 def _head(chat: ChatRequest) -> dict[str, Any]:
     message_id = f"msg_{chat.head['id'].rpartition('-')[2]}"
     return {"id": message_id, "type": "message", "role": "assistant", "model": chat.head["model"]}
+
+
+def _thoughts_block(chat: ChatRequest, thoughts: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": thoughts, "signature": _signature(chat)}
+
+
+def _signature(chat: ChatRequest) -> str:
+    """What clients send back with thoughts, and drop the thoughts where it is empty. Nothing is checked by it here."""
+    signature: str = chat.head["system_fingerprint"]
+    return signature
 
 
 def _call_block(call: ToolCall, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +176,7 @@ def _ending(chat: ChatRequest, generation: Generation, calls: Sequence[ToolCall]
         reason = "model_context_window_exceeded"
     elif generation.finish_reason in ("eos", "stop"):
         reason = "tool_use" if calls else "end_turn"
-        if not calls and generation.stop_string not in (None, *chat.tools.stops):
+        if not calls and generation.stop_string not in (None, *chat.tools.stops, *chat.thoughts.stops):
             reason, sequence = "stop_sequence", generation.stop_string
     return {"stop_reason": reason, "stop_sequence": sequence}
 
@@ -180,5 +189,6 @@ def _usage(engine: Engine, generation: Generation) -> dict[str, Any]:
         "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
         "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"thinking_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
         "depth": usage["depth"],
     }

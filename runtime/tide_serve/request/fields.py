@@ -44,8 +44,17 @@ _SAMPLING = dict.fromkeys(
 CHAT_FIELDS: dict[str, Support] = {
     **_SAMPLING,
     **dict.fromkeys(
-        ("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",
-         "reasoning_effort", "reasoning", "chat_template_kwargs"),
+        (
+            "messages",
+            "max_completion_tokens",
+            "top_logprobs",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "reasoning_effort",
+            "reasoning",
+            "chat_template_kwargs",
+        ),
         SUPPORTED,
     ),
     **dict.fromkeys(("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"), HARMLESS),

@@ -16,7 +16,13 @@ _SAME = (
     "frequency_penalty", "logit_bias", "seed", "ignore_eos", "depth_policy", "cache_salt",
 )  # fmt: skip
 # Field of a chat → the same of a message.
-_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
+_NAMES = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning.enabled": "thinking.type",
+    "reasoning.max_tokens": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Claude Code begins its system prompt with a line for its accounts that differs in every request: no prefix would be found again.
 ACCOUNTS = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
@@ -65,18 +71,24 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["tools"] = [_chat_tool(tool) for tool in body["tools"]]
     if "tool_choice" in body:
         chat |= _chat_choice(body["tool_choice"], bool(body.get("tools")))
+    if "thinking" in body:
+        chat["reasoning"] = _chat_reasoning(body["thinking"])
     output = body.get("output_config", {})
-    if (effort := output.get("effort") or "high") != "high":
-        raise _unsupported("output_config.effort", f"is {effort!r}, and the model's effort cannot be set")
-    if (kind := body.get("thinking", {}).get("type", "adaptive")) not in ("adaptive", "disabled"):
-        raise _unsupported("thinking", f"is {kind!r}, and whether the model thinks cannot be set")
+    if output.get("effort") is not None:
+        chat["reasoning_effort"] = output["effort"]
     if output.get("format") is not None:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": output["format"]["schema"]}}
     return chat
 
 
-def _unsupported(name: str, why: str) -> ApiError:
-    return ApiError(400, f"{name} {why}; leave it out", name, "unsupported_parameter")
+def _chat_reasoning(thinking: Mapping[str, Any]) -> dict[str, Any]:
+    kind = thinking["type"]
+    if kind == "between_tools" or thinking.get("display") == "omitted":
+        name, value = ("thinking.type", kind) if kind == "between_tools" else ("thinking.display", "omitted")
+        raise ApiError(400, f"{name} is {value!r}, which cannot be done here; leave it out", name, "unsupported_parameter")
+    if kind == "enabled":
+        return {"enabled": True, "max_tokens": thinking["budget_tokens"]}
+    return {"enabled": False} if kind == "disabled" else {}  # "adaptive": as the model likes
 
 
 def _chat_messages(messages: Sequence[Mapping[str, Any]], system: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
