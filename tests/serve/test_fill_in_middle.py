@@ -1,51 +1,14 @@
-"""``suffix`` of /v1/completions: the prompts that models were trained on, and where their answers end."""
+"""``suffix`` of /v1/completions: the prompts that models were trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 import tokenizers
-from serve.live import Served, serving
-from serve.scripted_model import make_scripted_bundle
 from tide_runtime.text.tokenizer import Tokenizer
 from tide_serve.request.fill_in_middle import _form, _ids
-
-TOKENS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"]
-
-
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A model that writes " return a" behind the token that asks for the middle, and goes on with another file."""
-    answers = {"<|fim_middle|>": [" return", " a", "<|file_sep|>"]}
-    directory = tmp_path_factory.mktemp("scripted")
-    with serving(make_scripted_bundle(directory, answers, words=[" b", " c"], special=TOKENS)) as served:
-        yield served
-
-
-def complete(served: Served, **fields: Any) -> httpx.Response:
-    body = {"model": "source", "prompt": " b", "suffix": " c", "max_tokens": 20, **fields}
-    return httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
-
-
-def test_a_gap_is_filled(scripted: Served) -> None:
-    """Breaks: an editor shows what does not stand before its suffix, or another file's text."""
-    answer = complete(scripted, n=2, seed=1).json()
-    assert [(choice["text"], choice["finish_reason"]) for choice in answer["choices"]] == [(" return a", "stop")] * 2
-    assert answer["usage"]["prompt_tokens"] == 1 + len(TOKENS[:3]) + 2
-    assert "return" not in complete(scripted, suffix="").json()["choices"][0]["text"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [({"echo": True}, "echo"), ({"prompt": [5, 6]}, "prompt"), ({"suffix": " c" * 600}, "suffix"), ({"suffix": 5}, "suffix")],
-)
-def test_what_has_no_gap_is_refused(scripted: Served, fields: dict[str, Any], param: str) -> None:
-    """Breaks: a suffix is ignored, or fails the server."""
-    answer = complete(scripted, **fields)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
 def test_a_model_without_the_tokens_refuses(http: httpx.Client, model: str) -> None:

@@ -48,7 +48,7 @@ async def gap_prompt(engine: Engine, prompt: str | list[int], suffix: str) -> Pr
     for name, text in (("prompt", prompt), ("suffix", suffix)):
         check_text(engine, text, name)
     ids = await off_loop(len(prompt) + len(suffix), _ids, engine.tokenizer, form, prompt, suffix)
-    check_length(engine, ids, "prompt")
+    check_length(engine, ids, "suffix" if len(suffix) > len(prompt) else "prompt")
     return Prompt(ids, prompt)
 
 

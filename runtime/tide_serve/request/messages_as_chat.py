@@ -120,7 +120,7 @@ def _add(turns: list[dict[str, Any]], role: str, block: Mapping[str, Any]) -> No
         turns.append({"role": "tool", "content": content, "tool_call_id": block["tool_use_id"]})
         return
     if not turns or turns[-1]["role"] != role:
-        turns.append({"role": role, "content": None if block["type"] == "tool_use" else ""})
+        turns.append({"role": role, "content": ""})
     turn = turns[-1]
     if block["type"] == "text":
         turn["content"] = _joined(turn["content"], block["text"])
@@ -128,6 +128,7 @@ def _add(turns: list[dict[str, Any]], role: str, block: Mapping[str, Any]) -> No
         turn["reasoning_content"] = _joined(turn.get("reasoning_content"), block["thinking"])
     else:
         function = {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)}
+        turn["content"] = turn["content"] or None  # as OpenAI's answers have it beside calls
         turn.setdefault("tool_calls", []).append({"id": block["id"], "type": "function", "function": function})
 
 
