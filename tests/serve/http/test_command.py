@@ -116,4 +116,4 @@ def test_keys_come_from_file_and_variable(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("text", "number"), [("4G", 4 * 2**30), ("512MiB", 512 * 2**20), ("1000", 1000), ("2kb", 2048)])
 def test_memory_has_units(text: str, number: int) -> None:
     """Breaks: 4G is refused, or taken for 4 bytes."""
-    assert cli._bytes(text) == number
+    assert cli._bytes("kv_memory", text) == number
