@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +22,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 from runtime.bundle.corruption import sign
+from serve.http.processes import ROOT, end_of
 from serve.live import listening
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_serve import ServeConfig, make_app
@@ -190,9 +196,36 @@ def test_an_ending_server_answers_all(bundles: dict[str, Path], size: int) -> No
         with several(bundles, size) as server:
             busy = pool.submit(server.ask, "first", max_tokens=400)
             server.wait_for("first", "loaded")
+            assert server.pool.take("first") is not None  # an answer that does not end
             waiting = [pool.submit(server.ask, name) for name in ("second", "third", "second")]
             server.wait_for("second", "loading")
             server.pool.close(abort=True)
             answers = [answer.result(20) for answer in (busy, *waiting)]
         assert {answer.status_code for answer in answers} <= {200, 503}
         assert all(answer.status_code == 503 for answer in answers[1:])
+
+
+def test_the_command_serves_a_folder_and_ends_cleanly(bundles: dict[str, Path]) -> None:
+    """Breaks: `tide-serve engines/` does not start; or SIGTERM cuts off an answer, or hangs, with several models."""
+    folder = bundles["first"].parent
+    command = [sys.executable, "-m", "tide_serve.cli", str(folder), "--port", "0", "--threads", "1", "--memory", "1GiB"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        serves, curl, _ = (process.stdout.readline() for _ in range(3))
+        url = re.search(r"http://127\.0\.0\.1:\d+", serves)
+        assert url is not None and serves.startswith("first, second, third, loaded at first use") and '"model": "first"' in curl
+        with httpx.Client(base_url=url[0], timeout=60) as http:
+            body = {"model": "second", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
+            assert http.post("/v1/completions", json={**body, "model": "first", "stream": False}).status_code == 200
+            with http.stream("POST", "/v1/completions", json=body) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                process.send_signal(signal.SIGTERM)
+                assert [line for line in lines if line][-1] == "data: [DONE]"
+        code, log = end_of(process)
+    finally:
+        process.kill()
+        process.communicate()
+    assert code == 0 and [line["model"] for line in log] == ["first", "second"]
