@@ -16,6 +16,7 @@ from tide_runtime.outputs import Chunk, Generation, RequestStats
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scoring import Score
 from tide_runtime.text.grammar import Grammar
+from tide_runtime.text.thoughts import ThoughtMarks, Thoughts, ThoughtSplitter
 
 __all__ = [
     "Chunk",
@@ -31,6 +32,9 @@ __all__ = [
     "QueueFullError",
     "RequestStats",
     "Score",
+    "ThoughtMarks",
+    "ThoughtSplitter",
+    "Thoughts",
     "ThreadOptions",
     "TideError",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,10 +62,11 @@ class Admission:
         tokens = np.zeros(min(len(ids) + params.max_new_tokens, cache_slots + 1), np.int64)
         tokens[: len(ids)] = ids
         grammar: GrammarState | ThoughtState | None = self.grammars.start(params.grammar) if params.grammar is not None else None
-        thoughts = None
+        thoughts, shown = None, {*params.shown_tokens}
         if params.thoughts is not None and self.thoughts is not None:
             thoughts = self.thoughts.start(params.thoughts, grammar, eos)
             grammar = thoughts if params.forces_tokens else None
+            shown |= self.thoughts.special(params.thoughts.marks).keys()
         return TokenSequence(
             tokens=tokens,
             num_tokens=len(ids),
@@ -76,16 +77,13 @@ class Admission:
             long_rotary_from=self.manifest.long_rotary_from,
             grammar=grammar,
             thoughts=thoughts,
-            text=self._text_stream(params) if streamed or params.stop or params.shown_tokens or params.thoughts else None,
+            text=self._text_stream(params, shown) if streamed or params.stop or shown else None,
         )
 
-    def _text_stream(self, params: GenerationParams) -> TextStream | None:
+    def _text_stream(self, params: GenerationParams, shown: Collection[int]) -> TextStream | None:
         if self.tokenizer is None:
             return None
-        shown, thoughts = params.shown_tokens, params.thoughts
-        if thoughts is not None:
-            shown = (*shown, *thoughts.special(self.tokenizer))
-        return TextStream(self.tokenizer, params.stop, shown=shown, thoughts=thoughts)
+        return TextStream(self.tokenizer, params.stop, shown=shown, thoughts=params.thoughts)
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids. Raises PromptError for an empty or too long prompt, or ids outside the vocabulary."""

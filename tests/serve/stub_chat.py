@@ -19,6 +19,7 @@ class StubChat:
 
     Args:
         pieces: text and depth of each token.
+        thoughts: token of the model's thoughts, before the pieces; empty: it does not think.
         key: that requests must carry; None: none.
         error: message of the error object that ends the stream after the pieces; None: it ends well.
         hangs: the stream stays open behind the pieces.
@@ -28,6 +29,7 @@ class StubChat:
 
     def __init__(self) -> None:
         self.pieces: list[tuple[str, int]] = [("Hello", LAYERS), (" there", 0), (".", 12)]
+        self.thoughts = ""
         self.key: str | None = None
         self.error: str | None = None
         self.hangs = False
@@ -51,6 +53,10 @@ class StubChat:
         return JSONResponse({"error": {"message": "the API key is wrong", "type": "authentication_error"}}, 401)
 
     async def _events(self) -> AsyncIterator[str]:
+        if self.thoughts:
+            yield _event(
+                choices=[{"index": 0, "delta": {"reasoning_content": self.thoughts}, "depths": [9], "finish_reason": None}]
+            )
         for text, depth in self.pieces:
             yield _event(choices=[{"index": 0, "delta": {"content": text}, "depths": [depth], "finish_reason": None}])
             await asyncio.sleep(0.002)

@@ -75,6 +75,17 @@ def _opened(browser: Page, stub: StubChat, url: str) -> Chat:
     return Chat(browser, stub, url)
 
 
+def test_thoughts_are_shown_apart_and_not_sent_back(chat: Chat) -> None:
+    """Breaks: the page stands still while a model thinks, or takes its thoughts for its answer."""
+    assert chat.page.evaluate("document.querySelector('#turn').content.querySelector('details').hidden")
+    chat.stub.thoughts = "Hm."
+    chat.ask("Hi?")
+    assert chat.page.text("article.assistant .thoughts") == "Hm." and chat.page.text("article.assistant .text") == "Hello there."
+    chat.ask("And?")
+    assert chat.stub.requests[-1]["messages"][1] == {"role": "assistant", "content": "Hello there."}
+    assert chat.page.complaints == []
+
+
 def test_tokens_arrive_in_the_colour_of_their_depth(chat: Chat) -> None:
     """Breaks: the page shows an answer without what it is there to show, or its figures are wrong."""
     chat.ask("Hi?")

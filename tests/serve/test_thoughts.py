@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,27 +13,32 @@ import pytest
 from serve.live import Served, serving
 from serve.scripted_model import make_scripted_bundle
 from serve.sse import parsed, raw_events
+from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 
-# The model's answer depends on the last token only, so a turn has no marks, and thoughts follow the user's text.
+# The model's answer depends on the last token only, so a turn has no marks. Thoughts of earlier turns are left out.
 TEMPLATE = """\
 {%- for message in messages %}
-    {%- if message.role == 'assistant' and loop.last %}
-        {{- '<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' + message.content }}
-    {%- else %}{{- message.content or '' }}{% endif %}
+    {%- if message.role == 'assistant' and loop.last and message.reasoning_content %}
+        {{- '<think>' + message.reasoning_content + '</think>' }}
+    {%- endif %}
+    {{- message.content or '' }}
 {%- endfor %}
-{%- if enable_thinking is defined %}{{- '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n@silent' }}{% endif %}"""
+{%- if enable_thinking is defined %}{{- '<think>' if enable_thinking else '<think></think>' }}{% endif %}"""
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 ANSWERS: dict[str, list[str | int]] = {
-    "@aloud": ["<think>", "\n", "Let", " me", " see", ":", CALL, "</", "think>", "\n\n", "Forty", " two", "."],
-    "@call": ["<think>x", "</think>", CALL],
+    "@aloud": ["<think>", "Let", " me", " see", ":", CALL, "</think>", "Forty", " two", "."],
+    "@call": ["<think", ">x </", "think>", "\n\n", CALL.replace("{}}", '{"a": 1}}')],
     "@silent": [" Just", " this"],
     "@cut": ["<think>\n\n", "On", " and", " on"],
 }
+THOUGHT = f"Let me see:{CALL}"
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(make_scripted_bundle(tmp_path_factory.mktemp("thinking"), ANSWERS, template=TEMPLATE)) as served:
+    directory = tmp_path_factory.mktemp("thinking")
+    with serving(make_scripted_bundle(directory, ANSWERS, [" w"], ["<think>", "</think>"], TEMPLATE)) as served:
         yield served
 
 
@@ -42,9 +48,19 @@ def thinking_http(thinking: Served) -> Iterator[httpx.Client]:
         yield client
 
 
-def chat(http: httpx.Client, content: str, **fields: Any) -> tuple[str | None, str, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def thinking_client(thinking: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def asked(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
+
+
+def chat(http: httpx.Client, content: str, **fields: Any) -> tuple[str | None, str | None, dict[str, Any]]:
     """Thoughts, content and the whole answer, which are the same in its stream."""
-    body = {"model": "source", "messages": [{"role": "user", "content": content}], **fields}
+    body = {"model": "source", "messages": asked(content), **fields}
     answer = http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     message = answer.json()["choices"][0]["message"]
@@ -55,41 +71,80 @@ def chat(http: httpx.Client, content: str, **fields: Any) -> tuple[str | None, s
     return message.get("reasoning_content"), message["content"], answer.json()
 
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+def reasoning_tokens(answer: dict[str, Any]) -> int:
+    tokens: int = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    return tokens
 
 
 def test_thoughts_are_apart_from_the_answer(thinking_http: httpx.Client) -> None:
     """Breaks: a client shows what the model thought as its answer."""
-    assert chat(thinking_http, "@aloud")[:2] == (f"Let me see:{CALL}", "Forty two.")
-    assert chat(thinking_http, "@silent")[:2] == (None, "Just this")
+    thoughts, content, answer = chat(thinking_http, "@aloud")
+    assert (thoughts, content, reasoning_tokens(answer)) == (THOUGHT, "Forty two.", 7)
+    assert chat(thinking_http, "@silent")[:2] == (None, " Just this")
     assert chat(thinking_http, "@cut")[:2] == ("On and on", "")
 
 
 def test_calls_are_found_behind_thoughts_only(thinking_http: httpx.Client) -> None:
     """Breaks: a client runs a tool that the model only thought of."""
     thoughts, content, answer = chat(thinking_http, "@aloud", tools=TOOLS)
-    assert (thoughts, content) == (f"Let me see:{CALL}", "Forty two.")
+    assert (thoughts, content) == (THOUGHT, "Forty two.")
     assert "tool_calls" not in answer["choices"][0]["message"]
     thoughts, content, answer = chat(thinking_http, "@call", tools=TOOLS)
     assert (thoughts, content) == ("x", None)
-    assert [call["function"]["name"] for call in answer["choices"][0]["message"]["tool_calls"]] == ["f"]
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": 1}
 
 
-def test_openai_s_client_reads_thoughts(thinking: Served) -> None:
-    """Breaks: programs that use the openai package do not find reasoning_content."""
-    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="none", max_retries=0) as client:
-        answer = client.chat.completions.create(model="source", messages=[{"role": "user", "content": "@aloud"}])
-    assert answer.choices[0].message.reasoning_content == f"Let me see:{CALL}"  # type: ignore[attr-defined]
-
-
-def test_the_template_s_switch_turns_thoughts_off(thinking_http: httpx.Client) -> None:
-    """Breaks: a client waits for thoughts that it did not want."""
-    for fields in (
+def test_the_template_s_switch_turns_thoughts_on_and_off(thinking_http: httpx.Client) -> None:
+    """Breaks: a client waits for thoughts that it did not want, or gets those that the prompt began as the answer."""
+    for off in (
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"reasoning_effort": "none"},
         {"reasoning": {"enabled": False}},
     ):
-        assert chat(thinking_http, "@aloud", **fields)[:2] == (None, "Just this")
+        thoughts, content, answer = chat(thinking_http, "@silent", **off)
+        assert (thoughts, content, reasoning_tokens(answer)) == (None, "Forty two.", 0)
+    for on in ({"chat_template_kwargs": {"enable_thinking": True}}, {"reasoning": {"enabled": True}}):
+        thoughts, content, answer = chat(thinking_http, "@silent", **on)
+        assert (thoughts, content, reasoning_tokens(answer)) == (THOUGHT, "Forty two.", 6)
+
+
+def test_a_budget_ends_thoughts_and_the_answer_follows(thinking_http: httpx.Client) -> None:
+    """Breaks: a client that limits thoughts pays for all of them, or gets no answer."""
+    thoughts, content, answer = chat(thinking_http, "@silent", reasoning={"max_tokens": 2})
+    assert (thoughts, content, reasoning_tokens(answer)) == ("Let me", "Forty two.", 3)
+    assert chat(thinking_http, "@silent", reasoning={"max_tokens": 100})[:2] == (THOUGHT, "Forty two.")
+
+
+def test_formats_apply_behind_the_thoughts(thinking_http: httpx.Client) -> None:
+    """Breaks: a model that must answer in a format cannot think, or thinks into the format."""
+    form = {"type": "regex", "pattern": "Let|Forty"}
+    thoughts, content, answer = chat(thinking_http, "@aloud", response_format=form)
+    assert (thoughts, content, answer["choices"][0]["finish_reason"]) == (THOUGHT, "Forty", "stop")
+    off = {"enable_thinking": False}
+    assert chat(thinking_http, "@aloud", response_format=form, chat_template_kwargs=off)[:2] == (None, "Forty")
+    budget = {"max_tokens": 1}
+    assert chat(thinking_http, "@silent", response_format=form, reasoning=budget)[:2] == ("Let", "Forty")
+
+
+def test_stop_strings_end_the_answer_only(thinking_http: httpx.Client) -> None:
+    """Breaks: an answer is empty because its thoughts have what ends it."""
+    assert chat(thinking_http, "@aloud", stop=["see", " two"])[:2] == (THOUGHT, "Forty")
+
+
+def test_logprobs_are_those_of_all_tokens(thinking_http: httpx.Client) -> None:
+    """Breaks: a token of the thoughts, or of the answer, has no log-probability."""
+    _, _, answer = chat(thinking_http, "@aloud", logprobs=True)
+    assert len(answer["choices"][0]["logprobs"]["content"]) == answer["usage"]["completion_tokens"] == 11
+
+
+def test_thoughts_that_the_template_drops_keep_the_prefix_before_them(thinking_http: httpx.Client) -> None:
+    """Breaks: each turn of a chat computes its whole history again."""
+    question = " w" * 2 * BLOCK_TOKENS + "@aloud"
+    thoughts, content, _ = chat(thinking_http, question, cache_salt="turns")
+    turns = [*asked(question), {"role": "assistant", "content": content, "reasoning_content": thoughts}, *asked(" w@silent")]
+    answer = chat(thinking_http, "", messages=turns, cache_salt="turns")[2]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 2 * BLOCK_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -105,8 +160,7 @@ def test_what_the_template_cannot_be_told_is_refused(
     thinking_http: httpx.Client, fields: dict[str, Any], param: str, says: str
 ) -> None:
     """Breaks: a request for more effort gets the usual effort, and nobody notices."""
-    body = {"model": "source", "messages": [{"role": "user", "content": "@silent"}], **fields}
-    answer = thinking_http.post("/v1/chat/completions", json=body)
+    answer = thinking_http.post("/v1/chat/completions", json={"model": "source", "messages": asked("@silent"), **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert says in answer.json()["error"]["message"]
 
@@ -118,9 +172,65 @@ def test_a_model_without_thoughts_refuses_them(http: httpx.Client, model: str) -
         ({"reasoning": {"enabled": True}}, "reasoning.enabled"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
     ):
-        body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
-        answer = http.post("/v1/chat/completions", json=body)
+        answer = http.post("/v1/chat/completions", json={"model": model, "messages": asked("Hi"), **fields})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+# --- with the official client
+
+
+def test_the_openai_client_reads_thoughts(thinking_client: openai.OpenAI) -> None:
+    """Breaks: programs that use the openai package do not find reasoning_content."""
+    answer = thinking_client.chat.completions.create(model="source", messages=asked("@aloud"))  # type: ignore[arg-type]
+    assert answer.choices[0].message.reasoning_content == THOUGHT  # type: ignore[attr-defined]
+
+
+def test_responses_have_thoughts_as_items(thinking_client: openai.OpenAI) -> None:
+    """Breaks: a response has no reasoning item, or its stream has other items than itself."""
+    response = thinking_client.responses.create(model="source", input="@aloud")
+    thoughts, message = response.output
+    assert thoughts.type == "reasoning" and thoughts.content is not None and thoughts.content[0].text == THOUGHT
+    assert message.type == "message" and response.output_text == "Forty two."
+    assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens == 7
+    events = [*thinking_client.responses.create(model="source", input="@aloud", stream=True)]
+    kinds = [event.type for event in events if not event.type.endswith(".delta")]
+    assert kinds == [
+        "response.created", "response.in_progress",
+        "response.output_item.added", "response.content_part.added",
+        "response.reasoning_text.done", "response.content_part.done", "response.output_item.done",
+        "response.output_item.added", "response.content_part.added",
+        "response.output_text.done", "response.content_part.done", "response.output_item.done",
+        "response.completed",
+    ]  # fmt: skip
+    assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == THOUGHT
+    last = events[-1]
+    assert last.type == "response.completed" and last.response.output_text == "Forty two."
+    assert [item.type for item in last.response.output] == ["reasoning", "message"]
+
+
+def test_thoughts_of_a_response_come_back_to_the_model(thinking_client: openai.OpenAI, thinking: Served) -> None:
+    """Breaks: a client that sends a response's items back is refused, or the model does not see what it thought."""
+    response = thinking_client.responses.create(model="source", input="@aloud")
+    again = thinking_client.responses.create(
+        model="source",
+        input=[{"role": "user", "content": "@silent"}, *(item.to_dict() for item in response.output)],  # type: ignore[list-item]
+    )
+    turns = [*asked("@silent"), {"role": "assistant", "content": "Forty two.", "reasoning_content": THOUGHT}]
+    assert again.usage is not None and again.usage.input_tokens == len(thinking.engine.chat_prompt(turns))
+    cut = thinking_client.responses.create(model="source", input=[*asked("@silent"), response.output[0].to_dict()])  # type: ignore[list-item]
+    assert cut.status == "completed"
+
+
+def test_what_a_response_cannot_have_is_refused(thinking_client: openai.OpenAI) -> None:
+    """Breaks: a summary, or log-probabilities of another text, that nobody made."""
+    for fields, param in (
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            thinking_client.responses.create(model="source", input="@aloud", **fields)  # type: ignore[call-overload]
+        assert refused.value.param == param
 
 
 def test_anthropics_messages_have_thinking_blocks(thinking: Served) -> None:
@@ -139,10 +249,10 @@ def test_anthropics_messages_have_thinking_blocks(thinking: Served) -> None:
 
         turns_back: list[Any] = []
         aloud, silent = {"role": "user", "content": "@aloud"}, {"role": "user", "content": "@silent"}
-        assert blocks(aloud) == [("thinking", f"Let me see:{CALL}"), ("text", "Forty two.")]
+        assert blocks(aloud) == [("thinking", THOUGHT), ("text", "Forty two.")]
         assert turns_back[0]["content"][0].signature
         assert blocks(aloud, turns_back[0], silent) == [("text", "Just this")]
         assert blocks(aloud, thinking={"type": "disabled"}) == [("text", "Just this")]
-        assert blocks(aloud, thinking={"type": "enabled", "budget_tokens": 2})[0][1] != f"Let me see:{CALL}"
+        assert blocks(aloud, thinking={"type": "enabled", "budget_tokens": 2})[0][1] != THOUGHT
         tool = {"name": "f", "input_schema": {"type": "object"}}
         assert [kind for kind, _ in blocks({"role": "user", "content": "@call"}, tools=[tool])] == ["thinking", "tool_use"]

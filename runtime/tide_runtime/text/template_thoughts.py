@@ -1,7 +1,8 @@
 """How a model thinks aloud, as its chat template declares it: found by rendering made-up chats.
 
-Templates declare it in one of four ways: they write the thoughts of an earlier turn with their marks; they end the prompt with an
-opening mark; they cut thoughts out of an earlier turn's content; or they tell the model, in words, which marks to write.
+Templates declare it in one of five ways: they write the thoughts of an earlier turn with their marks; they end the prompt with an
+opening mark, or with a block of no thoughts where a variable turns them off; they cut thoughts out of the content of an earlier
+turn; or they tell the model, in words, which marks to write.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any, Literal
 
 from jinja2 import Environment, meta, nodes
@@ -56,13 +57,12 @@ class TemplateThoughts:
         texts = [*_texts(source)]  # before jinja2.meta, which folds constants of the tree in place
         variables = frozenset(meta.find_undeclared_variables(source)) - _GIVEN - environment.globals.keys()
         found = cls(switch=_switch(variables, render), efforts=_efforts(variables, texts, render), variables=variables)
-        on = {found.switch: True} if found.switch is not None else {}
-        prompts = _Prompts(lambda messages, **extra: render(messages, **{**on, **extra}))
+        prompts = _Prompts(render, found.switch)
         for field in ("reasoning_content", "reasoning", "parts"):
             if (marks := prompts.marks_of_history(field)) is not None:
                 return replace(found, marks=marks, field=field)
-        marks = prompts.marks_of_opening(texts) or prompts.marks_of_cut(texts) or prompts.marks_in_words()
-        return replace(found, marks=marks)
+        declared = prompts.marks_of_opening(texts) or prompts.marks_of_empty_block() or prompts.marks_of_cut(texts)
+        return replace(found, marks=declared or prompts.marks_in_words())
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """``message`` with its thoughts where the template takes them; they are in ``reasoning_content`` or ``reasoning``."""
@@ -81,13 +81,22 @@ class TemplateThoughts:
 
 
 class _Prompts:
-    """Prompts of made-up chats. ``open``: of a user's message; ``head``: what it has for the assistant's turn to come."""
+    """Prompts of made-up chats with thoughts turned on, if they can be.
 
-    def __init__(self, render: Render) -> None:
-        self._render, self._user = render, {"role": "user", "content": _USER}
-        closed = render([self._user], add_generation_prompt=False) or ""
-        self.open = render([self._user], add_generation_prompt=True) or ""
-        self.head = self.open.removeprefix(commonprefix((closed, self.open)))
+    ``open``: of a user's message; ``head``: what it has for the assistant's turn to come; ``off_head``: the same with thoughts
+    turned off.
+    """
+
+    def __init__(self, render: Render, switch: str | None) -> None:
+        on, off = ({switch: value} if switch is not None else {} for value in (True, False))
+        self._user = {"role": "user", "content": _USER}
+        self._render: Render = lambda messages, **extra: render(messages, **{**on, **extra})
+        self.open, self.head = self._opened(on)
+        _, self.off_head = self._opened(off)
+
+    def _opened(self, variables: Mapping[str, Any]) -> tuple[str, str]:
+        closed, opened = (self._render([self._user], **variables, add_generation_prompt=add) or "" for add in (False, True))
+        return opened, opened[_shared(closed, opened) :]
 
     def marks_of_history(self, field: Field) -> ThoughtMarks | None:
         """Those around the thoughts of the last turn."""
@@ -98,8 +107,8 @@ class _Prompts:
         begin, answer = text.find(_THOUGHT), text.find(_ANSWER)
         if not 0 <= begin < answer:
             return None
-        before = text[len(commonprefix((text, self.open))) : begin]
-        opening = before.strip() or _opening_at_end(self.open)
+        before = text[_shared(text, self.open) : begin]
+        opening = before.strip() or _opening_at_end(self.open) or self.open.rstrip().rpartition("\n")[2]
         between = text[begin + len(_THOUGHT) : answer]
         closing = TAG.search(between)
         if not opening or closing is None:
@@ -113,6 +122,15 @@ class _Prompts:
         if not opening or not any(closing in text for text in texts):
             return None
         return ThoughtMarks(opening, closing, lead=self.head[self.head.rindex(opening) + len(opening) :])
+
+    def marks_of_empty_block(self) -> ThoughtMarks | None:
+        """Those of the block that ends the prompt where thoughts are turned off."""
+        block = self.off_head[_shared(self.head, self.off_head) :]
+        tags = [*TAG.finditer(block)]
+        if len(tags) < 2 or not self.off_head.startswith(self.head.rstrip()):
+            return None
+        opening = block[: tags[-1].start()].strip()
+        return ThoughtMarks(opening, tags[-1][0], gap=block[tags[-1].end() :])
 
     def marks_of_cut(self, texts: list[str]) -> ThoughtMarks | None:
         """Those up to whose closing the template cuts off the content of an earlier turn."""
@@ -159,6 +177,11 @@ def _efforts(variables: frozenset[str], texts: list[str], render: Render) -> tup
     user = [{"role": "user", "content": _USER}]
     candidates = named if len(named) > 1 else _USUAL_EFFORTS
     return tuple(effort for effort in candidates if render(user, reasoning_effort=effort, add_generation_prompt=True) is not None)
+
+
+def _shared(one: str, other: str) -> int:
+    """Length of the text that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _opening_at_end(prompt: str) -> str:

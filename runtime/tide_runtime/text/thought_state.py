@@ -5,7 +5,7 @@ All of it follows from the sequence's own tokens, so a text is the same whatever
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.text.grammar import GrammarState
-from tide_runtime.text.thoughts import ThoughtMarks, Thoughts, ThoughtSplitter
+from tide_runtime.text.thoughts import TAG, ThoughtMarks, Thoughts, ThoughtSplitter
 from tide_runtime.text.token_bytes import TokenBytes
 from tide_runtime.text.tokenizer import Tokenizer
 
@@ -24,17 +24,19 @@ class MarkTokens:
 
     Args:
         marks: as text whose characters are bytes, since a token may be part of a character.
-        opening: ids of the opening mark.
+        heads: ids of the opening mark, and of the head of an answer where each has one.
         closing: ids of the closing mark, with what stands before and behind it.
         last: id of the closing mark's last token, and the text of it; None: the mark is one token.
         gap: ids between the closing mark and the answer.
+        special: id → mark, or part of one, that is a special token.
     """
 
     marks: ThoughtMarks
-    opening: tuple[int, ...]
+    heads: tuple[tuple[int, ...], ...]
     closing: tuple[int, ...]
     last: tuple[int, str] | None
     gap: tuple[int, ...]
+    special: Mapping[int, str]
 
 
 class ThoughtVocabulary:
@@ -51,6 +53,10 @@ class ThoughtVocabulary:
         tokens = self._tokens(thoughts.marks)
         place = _Place(ThoughtSplitter(tokens.marks, thoughts.begun))
         return ThoughtState(self, tokens, place, thoughts.budget, grammar, self._mask(eos, others=True))
+
+    def special(self, marks: ThoughtMarks) -> Mapping[int, str]:
+        """Id → part of ``marks`` that is a special token, which texts leave out unless they are told not to."""
+        return self._tokens(marks).special
 
     def text(self, token: int) -> str:
         """The text of ``token``, whose characters are bytes."""
@@ -74,7 +80,11 @@ class ThoughtVocabulary:
         names = ("opening", "closing", "lead", "gap", "ending")
         spelled = ThoughtMarks(**{name: getattr(marks, name).encode().decode("latin-1") for name in names})
         forced = self.encode(marks.lead + marks.closing + marks.gap)
-        return MarkTokens(spelled, self.encode(marks.opening), forced, last, self.encode(marks.gap))
+        text = f"{marks.opening}{marks.closing}{marks.gap}"
+        entries = {token: self._tokenizer.token(token) or "" for token in self._tokenizer.special_ids}
+        special = {token: entry for token, entry in entries.items() if entry in text and TAG.fullmatch(entry)}
+        heads = tuple(map(self.encode, marks.first_heads))
+        return MarkTokens(spelled, heads, forced, last, self.encode(marks.gap), special)
 
 
 @dataclass
@@ -123,11 +133,14 @@ class ThoughtState:
 
     def take(self, token: int) -> None:
         """``token`` is output."""
-        place = self._after(self._place, token)
+        if self._place.splitter.phase == "answer":
+            answer: tuple[int, ...] = (token,)
+        else:
+            place = self._after(self._place, token)
+            self._place, answer = replace(place, answer=()), place.answer
         if self._grammar is not None:
-            for answered in place.answer:
+            for answered in answer:
                 self._grammar.take(answered)
-        self._place = replace(place, answer=())
 
     def forced(self) -> list[int]:
         """The next tokens where there is no choice; often none."""
@@ -170,11 +183,17 @@ class ThoughtState:
             return self._grammar.allowed(place.answer)
         if place.splitter.phase == "thoughts":
             return self._unended
-        mask, opening, begun = self._grammar.allowed(place.pending), self._tokens.opening, len(place.pending)
-        if place.pending == opening[:begun] and begun < len(opening):
-            mask = mask.copy()
-            mask[opening[begun]] = True
-        return mask
+        return self._mask_of_beginning(self._grammar, place.pending)
+
+    def _mask_of_beginning(self, grammar: GrammarState, pending: tuple[int, ...]) -> NDArray[np.bool_]:
+        """The mask after ``pending``, which may become a head of thoughts or of an answer, or is an answer without one."""
+        heads, begun = self._tokens.heads, len(pending)
+        if len(heads) == 1 and grammar.num_valid(pending) == begun:
+            mask = grammar.allowed(pending).copy()
+        else:
+            mask = np.zeros_like(self._unended)
+        mask[[head[begun] for head in heads if head[:begun] == pending and begun < len(head)]] = True
+        return mask if mask.any() else self._unended  # after a draft that is not allowed
 
     def _after(self, place: _Place, token: int) -> _Place:
         """The place after ``token``."""

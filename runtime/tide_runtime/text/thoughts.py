@@ -10,13 +10,10 @@ import re
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from tide_runtime.text.tokenizer import Tokenizer
+from typing import Literal, NamedTuple
 
 Phase = Literal["before", "thoughts", "gap", "answer"]
-TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]|◁[^◁▷\s]+▷")
+TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z][A-Z_ ]+\]|◁[^◁▷\s]+▷")
 
 
 @dataclass(frozen=True)
@@ -68,12 +65,6 @@ class Thoughts:
     marks: ThoughtMarks
     begun: bool = False
     budget: int | None = None
-
-    def special(self, tokenizer: Tokenizer) -> dict[int, str]:
-        """Id → mark, or part of one, that is a special token."""
-        text = f"{self.marks.opening}{self.marks.closing}{self.marks.gap}"
-        entries = {token: tokenizer.token(token) or "" for token in tokenizer.special_ids}
-        return {token: entry for token, entry in entries.items() if entry in text and TAG.fullmatch(entry)}
 
 
 class Split(NamedTuple):

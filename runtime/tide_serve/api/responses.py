@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from time import time
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
@@ -26,10 +26,12 @@ from openai.types.responses import (
     ResponseFunctionToolCall,
     ResponseOutputMessage,
     ResponseOutputText,
+    ResponseReasoningItem,
     ResponseUsage,
 )
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_output_text import Logprob
+from openai.types.responses.response_reasoning_item import Content as ReasoningText
 from tide_runtime import Chunk, Engine, Generation
 from tide_runtime.sampler import TokenLogprob
 
@@ -45,8 +47,11 @@ from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
 from tide_serve.request.responses_as_chat import LOGPROBS, RESPONSE, chat_body, response_field
 
+_REPEATED = ("instructions", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key", "reasoning")
 Body = dict[str, Any]
-OutputItem = ResponseOutputMessage | ResponseFunctionToolCall
+Status = Literal["in_progress", "completed", "incomplete"]
+ItemKind = Literal["message", "reasoning"]
+OutputItem = ResponseOutputMessage | ResponseFunctionToolCall | ResponseReasoningItem
 
 
 def responses_routes(service: Service) -> APIRouter:
@@ -70,17 +75,18 @@ async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
         chat = await checked_chat(model, as_chat)
     except ApiError as error:
         raise error.renamed(response_field) from error
-    if as_chat["logprobs"] and chat.tools.tools:
-        message = f"include: {LOGPROBS} cannot be given together with tools, whose calls are tokens too; leave out one of them"
+    if as_chat["logprobs"] and (chat.tools.tools or chat.thoughts.thoughts is not None):
+        other = "tools, whose calls" if chat.tools.tools else "thoughts, which"
+        message = f"include: {LOGPROBS} cannot be given together with {other} are tokens too; leave out one of them"
         raise ApiError(400, message, "include", "unsupported_parameter")
     return chat
 
 
 def _answer(model: ServedModel, body: Body, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
     [generation] = generations
-    _, text, calls = chat.parser().feed(generation.text or "", last=True)
+    thoughts, text, calls = chat.parser().feed(generation.text or "", last=True)
     logprobs = _logprobs(model, chat, generation.logprobs)
-    output: list[OutputItem] = []
+    output: list[OutputItem] = [_reasoning_item(_item_id("rs"), thoughts, "completed")] if thoughts else []
     if text or not calls:
         output.append(_message_item(_item_id("msg"), text, logprobs, "incomplete" if _is_cut_off(generation) else "completed"))
     output += [_call_item(call) for call in calls]
@@ -105,7 +111,7 @@ class ResponseStream:
         self._model, self._body, self._chat = model, body, chat
         self._parser = chat.parser()
         self._output: list[OutputItem] = []
-        self._message: _OpenMessage | None = None
+        self._item: _OpenItem | None = None
         self._number = -1
 
     async def events(self, generations: Generations) -> AsyncGenerator[str]:
@@ -129,44 +135,44 @@ class ResponseStream:
 
     def _add(self, chunks: Sequence[Chunk]) -> str:
         last = chunks[-1].generation
-        _, text, calls = self._parser.feed("".join([chunk.text for chunk in chunks]), last=last is not None)
+        thoughts, text, calls = self._parser.feed("".join([chunk.text for chunk in chunks]), last=last is not None)
         scored = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
         entries = _logprobs(self._model, self._chat, scored)
-        events = self._text(text, entries) if text or entries else ""
+        events = self._grow("reasoning", thoughts, []) if thoughts else ""
+        events += self._grow("message", text, entries) if text or entries else ""
         for call in calls:
             events += self._close("completed") + self._call(call)
         return events if last is None else events + self._end(last)
 
-    def _text(self, text: str, entries: list[dict[str, Any]]) -> str:
-        events = self._open() if self._message is None else ""
-        assert self._message is not None
-        message, self._number = self._message, self._number + 1
-        message.texts.append(text)
-        message.logprobs += entries
+    def _grow(self, kind: ItemKind, text: str, entries: list[dict[str, Any]]) -> str:
+        events = "" if self._item is not None and self._item.kind == kind else self._close("completed") + self._open(kind)
+        assert self._item is not None
+        item, self._number = self._item, self._number + 1
+        item.texts.append(text)
+        item.logprobs += entries
+        logprobs = f', "logprobs": {quoted(entries)}' if kind == "message" else ""
         return (
-            f'{events}event: response.output_text.delta\ndata: {{"type": "response.output_text.delta", "sequence_number": '
-            f'{self._number}, {message.json_fields}, "delta": {quoted(text)}, "logprobs": {quoted(entries)}}}\n\n'
+            f'{events}event: {item.event}.delta\ndata: {{"type": "{item.event}.delta", "sequence_number": '
+            f'{self._number}, {item.json_fields}, "delta": {quoted(text)}{logprobs}}}\n\n'
         )
 
-    def _open(self) -> str:
-        message = self._message = _OpenMessage(_item_id("msg"), len(self._output))
-        item = _dumped(_message_item(message.id, "", [], "in_progress"))
-        [part] = item["content"]
-        events = self._event("response.output_item.added", output_index=message.index, item=item | {"content": []})
-        return events + self._event("response.content_part.added", **message.fields, part=part)
+    def _open(self, kind: ItemKind) -> str:
+        item = self._item = _OpenItem(kind, len(self._output))
+        dumped = _dumped(item.as_output("in_progress"))
+        [part] = dumped["content"]
+        events = self._event("response.output_item.added", output_index=item.index, item=dumped | {"content": []})
+        return events + self._event("response.content_part.added", **item.fields, part=part)
 
-    def _close(self, status: str) -> str:
-        """Close the message that is open, if one is."""
-        if self._message is None:
+    def _close(self, status: Status) -> str:
+        """Close the message, or the thoughts, that are open, if any are."""
+        if self._item is None:
             return ""
-        message, self._message = self._message, None
-        text = "".join(message.texts)
-        item = _message_item(message.id, text, message.logprobs, status)
-        self._output.append(item)
-        dumped = _dumped(item)
-        events = self._event("response.output_text.done", **message.fields, text=text, logprobs=message.logprobs)
-        events += self._event("response.content_part.done", **message.fields, part=dumped["content"][0])
-        return events + self._event("response.output_item.done", output_index=message.index, item=dumped)
+        item, self._item = self._item, None
+        self._output.append(item.as_output(status))
+        dumped, logprobs = _dumped(self._output[-1]), {"logprobs": item.logprobs} if item.kind == "message" else {}
+        events = self._event(f"{item.event}.done", **item.fields, text=item.text, **logprobs)
+        events += self._event("response.content_part.done", **item.fields, part=dumped["content"][0])
+        return events + self._event("response.output_item.done", output_index=item.index, item=dumped)
 
     def _call(self, call: ToolCall) -> str:
         item, index = _call_item(call), len(self._output)
@@ -179,7 +185,9 @@ class ResponseStream:
         return events + self._event("response.output_item.done", output_index=index, item=dumped)
 
     def _end(self, generation: Generation) -> str:
-        events = "" if self._message is not None or self._output else self._open()  # an empty answer is a message too
+        events, calls = "", any(isinstance(item, ResponseFunctionToolCall) for item in self._output)
+        if not calls and (self._item is None or self._item.kind == "reasoning"):  # an empty answer is a message too
+            events = self._close("completed") + self._open("message")
         events += self._close("incomplete" if _is_cut_off(generation) else "completed")
         response = _finished(self._model.engine, self._body, self._chat, self._output, generation)
         return events + self._event(f"response.{response['status']}", response=response)
@@ -195,21 +203,42 @@ class ResponseStream:
         return f"event: {kind}\ndata: {quoted({'type': kind, 'sequence_number': self._number, **fields})}\n\n"
 
 
-class _OpenMessage:
-    """A message item that grows. ``fields``: those of all its events, and ``json_fields`` the same as JSON without braces."""
+class _OpenItem:
+    """An item that grows: a message, or thoughts.
 
-    def __init__(self, message_id: str, index: int) -> None:
-        self.id, self.index = message_id, index
-        self.fields: dict[str, Any] = {"item_id": message_id, "output_index": index, "content_index": 0}
+    ``event``: the type of its events, ``fields``: those of all of them, and ``json_fields`` the same as JSON without braces.
+    """
+
+    def __init__(self, kind: ItemKind, index: int) -> None:
+        self.kind, self.index = kind, index
+        self.id = _item_id("msg" if kind == "message" else "rs")
+        self.event = "response.output_text" if kind == "message" else "response.reasoning_text"
+        self.fields: dict[str, Any] = {"item_id": self.id, "output_index": index, "content_index": 0}
         self.json_fields = quoted(self.fields)[1:-1]
         self.texts: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def as_output(self, status: Status) -> OutputItem:
+        """The item as it is now."""
+        if self.kind == "reasoning":
+            return _reasoning_item(self.id, self.text, status)
+        return _message_item(self.id, self.text, self.logprobs, status)
 
 
 # --- objects
 
 
-def _message_item(item_id: str, text: str, logprobs: Sequence[dict[str, Any]], status: Any) -> ResponseOutputMessage:
+def _reasoning_item(item_id: str, text: str, status: Status) -> ResponseReasoningItem:
+    """Thoughts of an answer."""
+    content = [ReasoningText(type="reasoning_text", text=text)]
+    return ResponseReasoningItem(id=item_id, type="reasoning", summary=[], content=content, status=status)
+
+
+def _message_item(item_id: str, text: str, logprobs: Sequence[dict[str, Any]], status: Status) -> ResponseOutputMessage:
     """An answer's text. ``logprobs``: one entry for each token, as `chat_logprobs` gives them."""
     entries = [Logprob.model_validate(entry) for entry in logprobs]
     part = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=entries)
@@ -248,7 +277,7 @@ def _finished(
 
 def _response_object(body: Body, chat: ChatRequest, output: Sequence[OutputItem], **state: Any) -> dict[str, Any]:
     """The response to the request of ``body``, some of whose fields it repeats."""
-    text, repeated = body.get("text", {}), ("instructions", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key")
+    text, repeated = body.get("text", {}), _REPEATED
     document = ResponseObject.construct(
         id=f"resp_{chat.head['id'].rpartition('-')[2]}",
         object="response",

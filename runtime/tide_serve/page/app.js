@@ -78,7 +78,7 @@ async function receive(view) {
       usage = chunk.usage ?? usage;
       const [choice] = chunk.choices;
       if (!choice) continue;
-      follow(() => view.add(choice.delta.content ?? "", choice.depths));
+      follow(() => view.add(choice.delta.content ?? "", choice.depths, choice.delta.reasoning_content));
       if (choice.finish_reason === "length") note = "ended at the limit of tokens";
     }
   } catch (error) {

@@ -8,7 +8,7 @@ export class TurnView {
     const turn = document.getElementById("turn").content.firstElementChild.cloneNode(true);
     turn.classList.add(role);
     this.element = turn;
-    [this.heading, this.body, this.figures, this.depths] = turn.children;
+    [this.heading, this.thoughts, this.body, this.figures, this.depths] = turn.children;
     this.heading.textContent = title;
     this.text = "";
     this.layers = 0; // of the model: the first token always takes all of them
@@ -20,14 +20,17 @@ export class TurnView {
     this.shown = -Infinity;
   }
 
-  /** Add text whose tokens had `depths`; there are none where the server does not tell them. */
-  add(text, depths = []) {
+  /** Add text, and thoughts before it, whose tokens had `depths`; there are none where the server does not tell them. */
+  add(text, depths = [], thoughts = "") {
     if (depths.length) this.layers = Math.max(this.layers, ...depths);
     this.pending.push(...depths);
-    if (text) this.body.append(this.pending.length ? this.coloured(text, this.pending.splice(0)) : text);
+    if (thoughts) this.thoughts.hidden = false;
+    for (const [part, into] of [[thoughts, this.thoughts.lastElementChild], [text, this.body]]) {
+      if (part) into.append(this.pending.length ? this.coloured(part, this.pending.splice(0)) : part);
+    }
     this.text += text;
     for (const depth of depths) this.counts.set(depth, (this.counts.get(depth) ?? 0) + 1);
-    this.tokens += depths.length || (text ? 1 : 0);
+    this.tokens += depths.length || (text || thoughts ? 1 : 0);
     this.last = performance.now();
     this.first ||= this.last;
     if (this.last - this.shown > FIGURES_MS) this.show();

@@ -44,19 +44,9 @@ _SAMPLING = dict.fromkeys(
 CHAT_FIELDS: dict[str, Support] = {
     **_SAMPLING,
     **dict.fromkeys(
-        (
-            "messages",
-            "max_completion_tokens",
-            "top_logprobs",
-            "tools",
-            "tool_choice",
-            "parallel_tool_calls",
-            "reasoning_effort",
-            "reasoning",
-            "chat_template_kwargs",
-        ),
-        SUPPORTED,
+        ("messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"), SUPPORTED
     ),
+    **dict.fromkeys(("reasoning_effort", "reasoning", "chat_template_kwargs"), SUPPORTED),
     **dict.fromkeys(("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"), HARMLESS),
     "audio": refused("the model writes text only; leave it out"),
     "function_call": refused("it is the former form of tool_choice; use that"),
@@ -151,7 +141,7 @@ EXTENSION_TYPES: dict[str, Any] = {
     "cache_salt": str,
 }
 
-_THOUGHT_TYPES: dict[str, Any] = {"reasoning": ReasoningParam, "chat_template_kwargs": dict[str, Any]}
+THOUGHT_TYPES: dict[str, Any] = {"reasoning": ReasoningParam, "chat_template_kwargs": dict[str, Any]}
 
 
 class TokenizeParams(TypedDict, total=False):
@@ -171,7 +161,7 @@ class DetokenizeParams(TypedDict, total=False):
 CHAT = BodyForm(
     "ChatCompletionRequest",
     CHAT_FIELDS,
-    lambda: RequestTypes(ChatParams, {**EXTENSION_TYPES, **_THOUGHT_TYPES, "messages": list[MessageParam]}),
+    lambda: RequestTypes(ChatParams, {**EXTENSION_TYPES, **THOUGHT_TYPES, "messages": list[MessageParam]}),
 )
 COMPLETION = BodyForm("CompletionRequest", COMPLETION_FIELDS, lambda: RequestTypes(CompletionParams, EXTENSION_TYPES))
 TOKENIZE = BodyForm(

@@ -17,14 +17,15 @@ from typing_extensions import TypedDict
 
 from tide_serve.errors import ApiError
 from tide_serve.request.body import BodyForm, RequestTypes, Support
-from tide_serve.request.fields import CHAT_FIELDS, EXTENSION_TYPES, SUPPORTED, refused
+from tide_serve.request.fields import CHAT_FIELDS, EXTENSION_TYPES, SUPPORTED, THOUGHT_TYPES, refused
 from tide_serve.request.structured import LarkFormat, RegexFormat
+from tide_serve.request.thinking import ReasoningParam
 
 LOGPROBS = "message.output_text.logprobs"  # the only value of ``include``
 _SAME = (
     "model", "stream", "stream_options", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "top_k", "min_p",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "ignore_eos", "depth_policy",
-    "cache_salt",
+    "cache_salt", "reasoning", "chat_template_kwargs",
 )  # fmt: skip
 _SAME_SUPPORT = (
     "tools", "tool_choice", "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -47,7 +48,6 @@ RESPONSE_FIELDS: dict[str, Support] = {
     "max_tool_calls": refused("there are no built-in tools to call; leave it out"),
     "previous_response_id": refused("nothing is stored here; send the whole conversation as input"),
     "prompt": refused("no prompt templates are stored here; send the prompt as input"),
-    "reasoning": refused("the model's effort cannot be set; leave it out", {}, {"effort": "none"}),
     "truncation": refused("an input that is too long is refused; set it to disabled, or leave it out", "disabled"),
 }
 
@@ -101,7 +101,28 @@ class FunctionCallOutput(TypedDict, total=False):
     caller: None
 
 
-InputItem = Union[Message, FunctionCall, FunctionCallOutput]  # noqa: UP007
+class ReasoningText(TypedDict, total=False):
+    type: Required[Literal["reasoning_text"]]
+    text: Required[str]
+
+
+class ReasoningItem(TypedDict, total=False):
+    """Thoughts of an earlier answer, as they were sent. A summary of them is not what the model thought, and changes nothing."""
+
+    type: Required[Literal["reasoning"]]
+    content: list[ReasoningText] | None
+    summary: list[Any] | None
+    id: str | None
+    status: Status | None
+    encrypted_content: None
+
+
+InputItem = Union[Message, FunctionCall, FunctionCallOutput, ReasoningItem]  # noqa: UP007
+
+
+class ResponseReasoningParam(ReasoningParam, total=False):
+    summary: str | None
+    generate_summary: str | None
 
 
 class FunctionTool(TypedDict, total=False):
@@ -139,6 +160,8 @@ def _response_types() -> RequestTypes:
         ResponseCreateParamsBase,
         {
             **EXTENSION_TYPES,
+            **THOUGHT_TYPES,
+            "reasoning": ResponseReasoningParam,
             "model": str,
             "input": Union[str, list[InputItem]],  # noqa: UP007
             "tools": list[FunctionTool],
@@ -164,6 +187,7 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of the same request to /v1/chat/completions. Raises ApiError for what that has no fields for."""
     with_logprobs = LOGPROBS in body.get("include", [])
     _check_include(body, with_logprobs)
+    _check_summary(body.get("reasoning", {}))
     chat = {name: body[name] for name in _SAME if name in body}
     chat |= {"messages": _chat_messages(body["input"], body.get("instructions")), "logprobs": with_logprobs}
     if "max_output_tokens" in body:
@@ -188,16 +212,26 @@ def _check_include(body: Mapping[str, Any], with_logprobs: bool) -> None:
         raise ApiError(400, message, "text.verbosity", "unsupported_parameter")
 
 
+def _check_summary(reasoning: Mapping[str, Any]) -> None:
+    for name in ("summary", "generate_summary"):
+        if reasoning.get(name) is not None:
+            message = f"reasoning.{name} is not supported: items have the thoughts themselves; leave it out"
+            raise ApiError(400, message, f"reasoning.{name}", "unsupported_parameter")
+
+
 def _chat_messages(items: str | Sequence[Mapping[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
     """The same messages; ``instructions`` come first, as those of the system.
 
-    Calls follow each other in one message, after the text that the assistant wrote before them.
+    Calls follow each other in one message, after what the assistant thought and wrote before them.
     """
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in [{"role": "user", "content": items}] if isinstance(items, str) else items:
         kind = item.get("type", "message")
         if kind == "message":
-            messages.append({"role": item["role"], "content": _text(item["content"])})
+            begun = messages.pop() if item["role"] == "assistant" and messages and _is_thoughts(messages[-1]) else {}
+            messages.append({**begun, "role": item["role"], "content": _text(item["content"])})
+        elif kind == "reasoning":
+            messages.append({"role": "assistant", "content": "", "reasoning_content": _text(item.get("content") or [])})
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
@@ -207,6 +241,11 @@ def _chat_messages(items: str | Sequence[Mapping[str, Any]], instructions: str |
         else:
             messages.append({"role": "tool", "content": _text(item["output"]), "tool_call_id": item["call_id"]})
     return messages
+
+
+def _is_thoughts(message: Mapping[str, Any]) -> bool:
+    """Whether ``message`` has nothing but thoughts."""
+    return "reasoning_content" in message and not message["content"] and "tool_calls" not in message
 
 
 def _text(content: str | Sequence[Mapping[str, Any]]) -> str:

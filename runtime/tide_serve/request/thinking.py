@@ -83,7 +83,8 @@ def plan_thoughts(body: Mapping[str, Any], engine: Engine, uses_tools: bool) -> 
     for name, value in body.get("chat_template_kwargs", {}).items():
         variables.set_named(name, value)
     thoughts = Thoughts(declared.marks, budget=budget) if declared.marks is not None else None
-    special = thoughts.special(engine.tokenizer) if thoughts is not None and engine.tokenizer is not None else {}
+    vocabulary = engine.admission.thoughts
+    special = vocabulary.special(thoughts.marks) if thoughts is not None and vocabulary is not None else {}
     return ThoughtPlan(thoughts, variables.values, tuple(special.values()))
 
 

@@ -14,6 +14,7 @@ TEMPLATES = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file
 TAGS = ThoughtMarks("<think>", "</think>", lead="\n", gap="\n\n")
 CHANNELS = ThoughtMarks("<|channel|>analysis<|message|>", "<|end|>", gap="<|start|>assistant<|channel|>final<|message|>")
 WORDS = ThoughtMarks("<think>", "</think>", gap="\n<response>", ending="</response>")
+BEGUN = ThoughtMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", lead="\n", gap="\n")
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -26,6 +27,9 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
         ("thoughts_words", WORDS, None, "thinking"),
         ("thoughts_cut", ThoughtMarks("<think>", "</think>"), None, None),
         ("deepseek_r1", ThoughtMarks("<think>", "</think>", lead="\n"), None, None),
+        ("thoughts_block", ThoughtMarks("<|channel>thought", "<channel|>"), None, "enable_thinking"),
+        ("thoughts_begun", BEGUN, "reasoning_content", None),
+        ("deepseek_v31", ThoughtMarks("<think>", "</think>"), None, "thinking"),
         *((name, None, None, None) for name in ("hermes", "llama_3", "mistral_3", "qwen_coder", "gemma_3", "phi_4", "smolvlm")),
     ],
 )
