@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tide_runtime import Engine, EngineOptions
 from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.manifest import MANIFEST_NAME
 from tide_runtime.engine_memory import EngineMemory
 from tide_runtime.targets.select import DeviceChoice, choose_target
 from tide_runtime.text.tokenizer import Tokenizer
@@ -38,14 +40,14 @@ class LoadPlan:
 class BundleSource:
     """The bundle in ``directory``, whose engine of ``options`` may take ``limit`` bytes.
 
-    Its files are compared with their SHA-256, where the options say so, when it is first loaded and when they have changed. Its
-    tokenizer is kept: reading one holds Python's lock, so that no other model could write meanwhile.
+    Its files are compared with their SHA-256, where the options say so, when it is first loaded and when they have changed. What
+    was read of them is kept until then, the tokenizer above all: reading one holds Python's lock, so that no other model writes.
     """
 
     directory: Path
     options: EngineOptions
     limit: int
-    _verified: _Stamp = field(default=(), init=False)
+    _verified: tuple[_Stamp, LoadPlan] | None = field(default=None, init=False)
     _tokenizer: Tokenizer | None = field(default=None, init=False)
 
     def sized(self) -> LoadPlan:
@@ -61,12 +63,14 @@ class BundleSource:
 
     def verified(self) -> LoadPlan:
         """The plan, of checked files. Raises BundleError for one that was changed, and what `sized` raises."""
+        if self._verified is not None and self._verified[0] == _stamp(self._verified[1].bundle):
+            return self._verified[1]
+        self._verified = self._tokenizer = None
         plan = self.sized()
-        stamp = self._stamp(plan.bundle)
-        if stamp != self._verified:
-            if self.options.verify:
-                Bundle.open(self.directory)
-            self._verified, self._tokenizer = stamp, None
+        stamp = _stamp(plan.bundle)  # before the files are read: a change meanwhile is seen the next time
+        if self.options.verify:
+            Bundle.open(self.directory)
+        self._verified = stamp, plan
         return plan
 
     def load(self, plan: LoadPlan) -> Engine:
@@ -75,6 +79,12 @@ class BundleSource:
         self._tokenizer = engine.tokenizer
         return engine
 
-    def _stamp(self, bundle: Bundle) -> _Stamp:
-        states = {name: bundle.path(name).stat() for name in bundle.manifest.files}
-        return tuple((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states.items())
+
+def _stamp(bundle: Bundle) -> _Stamp:
+    """Of the manifest and the files in it; a file that is gone has no entry."""
+    found = []
+    for name in (MANIFEST_NAME, *bundle.manifest.files):
+        with suppress(OSError):
+            state = bundle.path(name).stat()
+            found.append((name, state.st_ino, state.st_size, state.st_mtime_ns))
+    return tuple(found)
