@@ -61,10 +61,11 @@ class Admission:
         # One token more than the cache holds can be generated: the last one is never written back.
         tokens = np.zeros(min(len(ids) + params.max_new_tokens, cache_slots + 1), np.int64)
         tokens[: len(ids)] = ids
-        grammar: GrammarState | ThoughtState | None = self.grammars.start(params.grammar) if params.grammar is not None else None
+        answer = self.grammars.start(params.grammar) if params.grammar is not None else None
+        grammar: GrammarState | ThoughtState | None = answer
         thoughts, shown = None, {*params.shown_tokens}
         if params.thoughts is not None and self.thoughts is not None:
-            thoughts = self.thoughts.start(params.thoughts, grammar, eos)
+            thoughts = self.thoughts.start(params.thoughts, answer, eos)
             grammar = thoughts if params.forces_tokens else None
             shown |= self.thoughts.special(params.thoughts.marks).keys()
         return TokenSequence(

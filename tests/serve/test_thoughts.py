@@ -185,6 +185,22 @@ def test_the_openai_client_reads_thoughts(thinking_client: openai.OpenAI) -> Non
     assert answer.choices[0].message.reasoning_content == THOUGHT  # type: ignore[attr-defined]
 
 
+def test_litellm_reads_thoughts(thinking: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: proxies and agents that go through LiteLLM lose the thoughts, whole or streamed."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise its import looks for one on the internet
+    litellm = pytest.importorskip("litellm", reason="LiteLLM is not installed; pip install 'tide-llm[dev]'")
+    asks: dict[str, Any] = {
+        "model": "openai/source",
+        "messages": asked("@aloud"),
+        "api_base": f"{thinking.url}/v1",
+        "api_key": "none",
+    }
+    message = litellm.completion(**asks).choices[0].message
+    assert (message.reasoning_content, message.content) == (THOUGHT, "Forty two.")
+    deltas = [chunk.choices[0].delta for chunk in litellm.completion(**asks, stream=True)]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == THOUGHT
+
+
 def test_responses_have_thoughts_as_items(thinking_client: openai.OpenAI) -> None:
     """Breaks: a response has no reasoning item, or its stream has other items than itself."""
     response = thinking_client.responses.create(model="source", input="@aloud")

@@ -37,13 +37,15 @@ class ThoughtMarks:
     def first_heads(self) -> dict[str, Phase]:
         """What an output may begin with, and what follows it."""
         _, answer = self._split_gap
-        return {self.opening: "thoughts"} | ({answer: "answer"} if answer else {})
+        heads: dict[str, Phase] = {self.opening: "thoughts"}
+        return {**heads, answer: "answer"} if answer else heads
 
     @cached_property
     def heads(self) -> dict[str, Phase]:
         """What may follow the closing mark besides the answer itself, and what follows that."""
         turn, answer = self._split_gap
-        return ({turn + answer: "answer"} if turn + answer else {}) | ({turn + self.opening: "thoughts"} if answer else {})
+        heads: dict[str, Phase] = {turn + answer: "answer"} if turn + answer else {}
+        return {**heads, turn + self.opening: "thoughts"} if answer else heads
 
     @property
     def _split_gap(self) -> tuple[str, str]:

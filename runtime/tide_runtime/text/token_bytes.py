@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tide_runtime.text.tokenizer import Tokenizer
 
@@ -17,8 +17,12 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._byte_of = _byte_level_alphabet() if _is_byte_level(tokenizer) else None
         self.of = lru_cache(_CACHED)(self._of)
+
+    @cached_property
+    def _byte_of(self) -> dict[str, int] | None:
+        """Character of a byte-level vocabulary → its byte; None: the vocabulary is of another kind."""
+        return _byte_level_alphabet() if _is_byte_level(self._tokenizer) else None
 
     def _of(self, token: int) -> bytes:
         entry = self._tokenizer.token(token)

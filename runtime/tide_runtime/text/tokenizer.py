@@ -192,7 +192,7 @@ class TextStream:
         """Have a skipped special token end the pending characters and count for the stop strings."""
         self._character.reset()
         shown = self._feed(self._take(len(self._window), self._decode(self._window)))
-        if self.stop_hit is not None or (self._thoughts is not None and self._thoughts.phase != "answer"):
+        if self.stop_hit is not None or (self._thoughts is not None and self._thoughts.phase == "thoughts"):
             return shown
         return shown + self._stops.feed(self._marks[token_id])
 

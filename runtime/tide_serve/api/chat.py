@@ -5,6 +5,8 @@ Fields are those of OpenAI's API; `request.fields.CHAT_FIELDS` says what becomes
 - ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``cache_salt``: see `tide_runtime.GenerationParams`.
 - ``depth_policy``: the engine's own or "auto"; others are refused, as an engine is loaded for one policy.
 - ``response_format``: also with a regex or a Lark grammar, see `tide_serve.request.structured`.
+- ``reasoning``, ``chat_template_kwargs``: whether and for how long the model thinks, see `tide_serve.request.thinking`. Its
+  thoughts are the ``reasoning_content`` of messages and deltas.
 - ``stream_options.include_depth``: the choices of a stream have ``depths``, the layers run for each of the event's tokens.
 - ``usage`` has ``depth``, see `tide_serve.api.answer_fields`.
 

@@ -2,7 +2,7 @@
 
 Fields are those of OpenAI's API; `request.responses_as_chat.RESPONSE_FIELDS` says what becomes of each. Extensions are those of
 /v1/chat/completions, with ``text.format`` in place of ``response_format``, and without ``include_depth``. ``usage`` has ``depth``
-(see `tide_serve.api.answer_fields`).
+(see `tide_serve.api.answer_fields`). Thoughts are items of type ``reasoning``, with the text and without a summary.
 
 Nothing is stored: an id cannot be given to later requests, and ``store`` is false in every response. Tools are functions, and are
 strict where ``strict`` is true. A response that the server's time limit ends is incomplete for the reason "max_output_tokens".

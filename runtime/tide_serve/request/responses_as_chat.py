@@ -231,7 +231,8 @@ def _chat_messages(items: str | Sequence[Mapping[str, Any]], instructions: str |
             begun = messages.pop() if item["role"] == "assistant" and messages and _is_thoughts(messages[-1]) else {}
             messages.append({**begun, "role": item["role"], "content": _text(item["content"])})
         elif kind == "reasoning":
-            messages.append({"role": "assistant", "content": "", "reasoning_content": _text(item.get("content") or [])})
+            if thoughts := _text(item.get("content") or []):
+                messages.append({"role": "assistant", "content": "", "reasoning_content": thoughts})
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})

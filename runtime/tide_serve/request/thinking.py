@@ -69,14 +69,15 @@ def plan_thoughts(body: Mapping[str, Any], engine: Engine, uses_tools: bool) -> 
     """The plan of a request. Raises ApiError with the field's name for what the model's template has no variable for."""
     template = (engine.tool_chat_template if uses_tools else engine.chat_template) or ""
     declared = template_thoughts(template) if template else TemplateThoughts()
-    reasoning = body.get("reasoning", {})
+    reasoning = {name: value for name, value in body.get("reasoning", {}).items() if value is not None}
     budget = reasoning.get("max_tokens")
     if budget is not None and (budget < 1 or declared.marks is None):
         problem = f"is {budget}; set it to at least 1 token" if budget < 1 else f"is not supported: {_NO_THOUGHTS}"
         raise ApiError(400, f"reasoning.max_tokens {problem}", "reasoning.max_tokens", "unsupported_parameter")
     variables = _Variables(declared)
-    if (enabled := reasoning.get("enabled", True if budget is not None else None)) is not None:
-        variables.turn(enabled, "reasoning.enabled" if "enabled" in reasoning else "reasoning.max_tokens")
+    if "enabled" in reasoning or budget is not None:
+        name = "reasoning.enabled" if "enabled" in reasoning else "reasoning.max_tokens"
+        variables.turn(reasoning.get("enabled", True), name)
     for name, effort in (("reasoning_effort", body.get("reasoning_effort")), ("reasoning.effort", reasoning.get("effort"))):
         if effort is not None:
             variables.set_effort(effort, name)
