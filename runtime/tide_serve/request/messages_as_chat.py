@@ -45,20 +45,14 @@ MESSAGE_FIELDS: dict[str, Support] = {
 }
 
 
-def _message_types() -> RequestTypes:
-    from tide_serve.request.message_types import message_types
+def _types(*required: str) -> RequestTypes:
+    from tide_serve.request.message_types import message_types  # takes over a second
 
-    return message_types(required=("model", "max_tokens", "messages"))
-
-
-def _count_types() -> RequestTypes:
-    from tide_serve.request.message_types import message_types
-
-    return message_types(required=("model", "messages"))
+    return message_types(required)
 
 
-MESSAGE = BodyForm("MessageRequest", MESSAGE_FIELDS, _message_types)
-COUNT = BodyForm("CountTokensRequest", _PROMPT_FIELDS, _count_types)
+MESSAGE = BodyForm("MessageRequest", MESSAGE_FIELDS, lambda: _types("model", "max_tokens", "messages"))
+COUNT = BodyForm("CountTokensRequest", _PROMPT_FIELDS, lambda: _types("model", "messages"))
 
 
 def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
