@@ -72,13 +72,17 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class Generation:
-    """One finished sequence. ``text`` is None when the bundle has no tokenizer; ``logprobs`` is empty unless asked for."""
+    """One finished sequence. ``text`` is None when the bundle has no tokenizer; ``logprobs`` is empty unless asked for.
+
+    ``stop_string``: the one of `GenerationParams.stop` that ended the text; None: something else did.
+    """
 
     text: str | None
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...]
     stats: RequestStats
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,4 +132,5 @@ def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) 
         text: str | None = "".join(sequence.pieces)
     else:
         text = tokenizer.continuation(ids[:-1] if sequence.finish_reason == "eos" else ids) if tokenizer is not None else None
-    return Generation(text, tuple(ids), sequence.finish_reason, tuple(sequence.logprobs), stats)
+    stop = sequence.text.stop_hit if sequence.text is not None else None
+    return Generation(text, tuple(ids), sequence.finish_reason, tuple(sequence.logprobs), stats, stop)

@@ -19,7 +19,7 @@ class ServeConfig:
 
     Args:
         model_names: names that requests may give as ``model``, the first one is shown; empty: the bundle's own name.
-        api_keys: a request must carry one of them as ``Authorization: Bearer KEY``; empty: no key is needed.
+        api_keys: a request must carry one of them as ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY``; empty: it needs none.
         max_body_bytes: size of a request's body.
         max_stop_strings, max_stop_chars: number of ``stop`` strings, and length of each.
         max_choices: number of answers (``n``) over all prompts of a request.

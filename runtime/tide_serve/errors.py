@@ -1,13 +1,19 @@
-"""Errors as OpenAI's API reports them: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors in the form of the API that a request belongs to.
+
+OpenAI's is ``{"error": {"message", "type", "param", "code"}}``; below ``/v1/messages`` it is Anthropic's,
+``{"type": "error", "error": {"type", "message"}}``, whose message names the field.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 from tide_runtime.errors import EngineClosedError, ParamsError, PromptError, QueueFullError, TideError
 
 _TYPES = {
@@ -20,6 +26,8 @@ _TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+_ANTHROPIC_ROUTE = "/v1/messages"
+_ANTHROPIC_TYPES = {**_TYPES, 413: "request_too_large", 503: "overloaded_error"}
 
 
 class ApiError(Exception):
@@ -37,13 +45,39 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
 
-    def body(self) -> dict[str, Any]:
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+    def renamed(self, name_of: Callable[[str], str]) -> ApiError:
+        """The same error about the field that another API calls ``name_of(param)``."""
+        if self.param is None:
+            return self
+        name = name_of(self.param)
+        return ApiError(self.status, self.message.replace(self.param, name, 1), name, self.code, self.retry_after)
 
-    def response(self) -> JSONResponse:
+    def body(self, scope: Scope) -> dict[str, Any]:
+        """The error object of the API that the request of ``scope`` belongs to."""
+        anthropic = is_anthropic(scope)
+        other = "invalid_request_error" if self.status < 500 else "api_error" if anthropic else "server_error"
+        if not anthropic:
+            kind = _TYPES.get(self.status, other)
+            return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        named = self.param is None or self.param in self.message
+        message = self.message if named else f"{self.param}: {self.message}"
+        return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(self.status, other), "message": message}}
+
+    def response(self, scope: Scope) -> JSONResponse:
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
-        return JSONResponse(self.body(), self.status, headers)
+        return JSONResponse(self.body(scope), self.status, headers)
+
+
+def path_of(scope: Scope) -> str:
+    """The path of a request as the routes declare it, without the mount point of the application."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Whether the request is one to a route of Anthropic's API."""
+    path = path_of(scope)
+    return path == _ANTHROPIC_ROUTE or path.startswith(f"{_ANTHROPIC_ROUTE}/")
 
 
 def api_error(error: Exception) -> ApiError:
@@ -70,4 +104,4 @@ def api_error(error: Exception) -> ApiError:
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """Exception handler of the application."""
-    return api_error(error).response()
+    return api_error(error).response(request.scope)

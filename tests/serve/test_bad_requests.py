@@ -146,7 +146,6 @@ TEXTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a"] * 17}, "prompt"),
     ({"prompt": ["a"] * 9, "n": 2}, "n"),
     ({"best_of": 3}, "best_of"),
-    ({"suffix": "the end"}, "suffix"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"max_tokens": 0}, "max_tokens"),

@@ -59,6 +59,30 @@ def test_tool_calls(ask: Any, stream: bool) -> None:
     assert ask(messages=[*HI, answer.choices[0].message, result]).choices[0].message.content
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_route(served: Served, model: str, ask: Any, stream: bool) -> None:
+    """Breaks: LiteLLM's models of Anthropic, called at this server: texts, calls, and results that go back."""
+
+    def claude(**fields: Any) -> Any:
+        where = {"model": f"anthropic/{model}", "api_base": served.url, "api_key": "none", "max_retries": 0, "timeout": 60}
+        answer = litellm.completion(**where, stream=stream, **{"messages": HI, "max_tokens": 8, **fields})
+        return litellm.stream_chunk_builder(list(answer)) if stream else answer
+
+    made, same = claude(temperature=0.0, top_p=0.9, stop=["zzz"], user="me"), ask()
+    assert made.choices[0].message.content == same.choices[0].message.content and made.choices[0].finish_reason == "length"
+    assert made.usage.total_tokens == same.usage.total_tokens
+    parameters = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    answer = claude(tools=tools, tool_choice="required", parallel_tool_calls=False, max_tokens=100)
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "f" and json.loads(call.function.arguments) in ({"x": 1}, {"x": 2})
+    assert answer.choices[0].finish_reason == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
+    assert claude(messages=[*HI, answer.choices[0].message, result], tools=tools).choices[0].message
+    with pytest.raises(litellm.BadRequestError, match="temperature"):
+        claude(temperature=5)
+
+
 def test_text_completions(served: Served, model: str) -> None:
     """Breaks: LiteLLM's text_completion, which programs with prompts use."""
     made = litellm.text_completion(

@@ -39,6 +39,8 @@ def validator(document: dict[str, Any], schema: dict[str, Any]) -> Any:
         ("/v1/chat/completions", {"messages": HI, "max_tokens": 2, "logprobs": True, "response_format": {"type": "json_object"}}),
         ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1}),
         ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 2, "system": "x", "top_k": 3, "metadata": {"user_id": "me"}}),
+        ("/v1/messages/count_tokens", {"messages": HI}),
         ("/tokenize", {"messages": HI}),
         ("/detokenize", {"tokens": [5]}),
     ],

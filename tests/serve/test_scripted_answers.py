@@ -24,15 +24,17 @@ ANSWERS: dict[str, list[str | int]] = {
     "@python": ["<|python_tag|>", "f.call(x=", "1)"],
     "@code": ["<|python_tag|>!", "print(1)"],
     "@tag": ['<tool_call>\n{"name": "f", "arguments": {"a": "}', '</tool_call>"}}', "\n</tool_call>\n", "and more"],
+    "<|fim_middle|>": [" return", " a", "<|file_sep|>"],
     "@list": ['[{"name": "f", "arguments": {"a": 1}},', ' {"name": "f", "arguments": "{\\"a\\": 2}"}]'],
 }  # fmt: skip
+GAP = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     words = [f" {word}" for word in PROMPT.split()]
-    special = ["<|im_end|>", "<|python_tag|>", "<|python_tag|>!"]
+    special = ["<|im_end|>", "<|python_tag|>", "<|python_tag|>!", *GAP, "<|file_sep|>"]
     with serving(make_scripted_bundle(tmp_path_factory.mktemp("scripted"), ANSWERS, words, special)) as served:
         yield served
 
@@ -148,3 +150,23 @@ def test_responses_have_the_calls(scripted_http: httpx.Client) -> None:
         [item] = scripted_http.post("/v1/responses", json=body).json()["output"]
         assert (item["type"], item["arguments"]) == ("function_call", arguments)
         assert json.dumps(arguments)[1:-1] in scripted_http.post("/v1/responses", json={**body, "stream": True}).text
+
+
+def test_a_gap_is_filled(scripted_http: httpx.Client) -> None:
+    """Breaks: an editor shows what does not stand before its suffix, or another file's text."""
+    assert complete(scripted_http, suffix=" France is", max_tokens=20)[:2] == (" return a", "stop")
+    body = {"model": "source", "prompt": PROMPT, "suffix": " France is", "n": 2, "seed": 1}
+    answer = scripted_http.post("/v1/completions", json=body).json()
+    assert [choice["text"] for choice in answer["choices"]] == [" return a"] * 2
+    assert answer["usage"]["prompt_tokens"] == len(["<s>", *PROMPT.split(), *GAP, "France", "is"])
+    assert complete(scripted_http, suffix="")[0] == complete(scripted_http)[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"echo": True}, "echo"), ({"prompt": [5, 6]}, "prompt"), ({"suffix": " is" * 600}, "suffix"), ({"suffix": 5}, "suffix")],
+)
+def test_what_has_no_gap_is_refused(scripted_http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    """Breaks: a suffix is ignored, or fails the server."""
+    answer = scripted_http.post("/v1/completions", json={"model": "source", "prompt": PROMPT, "suffix": " is", **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -246,3 +247,30 @@ def test_what_a_response_cannot_have_is_refused(thinking_client: openai.OpenAI) 
         with pytest.raises(openai.BadRequestError) as refused:
             thinking_client.responses.create(model="source", input="@aloud", **fields)  # type: ignore[call-overload]
         assert refused.value.param == param
+
+
+def test_anthropics_messages_have_thinking_blocks(thinking: Served) -> None:
+    """Breaks: Anthropic's clients get thoughts as text, or cannot send them back, end them early or turn them off."""
+    with anthropic.Anthropic(base_url=thinking.url, api_key="none", max_retries=0) as claude:
+
+        def blocks(*turns: Any, **fields: Any) -> list[tuple[str, Any]]:
+            asked: Any = {"model": "source", "max_tokens": 50, "messages": turns, **fields}
+            whole = claude.messages.create(**asked)
+            with claude.messages.stream(**asked) as stream:
+                streamed = stream.get_final_message()
+            parts = ("type", "thinking", "signature", "text", "input")
+            same = [[getattr(block, part, None) for part in parts] for block in whole.content]
+            assert [[getattr(block, part, None) for part in parts] for block in streamed.content] == same
+            assert whole.stop_reason == streamed.stop_reason and whole.usage.output_tokens == streamed.usage.output_tokens
+            turns_back.append(whole.to_param())
+            return [(block.type, getattr(block, "thinking", None) or getattr(block, "text", None)) for block in whole.content]
+
+        turns_back: list[Any] = []
+        aloud, silent = {"role": "user", "content": "@aloud"}, {"role": "user", "content": "@silent"}
+        assert blocks(aloud) == [("thinking", THOUGHT), ("text", "Forty two.")]
+        assert turns_back[0]["content"][0].signature
+        assert blocks(aloud, turns_back[0], silent) == [("text", "Just this")]
+        assert blocks(aloud, thinking={"type": "disabled"}) == [("text", "Forty two.")]
+        assert blocks(aloud, thinking={"type": "enabled", "budget_tokens": 2})[0][1] != THOUGHT
+        tool = {"name": "f", "input_schema": {"type": "object"}}
+        assert [kind for kind, _ in blocks({"role": "user", "content": "@call"}, tools=[tool])] == ["thinking", "tool_use"]

@@ -86,6 +86,11 @@ class Tokenizer:
         token: str | None = self._backend.id_to_token(token_id)
         return token
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a raw vocabulary entry, or None."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
 
 def _byte_tokens(backend: tokenizers.Tokenizer) -> dict[int, int]:
     """Id to byte of sentencepiece's byte tokens, `<0x00>` to `<0xFF>`; empty if they are not decoded as bytes."""

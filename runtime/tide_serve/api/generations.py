@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
 from fastapi import Request
 from tide_runtime import Chunk, Generation, GenerationHandle, GenerationParams
 
-from tide_serve.api.service import Service
-from tide_serve.config import ServeConfig
+from tide_serve.api.service import ClientWatch, ServedModel, out_of_time
 from tide_serve.errors import ApiError
 
 Indexed = tuple[int, Chunk]
 _RETRY_S = 5.0
-
-
-class ClientWatch:
-    """Calls ``on_leave`` when the client hangs up, until it is closed.
-
-    ``left``: whether it has.
-    """
-
-    def __init__(self, request: Request, on_leave: Callable[[], None]) -> None:
-        self.left = False
-        self._request, self._on_leave = request, on_leave
-        self._task = asyncio.create_task(self._watch())
-
-    def close(self) -> None:
-        self._task.cancel()
-
-    async def _watch(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
-        self.left = True
-        self._on_leave()
 
 
 class Generations:
@@ -52,15 +30,14 @@ class Generations:
     """
 
     def __init__(
-        self, service: Service, request: Request, jobs: Sequence[tuple[Sequence[int], GenerationParams]], streamed: bool
+        self, model: ServedModel, request: Request, jobs: Sequence[tuple[Sequence[int], GenerationParams]], streamed: bool
     ) -> None:
-        self._service = service
+        self._model = model
         self._handles: list[GenerationHandle] = []
         self._has_tokens = False
         try:
             for ids, params in jobs:
-                timeout = service.config.request_timeout
-                self._handles.append(service.engine.submit(ids, params, timeout=timeout, streamed=streamed))
+                self._handles.append(model.engine.submit(ids, params, timeout=model.seconds_left, streamed=streamed))
         except BaseException:
             self.cancel()
             raise
@@ -88,7 +65,7 @@ class Generations:
         finally:
             self.close()
         for generation in generations:
-            self._service.generated(generation)
+            self._model.service.generated(generation)
         self._has_tokens = any(generation.token_ids for generation in generations)
         for generation in generations:
             self._check(generation)
@@ -104,7 +81,7 @@ class Generations:
                 for _, chunk in arrived:
                     if chunk.generation is not None:
                         open_generations -= 1
-                        self._service.generated(chunk.generation)
+                        self._model.service.generated(chunk.generation)
                         self._check(chunk.generation)
                 yield arrived
         finally:
@@ -117,13 +94,7 @@ class Generations:
         if generation.finish_reason == "cancelled":
             raise ApiError(503, "the server is stopping; send the request to another one", None, "cancelled", _RETRY_S)
         if generation.finish_reason == "deadline" and not self._has_tokens:
-            raise out_of_time(self._service.config)
-
-
-def out_of_time(config: ServeConfig) -> ApiError:
-    """The error of a request that got nothing done within the server's time limit."""
-    message = f"nothing was done within {config.request_timeout:g} s, as the server is busy; send the request again later"
-    return ApiError(503, message, None, "timeout", _RETRY_S)
+            raise out_of_time(self._model.config)
 
 
 class _Inbox:

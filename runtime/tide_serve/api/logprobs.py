@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -65,8 +65,12 @@ class TokenTexts:
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._bytes = TokenBytes(tokenizer) if tokenizer is not None else None
+        self._tokenizer = tokenizer
         self.text_of = lru_cache(_CACHED)(self._text_of)
+
+    @cached_property
+    def _bytes(self) -> TokenBytes | None:
+        return TokenBytes(self._tokenizer) if self._tokenizer is not None else None
 
     def _text_of(self, token: int) -> str:
         raw = self.bytes_of(token)

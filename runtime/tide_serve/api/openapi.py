@@ -20,6 +20,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from tide_serve.request.body import BodyForm
 from tide_serve.request.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from tide_serve.request.messages_as_chat import COUNT, MESSAGE
 from tide_serve.request.responses_as_chat import RESPONSE
 
 _REF = "#/components/schemas/{model}"
@@ -32,20 +33,27 @@ class Error(BaseModel):
 
 
 class _Route(NamedTuple):
-    """The types of a route's bodies: its request, its answer, and the events of a stream; None: those are not described."""
+    """The types of a route's bodies: request, answer, events of a stream, and errors; None: those are not described."""
 
     form: BodyForm
     answer: Any = None
     event: Any = None
+    error: Any = Error
 
 
-_ROUTES = {
-    "/v1/chat/completions": _Route(CHAT, ChatCompletion, ChatCompletionChunk),
-    "/v1/completions": _Route(COMPLETION, Completion, Completion),
-    "/v1/responses": _Route(RESPONSE, Response),
-    "/tokenize": _Route(TOKENIZE),
-    "/detokenize": _Route(DETOKENIZE),
-}
+def _routes() -> dict[str, _Route]:
+    from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent  # takes over a second
+    from anthropic.types.shared import ErrorResponse
+
+    return {
+        "/v1/chat/completions": _Route(CHAT, ChatCompletion, ChatCompletionChunk),
+        "/v1/completions": _Route(COMPLETION, Completion, Completion),
+        "/v1/responses": _Route(RESPONSE, Response),
+        "/v1/messages": _Route(MESSAGE, Message, RawMessageStreamEvent, ErrorResponse),
+        "/v1/messages/count_tokens": _Route(COUNT, MessageTokensCount, error=ErrorResponse),
+        "/tokenize": _Route(TOKENIZE),
+        "/detokenize": _Route(DETOKENIZE),
+    }
 
 
 def openapi_routes(app: FastAPI) -> APIRouter:
@@ -68,9 +76,12 @@ def openapi_routes(app: FastAPI) -> APIRouter:
 
 
 def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
-    forms = [route.form for route in _ROUTES.values()]
+    routes = _routes()
+    forms = [route.form for route in routes.values()]
     adapters = {(form.name, name): adapter for form in forms for name, adapter in form.types.adapters.items()}
-    kinds = dict.fromkeys(kind for route in _ROUTES.values() for kind in (route.answer, route.event, Error) if kind is not None)
+    kinds = dict.fromkeys(
+        kind for route in routes.values() for kind in (route.answer, route.event, route.error) if kind is not None
+    )
     of_types, definitions = TypeAdapter.json_schemas(
         [
             *((key, "validation", adapter) for key, adapter in adapters.items()),
@@ -80,14 +91,14 @@ def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas |= definitions.get("$defs", {})
-    for path, route in _ROUTES.items():
+    for path, route in routes.items():
         fields = {name: of_types[(route.form.name, name), "validation"] for name in route.form.types.adapters}
         schemas[route.form.name] = _object(route.form, fields)
         operation = document["paths"][path]["post"]
         operation["requestBody"] = {"required": True, "content": _json({"$ref": _REF.format(model=route.form.name)})}
         operation["responses"] = {
             "200": {"description": "The answer", "content": _answer(route, of_types)},
-            "default": {"description": "An error", "content": _json(of_types[Error, "serialization"])},
+            "default": {"description": "An error", "content": _json(of_types[route.error, "serialization"])},
         }
     return document
 

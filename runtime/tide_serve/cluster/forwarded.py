@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import Scope
 
 from tide_serve.observe.request_record import current_record
+from tide_serve.request.messages_as_chat import ACCOUNTS
 
 OPENING_CHARS = 1024  # of a plain prompt
 OPENING_TOKENS = 256
@@ -61,10 +62,20 @@ def _beginning(request: dict[str, Any]) -> Any:
     messages = request.get("messages") or request.get("input")
     if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
         users = [number for number, message in enumerate(messages) if message.get("role") == "user"]
-        return [request.get("instructions"), messages[: users[0] + 1 if users else None]] if messages else None
+        system = request.get("instructions") or request.get("system")
+        return [_said(system), [_said(m) for m in messages[: users[0] + 1 if users else None]]] if messages else None
     prompt = messages or request.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]  # of several prompts the first one decides
     if isinstance(prompt, str):
         return prompt[:OPENING_CHARS]
     return prompt[:OPENING_TOKENS] if isinstance(prompt, list) else None
+
+
+def _said(part: Any) -> Any:
+    """``part`` without what clients of Anthropic's API change from turn to turn: marks of where to cache, and `ACCOUNTS`."""
+    if isinstance(part, list):
+        return [_said(each) for each in part]
+    if isinstance(part, dict):
+        return {key: _said(value) for key, value in part.items() if key != "cache_control"}
+    return ACCOUNTS.sub("", part) if isinstance(part, str) else part

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -27,12 +24,13 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tide_serve.api.event_stream import event
+from tide_serve.api.event_stream import error_event
 from tide_serve.cluster.forwarded import ForwardedRequest
 from tide_serve.config import ServeConfig, api_keys
 from tide_serve.errors import ApiError
 from tide_serve.http.middlewares import guard
 from tide_serve.observe.logs import log_to_stderr
+from tide_serve.observe.metric_pages import merged_pages
 from tide_serve.observe.request_record import ServerState
 
 _log = logging.getLogger("tide_serve")
@@ -66,7 +64,8 @@ def ingress_app(model: DeploymentHandle, config: ServeConfig) -> ASGIApp:
 
     async def metrics(request: Request) -> PlainTextResponse:
         pages = await model.broadcast("metrics").results_async(timeout_s=_PROBE_S, return_exceptions=True)
-        replicas = by_replica(page for page in pages if not isinstance(page, BaseException))
+        answered = [page for page in pages if not isinstance(page, BaseException)]
+        replicas = merged_pages(({"replica": name}, page) for name, page in answered)
         return PlainTextResponse(replicas + state.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     routes = [
@@ -93,31 +92,6 @@ def _without_request_id(app: ASGIApp) -> ASGIApp:
     return without
 
 
-def by_replica(pages: Iterable[tuple[str, str]]) -> str:
-    """The metrics of all replicas in the Prometheus text format, each with its ``replica`` as a label.
-
-    Args:
-        pages: a replica's name, and its metrics in the same format.
-    """
-    families: dict[str, Metric] = {}
-    for replica, page in pages:
-        for family in text_string_to_metric_families(page):
-            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            for sample in family.samples:
-                merged.samples.append(sample._replace(labels={**sample.labels, "replica": replica}))
-    registry = CollectorRegistry()
-    registry.register(_Families(families.values()))
-    return generate_latest(registry).decode()
-
-
-class _Families(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
 class _Lost(Exception):
     """The replica is gone; another one may answer if the client has got nothing."""
 
@@ -142,14 +116,14 @@ class Relay:
             body = await Request(scope, receive).body()
         except ClientDisconnect:
             return
-        delivery = Delivery(send)
+        delivery = Delivery(scope, send)
         try:
             await self._deliver(ForwardedRequest.of(scope, body), delivery)
         except ApiError as error:
             if delivery.begun:
                 await delivery.break_off(error)
             else:
-                await error.response()(scope, receive, send)
+                await error.response(scope)(scope, receive, send)
 
     async def _deliver(self, request: ForwardedRequest, delivery: Delivery) -> None:
         """Raises ApiError where the answer did not come to its end."""
@@ -213,8 +187,8 @@ class Delivery:
         complete: the client has all of it.
     """
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope, self._send = scope, send
         self._kept: list[Message] = []
         self._is_stream = False
         self.begun = self.complete = False
@@ -238,5 +212,5 @@ class Delivery:
 
     async def break_off(self, error: ApiError) -> None:
         """End a stream of which the client has a part with ``error`` as its last event."""
-        last = {"type": "http.response.body", "body": event(error.body()).encode(), "more_body": False}
+        last = {"type": "http.response.body", "body": error_event(error, self._scope).encode(), "more_body": False}
         await self._send(last)

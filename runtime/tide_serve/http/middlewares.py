@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tide_serve.errors import ApiError
-from tide_serve.http.recorder import PROBES, RequestRecorder, path_of
+from tide_serve.errors import ApiError, path_of
+from tide_serve.http.recorder import PROBES, RequestRecorder
 from tide_serve.observe.request_record import ServerState, current_record
 
 _SHOWN_TO_SCRIPTS = ["X-Request-Id", "Retry-After"] + [f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")]
@@ -72,7 +72,7 @@ class Refusal(NamedTuple):
         record = current_record.get()
         if record is not None:
             record.refused = self.reason
-        answer = self.error.response()
+        answer = self.error.response(scope)
         if self.close:
             answer.headers["Connection"] = "close"
         await answer(scope, receive, send)
@@ -150,7 +150,9 @@ class RefuseWhileDraining(Check):
 
 
 class RequireKey(Check):
-    """Refuses requests without one of ``keys`` (``Authorization: Bearer KEY``) with 401, and notes the request's client.
+    """Refuses requests without one of ``keys`` with 401, and notes the request's client.
+
+    A key comes as ``Authorization: Bearer KEY``, or as Anthropic's clients send it: ``X-Api-Key: KEY``.
 
     Args:
         keys: none: no key is needed, and a client is its address.
@@ -177,9 +179,12 @@ class RequireKey(Check):
         """The sender of the request, and what is wrong with the key."""
         if not self._digests:
             return (scope.get("client") or ("local",))[0], None
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        kind, _, key = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not key:
-            return None, _key_error("no API key was sent; add the header 'Authorization: Bearer KEY'")
+            key = headers.get("x-api-key", "")
+        if not key:
+            return None, _key_error("no API key was sent; add the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'")
         digest = sha256(key.strip().encode()).digest()
         if not is_one_of(digest, self._digests):
             return None, _key_error("the API key is wrong; ask the operator of this server for one")

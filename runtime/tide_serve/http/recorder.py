@@ -9,7 +9,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tide_serve.errors import api_error
+from tide_serve.errors import api_error, is_anthropic, path_of
 from tide_serve.observe.request_record import RequestRecord, ServerState, current_record
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})  # answered while draining, not limited, not logged when all is well
@@ -50,7 +50,7 @@ class RequestRecorder:
         except Exception as error:
             _log.error("the application failed", exc_info=error)
             if not record.status:
-                await api_error(error).response()(scope, receive, exchange.send)
+                await api_error(error).response(scope)(scope, receive, exchange.send)
         finally:
             record.aborted |= not exchange.complete
             record.status = record.status or _CLIENT_LEFT
@@ -91,17 +91,14 @@ class _Exchange:
         return headers + [(name, value) for name, value in added if name not in present]
 
 
-def path_of(scope: Scope) -> str:
-    """The path of a request as the routes declare it, without the mount point of the application."""
-    return scope["path"].removeprefix(scope.get("root_path", ""))
-
-
 def _record(scope: Scope) -> RequestRecord:
     headers = Headers(scope=scope)
     given = headers.get("x-request-id", "")
+    request_id = given if _SANE_ID.fullmatch(given) else uuid4().hex
     return RequestRecord(
-        id=given if _SANE_ID.fullmatch(given) else uuid4().hex,
+        id=request_id,
         method=scope["method"],
         path=path_of(scope),
         trace_headers={name: headers[name] for name in _TRACE_HEADERS if name in headers},
+        headers=[(b"request-id", request_id.encode())] if is_anthropic(scope) else [],  # where Anthropic's clients look for it
     )

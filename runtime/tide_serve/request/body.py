@@ -1,7 +1,8 @@
-"""Reads a request's body: a JSON object of known fields, whose values have the types of the openai package."""
+"""Reads a request's body: a JSON object of known fields, whose values have the types of the openai and anthropic packages."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class RequestTypes:
     """The types of an endpoint's fields.
 
     Args:
-        params: TypedDict of the openai package.
+        params: TypedDict of the openai or the anthropic package.
         extensions: types of fields that ``params`` does not have, or for which it has another type.
         required: names of fields; None: those of ``params``.
 
@@ -85,6 +86,10 @@ class BodyForm:
     def types(self) -> RequestTypes:
         return self.make_types()
 
+    async def ready_types(self) -> RequestTypes:
+        """`types`, made in a thread where they are not there yet, as streams would stop meanwhile."""
+        return self.types if "types" in self.__dict__ else await asyncio.to_thread(lambda: self.types)
+
 
 async def read_body(request: Request, form: BodyForm, config: ServeConfig) -> dict[str, Any]:
     """The body without its null fields, which mean the default.
@@ -97,7 +102,7 @@ async def read_body(request: Request, form: BodyForm, config: ServeConfig) -> di
         if is_deeper(value, config.max_schema_depth + _LEVELS):
             raise ApiError(400, f"{name!r:.80} is nested more deeply than any request needs; send a flatter value", name[:80])
     check_fields(body, form.fields)
-    form.types.check(body)
+    (await form.ready_types()).check(body)
     return body
 
 
@@ -206,12 +211,12 @@ def _plain(hint: Any) -> Any:
 
 
 def _type_error(name: str, value: Any, error: ValidationError) -> ApiError:
-    """The error about the deepest path: pydantic reports one for each alternative of a union."""
+    """The error about the deepest path: pydantic reports one for each alternative of a union; a wrong type explains others."""
     found: dict[str, tuple[Any, list[Mapping[str, Any]]]] = {}
     for detail in error.errors(include_url=False):
         path, at = _path(name, value, detail)
         found.setdefault(path, (at, []))[1].append(detail)
-    deepest = max(found, key=lambda path: path.count(".") + path.count("["))
+    deepest = max(found, key=lambda path: (path.count(".") + path.count("["), path.endswith(_TAGS)))
     return ApiError(400, f"{deepest} {_wording(*found[deepest])}", deepest, "invalid_type")
 
 

@@ -65,9 +65,8 @@ CHAT_FIELDS: dict[str, Support] = {
 
 COMPLETION_FIELDS: dict[str, Support] = {
     **_SAMPLING,
-    **dict.fromkeys(("prompt", "echo", "best_of"), SUPPORTED),
+    **dict.fromkeys(("prompt", "suffix", "echo", "best_of"), SUPPORTED),
     "user": HARMLESS,
-    "suffix": refused("the model continues text and cannot fill a gap; leave it out", ""),
 }
 
 # Clients send messages back as they came, with fields of answers and of streams. Those without a meaning for a model are ignored.

@@ -71,7 +71,7 @@ async def chat_prompt(
 def _chat_prompt(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[str, Any]) -> Prompt:
     text = engine.chat_text(turns, **extra)
     assert engine.tokenizer is not None
-    _check_text(engine, text, "messages")
+    check_text(engine, text, "messages")
     return Prompt(engine.tokenizer.encode(text, add_special_tokens=False), text)
 
 
@@ -169,7 +169,7 @@ async def text_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
 
 def _text_ids(engine: Engine, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str) and engine.tokenizer is not None:
-        _check_text(engine, prompt, "prompt")
+        check_text(engine, prompt, "prompt")
         prompt = engine.tokenizer.encode(prompt)
     if isinstance(prompt, list):
         check_length(engine, prompt, "prompt")
@@ -190,7 +190,7 @@ def check_length(engine: Engine, ids: Sequence[int], param: str) -> None:
         raise _too_long(engine, f"{len(ids)} tokens", param)
 
 
-def _check_text(engine: Engine, text: str, param: str) -> None:
+def check_text(engine: Engine, text: str, param: str) -> None:
     """Raise ApiError for a text that is certainly longer than the context, before processor time is spent on its tokens."""
     context = engine.manifest.max_seq_len
     if engine.tokenizer is None or len(text) <= context:  # the bound reads the whole vocabulary once: for long texts only

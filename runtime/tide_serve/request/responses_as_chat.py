@@ -268,15 +268,8 @@ def _chat_choice(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": choice["mode"], "tools": allowed}}
 
 
-def response_error(error: ApiError) -> ApiError:
-    """``error`` of a chat with the name of the response's field."""
-    if error.param is None:
-        return error
-    name = _response_name(error.param)
-    return ApiError(error.status, error.message.replace(error.param, name, 1), name, error.code, error.retry_after)
-
-
-def _response_name(param: str) -> str:
+def response_field(param: str) -> str:
+    """The name in a response's request of a chat's field."""
     for chat, name in _NAMES.items():
         if param == chat or param.startswith(f"{chat}."):
             return name + param[len(chat) :]

@@ -44,6 +44,21 @@ def test_salts_and_instructions_separate():
     assert _opening(input="Hello", instructions="Be brief") and _opening(input="Hello") != _opening(input="Bye")
 
 
+def test_what_changes_from_turn_to_turn_does_not_separate():
+    """Breaks: turns of one conversation with Anthropic's clients go to other replicas: marks for caching move on, and Claude Code
+    begins its system prompt with a line that is never the same."""
+    first: dict[str, object] = {"type": "text", "text": "Hello"}
+    marked = {**first, "cache_control": {"type": "ephemeral"}}
+    turns = [{"role": "assistant", "content": "Hi!"}, {"role": "user", "content": [marked]}]
+    system: list[dict[str, object]] = [{"type": "text", "text": "x-anthropic-billing-header: cch=1;\nBe brief"}]
+    once = _opening(messages=[{"role": "user", "content": [marked]}], system=system)
+    later = [{"role": "user", "content": [first]}, *turns]
+    assert once == _opening(
+        messages=later, system=[system[0] | {"cache_control": None, "text": "x-anthropic-billing-header: cch=2;\nBe brief"}]
+    )
+    assert once != _opening(messages=[{"role": "user", "content": [first]}], system="Be long")
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"\xff\xfe", b"[1]", b"3", b'{"prompt": 3}', b'{"messages": []}', b'{"prompt": {}}', b"[" * 100_000,

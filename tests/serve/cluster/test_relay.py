@@ -16,11 +16,11 @@ from tide_serve.cluster.ingress import Relay
 LOST = ActorDiedError()
 
 
-def _post(replicas: Replicas, **options: Any) -> httpx.Response:
+def _post(replicas: Replicas, path: str = "/v1/completions", **options: Any) -> httpx.Response:
     async def post() -> httpx.Response:
         transport = httpx.ASGITransport(Relay(replicas, **options), raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://ingress") as client:
-            return await client.post("/v1/completions", content=b'{"prompt": "x"}')
+            return await client.post(path, content=b'{"prompt": "x"}')
 
     return asyncio.run(post())
 
@@ -50,6 +50,16 @@ def test_lost_in_the_middle_of_a_stream():
     assert events == ["data: 1", "data: 2"] and end == ""
     assert "send the request again" in json.loads(last.removeprefix("data: "))["error"]["message"]
     assert len(replicas.answers) == 1
+
+
+def test_anthropics_clients_read_what_went_wrong():
+    """Breaks: Anthropic's client takes a cut text for a whole one, as it skips events without a name."""
+    answer = _post(Replicas([EVENTS, part(b"event: a\ndata: 1\n\n"), LOST]), "/v1/messages")
+    name, data = answer.text.split("\n\n")[1].split("\n")
+    error = json.loads(data.removeprefix("data: "))
+    assert (name, error["type"], error["error"]["type"]) == ("event: error", "error", "api_error")
+    answer = _post(Replicas([LOST]), "/v1/messages/count_tokens", attempts=1)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "overloaded_error")
 
 
 def test_all_replicas_lost():

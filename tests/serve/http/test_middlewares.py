@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -174,6 +174,19 @@ def test_each_key_opens(key: str, scheme: str) -> None:
     assert answer.status_code == 200
 
 
+def test_a_key_may_come_as_anthropics_clients_send_it() -> None:
+    """Breaks: Anthropic's clients are locked out, or a wrong key opens beside a right one."""
+    app, _ = guarded(api_keys=(KEY, OTHER_KEY))
+    for headers, status in (
+        ({"X-Api-Key": KEY}, 200),
+        ({"X-Api-Key": "wrong"}, 401),
+        ({"X-Api-Key": ""}, 401),
+        ({"X-Api-Key": KEY, **bearer("wrong")}, 401),
+        ({"X-Api-Key": "wrong", **bearer(KEY)}, 200),
+    ):
+        assert call(app, "POST", "/v1/count", json={}, headers=headers).status_code == status, headers
+
+
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 200), ("/", 404), ("/page/app.js", 404)])
 def test_probes_and_the_page_need_no_key(path: str, status: int) -> None:
     """Breaks: an orchestrator kills a healthy server, or a browser cannot open the page that asks for the key."""
@@ -249,7 +262,7 @@ def test_requests_at_once_are_limited_by_key() -> None:
             while service.metrics.in_progress < 2:
                 await asyncio.sleep(0.01)
             third, others = await client.post("/v1/count", headers=one), await client.post("/v1/count", headers=other)
-            service.engine.close()  # ends them
+            service.models.close()  # ends them
             await asyncio.gather(*running)
             await client.post("/v1/fail", headers=one)
             after = [await client.post("/v1/count", headers=one) for _ in range(3)]
@@ -270,6 +283,32 @@ def test_clients_are_forgotten_when_their_requests_end() -> None:
     limits = LimitClients(app, 4, 0)
     asyncio.run(run(limits, [], send))
     assert not limits._running
+
+
+# --- Anthropic's errors
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    ("config", "draining", "status", "kind"),
+    [
+        ({"api_keys": (OTHER_KEY,)}, False, 401, "authentication_error"),
+        ({}, True, 503, "overloaded_error"),
+        ({"requests_per_minute_per_key": 1}, False, 429, "rate_limit_error"),
+        ({"max_body_bytes": 4}, False, 413, "request_too_large"),
+        ({"allowed_hosts": ("example.org",)}, False, 421, "invalid_request_error"),
+    ],
+)
+def test_refusals_have_the_form_of_the_routes_api(path: str, config: Any, draining: bool, status: int, kind: str) -> None:
+    """Breaks: Anthropic's clients cannot read why a request was refused before it reached its route."""
+    app, service = guarded(**config)
+    service.draining = draining
+    for _ in range(2):
+        answer = call(app, "POST", path, json={"a": "long"})
+    error = answer.json()["error"]
+    assert (answer.status_code, answer.json()["type"], error["type"]) == (status, "error", kind)
+    assert set(error) == {"type", "message"} and answer.headers["request-id"] == answer.headers["x-request-id"]
+    assert set(call(app, "POST", "/v1/count", json={"a": "long"}).json()["error"]) == {"message", "type", "param", "code"}
 
 
 # --- bodies
@@ -355,7 +394,7 @@ def test_draining_refuses_new_requests_and_says_when_to_come_back() -> None:
 def test_ready_and_health_follow_the_engine() -> None:
     """Breaks: a load balancer sends requests to a server that refuses them, or nothing restarts a dead one."""
     app, service = guarded()
-    engine: Any = service.engine
+    engine: Any = cast(Any, service.models).engine
     assert [call(app, "GET", path).status_code for path in ("/health", "/ready")] == [200, 200]
     engine.waiting = engine.max_queue
     full = call(app, "GET", "/ready")

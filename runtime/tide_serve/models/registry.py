@@ -1,0 +1,106 @@
+"""What a server needs of its models, and the registry of a server with one engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from asyncio import Future
+from collections.abc import Sequence
+from typing import Any
+
+from tide_runtime import Engine
+from tide_runtime.bundle.manifest import Manifest
+
+
+class ModelRegistry(ABC):
+    """Engines by the names of their models. All methods but `close` are called in the event loop's thread.
+
+    Args:
+        names: of all models, those that are not loaded included; the first one is shown.
+    """
+
+    names: Sequence[str]
+
+    @abstractmethod
+    def take(self, name: str) -> Engine | None:
+        """The engine of one of ``names``, which stays loaded until `release`; None: it has to be waited for."""
+
+    def wait(self, name: str) -> Future[Engine]:
+        """What gives the engine as `take` does, once it is loaded. Raises QueueFullError where too many requests wait already.
+
+        Its result has to be released even where nobody awaits it any more.
+        """
+        raise NotImplementedError(f"the engine of {name} is always loaded")
+
+    @abstractmethod
+    def release(self, name: str) -> None:
+        """An answer has ended: the engine that it has taken may be unloaded."""
+
+    @abstractmethod
+    def described(self, name: str) -> dict[str, Any]:
+        """What /v1/models says about one of ``names`` in addition to OpenAI's fields."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """What the server says when it starts."""
+
+    @abstractmethod
+    def chats(self, name: str) -> bool:
+        """Whether one of ``names`` has a chat template, as far as is known."""
+
+    @abstractmethod
+    def failure(self) -> str | None:
+        """Why only a restart helps; None: nothing is wrong."""
+
+    @abstractmethod
+    def obstacle(self) -> str | None:
+        """Why new requests would be refused now; None: they are accepted."""
+
+    @abstractmethod
+    def metrics(self) -> str:
+        """Metrics of the engines in the Prometheus text format."""
+
+    @abstractmethod
+    def close(self, abort: bool = False) -> None:
+        """Close all engines, as `Engine.close` does. Later requests are refused."""
+
+
+class OneEngine(ModelRegistry):
+    """A registry of one engine that its caller has loaded, under any ``names``."""
+
+    def __init__(self, engine: Engine, names: Sequence[str] = ()) -> None:
+        self.engine = engine
+        self.names = names or (engine.manifest.model.name,)
+
+    def take(self, name: str) -> Engine:
+        return self.engine
+
+    def release(self, name: str) -> None:
+        """The engine stays, whoever uses it."""
+
+    def described(self, name: str) -> dict[str, Any]:
+        return {"max_model_len": self.engine.manifest.max_seq_len}
+
+    def summary(self) -> str:
+        return f"{self.names[0]}, policy {self.engine.policy.name}, target {self.engine.target}"
+
+    def chats(self, name: str) -> bool:
+        return has_chat_template(self.engine.manifest)
+
+    def failure(self) -> str | None:
+        return None if self.engine.healthy else "the engine has failed or is closed; its log says why"
+
+    def obstacle(self) -> str | None:
+        if not self.engine.healthy:
+            return "the engine has failed or is closed"
+        waiting, most = self.engine.stats().waiting, self.engine.options.max_queue
+        return f"the queue is full: {waiting} requests wait" if waiting >= most else None
+
+    def metrics(self) -> str:
+        return self.engine.metrics()
+
+    def close(self, abort: bool = False) -> None:
+        self.engine.close(abort)
+
+
+def has_chat_template(manifest: Manifest) -> bool:
+    return manifest.tokenizer is not None and manifest.tokenizer.chat_template is not None
