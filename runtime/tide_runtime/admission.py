@@ -10,6 +10,7 @@ import numpy as np
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
+from tide_runtime.lora import LoraAdapter
 from tide_runtime.sampler import Sampler
 from tide_runtime.sequence import TokenSequence
 from tide_runtime.text.grammar import GrammarCompiler
@@ -24,6 +25,7 @@ class Admission:
     Args:
         check_params: raises ParamsError where the depth policy cannot do what the parameters want.
         grammars: compiles those of requests.
+        adapters: that requests may choose from.
     """
 
     def __init__(
@@ -32,8 +34,10 @@ class Admission:
         tokenizer: Tokenizer | None,
         check_params: Callable[[GenerationParams], None],
         grammars: GrammarCompiler,
+        adapters: Sequence[LoraAdapter] = (),
     ) -> None:
         self.manifest, self.tokenizer, self.check_params, self.grammars = manifest, tokenizer, check_params, grammars
+        self._adapters = {adapter.name: (number, adapter.digest) for number, adapter in enumerate(adapters, 1)}
 
     def sequences(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[TokenSequence]:
         """A sequence for each of ``prompts``, or for the one prompt. Raises PromptError or ParamsError."""
@@ -53,6 +57,7 @@ class Admission:
         cache_slots, vocab = self.manifest.max_seq_len, self.manifest.model.vocab_size
         if outside := [token for token, _ in params.logit_bias if token >= vocab]:
             raise ParamsError(f"logit_bias names the token id {outside[0]}, expected ids from 0 to {vocab - 1}")
+        adapter, digest = self._adapter(params.adapter)
         eos = params.eos_token_ids if params.eos_token_ids is not None else self.manifest.generation.eos_token_ids
         # One token more than the cache holds can be generated: the last one is never written back.
         tokens = np.zeros(min(len(ids) + params.max_new_tokens, cache_slots + 1), np.int64)
@@ -64,10 +69,21 @@ class Admission:
             params=params,
             eos=frozenset(eos),
             sampler=Sampler(params, vocab, len(ids)),
+            adapter=adapter,
+            adapter_digest=digest,
             long_rotary_from=self.manifest.long_rotary_from,
             grammar=self.grammars.start(params.grammar) if params.grammar is not None else None,
             text=self._text_stream(params) if streamed or params.stop or params.shown_tokens else None,
         )
+
+    def _adapter(self, name: str | None) -> tuple[int | None, str]:
+        """Number and digest of the adapter ``name``. Raises ParamsError if the engine has none of that name."""
+        if name is None:
+            return (0 if self._adapters else None), ""
+        if name not in self._adapters:
+            has = ", ".join(self._adapters) or "none"
+            raise ParamsError(f"adapter is {name!r}, the engine has: {has}; load it with EngineOptions(adapters=…)", "adapter")
+        return self._adapters[name]
 
     def _text_stream(self, params: GenerationParams) -> TextStream | None:
         return TextStream(self.tokenizer, params.stop, shown=params.shown_tokens) if self.tokenizer is not None else None

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tide_runtime.admission import Admission, Prompt
-from tide_runtime.backends import load_backend
+from tide_runtime.backends import load_backend, with_adapters
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.observed import Observer, observed
 from tide_runtime.backends.recurrent_states import StateMemory
@@ -29,6 +29,7 @@ from tide_runtime.device_loop.select import Drive, capture_steps, choose_drive
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
+from tide_runtime.lora import read_adapters
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
 from tide_runtime.scheduling.budgets import StepBudget, kv_blocks
@@ -73,7 +74,8 @@ class Engine:
         device = DeviceChoice.parse(options.device)
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         loaded = backend or load_backend(bundle, self.target, options.threads, device.ordinal, device.kind)
-        self.backend: Backend = loaded.with_bits(options.bits)
+        adapters = read_adapters(options.adapters)
+        self.backend: Backend = with_adapters(loaded.with_bits(options.bits), adapters, self.target)
         capture_steps(self.backend)
         self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
         self.policy = self.drive.policy
@@ -87,7 +89,7 @@ class Engine:
             bundle.manifest.model.vocab_size,
             bundle.manifest.generation.eos_token_ids,
         )
-        self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params, self.grammars)
+        self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params, self.grammars, adapters)
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         self._memory = memory = StateMemory.of(self.backend.kv_bytes_per_token, self.backend.state_bytes)
         on_device = getattr(loaded, "device", None) is not None
@@ -129,6 +131,7 @@ class Engine:
             self.backend.pass_costs,
             same_bits=self.backend.row_padding is not None,
             rounds=self.manifest.rounds(self.target),
+            adapted=bool(self.options.adapters),
             loop_costs=(lambda: self.backend.loop_costs) if LOOP in self.manifest.targets[self.target].graphs else None,
         )
         return choose_drive(make_policy(self.options.policy, self.manifest, self.options.depth, facts), self.backend)
