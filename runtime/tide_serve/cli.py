@@ -22,6 +22,8 @@ from tide_runtime.errors import ParamsError
 from tide_serve.config import KEYS_VARIABLE, ServeConfig, api_keys, short_keys
 
 if TYPE_CHECKING:
+    from tide_runtime import Engine
+
     from tide_serve.api.service import Service
     from tide_serve.observe.request_record import RequestObserver
 
@@ -192,7 +194,7 @@ def _run(
     service: Service = app.state.service
     service.observer = observer or service.observer
     log_to_stderr(config.log_text)
-    announce = partial(_announce, service, url_of(listener, tls is not None))
+    announce = partial(_announce, service, engine, url_of(listener, tls is not None))
     try:
         return run_server(guard(app, service), service, listener, tls, announce)
     finally:
@@ -234,9 +236,9 @@ def _print_warning(text: str) -> None:
     console.print(text)
 
 
-def _announce(service: Service, url: str) -> None:
+def _announce(service: Service, engine: Engine, url: str) -> None:
     """Say on stdout where the server listens, and how to try it."""
-    engine, config, info = service.engine, service.config, service.engine.manifest.tokenizer
+    config, info = service.config, engine.manifest.tokenizer
     lines = [f"{service.model_names[0]}, policy {engine.policy.name}, target {engine.target}, serves on {url}"]
     chat = info is not None and info.chat_template is not None
     path = "chat/completions" if chat else "completions"

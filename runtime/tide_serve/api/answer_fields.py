@@ -10,27 +10,26 @@ from uuid import uuid4
 
 from tide_runtime import Engine, Generation, RequestStats
 
-from tide_serve.api.service import Service
+from tide_serve.api.service import ServedModel
 
 Key = TypeVar("Key", str, int)
 # A generation that its request's time limit ended has been cut off, as by max_tokens; OpenAI has no word of its own for it.
 _FINISH = {"eos": "stop", "stop": "stop", "length": "length", "cache_full": "length", "deadline": "length", "cancelled": "length"}
 
 
-def answer_head(service: Service, prefix: str, kind: str, model: str) -> dict[str, Any]:
+def answer_head(model: ServedModel, prefix: str, kind: str) -> dict[str, Any]:
     """The first fields of a new answer, the same in all events of a stream.
 
     Args:
         prefix: the answer's id begins with it.
         kind: the answer's ``object``.
-        model: the name in the request.
     """
     return {
         "id": f"{prefix}-{uuid4().hex}",
         "object": kind,
         "created": int(time()),
-        "model": model,
-        "system_fingerprint": service.fingerprint,
+        "model": model.name,
+        "system_fingerprint": model.fingerprint,
     }
 
 

@@ -15,11 +15,12 @@ from tide_serve.api.chat import chat_routes
 from tide_serve.api.completions import completions_routes
 from tide_serve.api.openapi import openapi_routes
 from tide_serve.api.responses import responses_routes
-from tide_serve.api.service import Service
+from tide_serve.api.service import HoldModels, Service
 from tide_serve.api.status import health_routes, models_routes
 from tide_serve.api.tokenize import tokenize_routes
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError, answer_error
+from tide_serve.models.registry import ModelRegistry, OneEngine
 
 _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -40,20 +41,22 @@ _PAGE_HEADERS = {
 }
 
 
-def make_app(engine: Engine, config: ServeConfig | None = None) -> FastAPI:
-    """The application that serves ``engine``; it closes the engine when it shuts down.
+def make_app(models: Engine | ModelRegistry, config: ServeConfig | None = None) -> FastAPI:
+    """The application that serves an engine, or several models; it closes them when it shuts down.
 
     Raises ParamsError where ``config`` is wrong.
     """
-    service = Service(config or ServeConfig(), engine)
+    config = config or ServeConfig()
+    service = Service(config, OneEngine(models, config.model_names) if isinstance(models, Engine) else models)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        engine.close(abort=True)
+        service.models.close(abort=True)
 
     app = FastAPI(title=f"TIDE: {service.model_names[0]}", lifespan=lifespan, openapi_url=None)
     app.state.service = service
+    app.add_middleware(HoldModels)
     for kind in (ApiError, TideError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_error)
     for routes in (health_routes, models_routes, chat_routes, completions_routes, responses_routes, tokenize_routes):

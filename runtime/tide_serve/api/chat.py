@@ -28,7 +28,7 @@ from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
 from tide_serve.api.event_stream import ChoiceStream, quoted, respond
 from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import chat_logprobs
-from tide_serve.api.service import Service
+from tide_serve.api.service import ServedModel, Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
@@ -78,17 +78,17 @@ def chat_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, CHAT, service.config)
-        chat = await checked(service, body)
-        stream = ChatStream(service, chat, chat.stream).events if chat.stream is not None else None
-        return await respond(service, request, chat.jobs, stream, partial(_answer, service, chat))
+        model = await service.model(request, body["model"])
+        chat = await checked(model, body)
+        stream = ChatStream(model, chat, chat.stream).events if chat.stream is not None else None
+        return await respond(model, request, chat.jobs, stream, partial(_answer, model, chat))
 
     return router
 
 
-async def checked(service: Service, body: dict[str, Any]) -> ChatRequest:
+async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
-    service.check_model(body["model"])
-    engine, config = service.engine, service.config
+    engine, config = model.engine, model.config
     stream, n = stream_options(body), choices(body, config)
     top_logprobs = _top_logprobs(body)
     tools = plan_tools(body, engine, config)
@@ -105,7 +105,7 @@ async def checked(service: Service, body: dict[str, Any]) -> ChatRequest:
         engine, config, body, max_new_tokens=limit, logprobs=top_logprobs, grammar=grammar, more_stops=tools.stops
     )
     params = replace(params, shown_tokens=tuple(tools.special))
-    head = answer_head(service, "chatcmpl", "chat.completion", body["model"])
+    head = answer_head(model, "chatcmpl", "chat.completion")
     return ChatRequest(head, ids, params, n, tools, top_logprobs, stream)
 
 
@@ -117,22 +117,22 @@ def _top_logprobs(body: dict[str, Any]) -> int | None:
     return None
 
 
-def _answer(service: Service, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
+def _answer(model: ServedModel, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
     return {
         **chat.head,
-        "choices": [_choice(service, chat, index, generation) for index, generation in enumerate(generations)],
-        "usage": usage_of(service.engine, generations, chat.n),
+        "choices": [_choice(model, chat, index, generation) for index, generation in enumerate(generations)],
+        "usage": usage_of(model.engine, generations, chat.n),
     }
 
 
-def _choice(service: Service, chat: ChatRequest, index: int, generation: Generation) -> dict[str, Any]:
+def _choice(model: ServedModel, chat: ChatRequest, index: int, generation: Generation) -> dict[str, Any]:
     text, calls = chat.tools.split(generation.text or "")
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if calls:
         message |= {"content": text or None, "tool_calls": [call.body() for call in calls]}
     logprobs = None
     if chat.top_logprobs is not None:
-        logprobs = chat_logprobs(generation.logprobs, chat.top_logprobs, service.token_texts)
+        logprobs = chat_logprobs(generation.logprobs, chat.top_logprobs, model.token_texts)
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": _finish_reason(generation, calls)}
 
 
@@ -144,8 +144,8 @@ def _finish_reason(generation: Generation, calls: Sequence[ToolCall]) -> str:
 class ChatStream(ChoiceStream):
     """Each choice has a first event with its role, events with text or whole calls, and a last one with its finish_reason."""
 
-    def __init__(self, service: Service, chat: ChatRequest, options: StreamOptions) -> None:
-        super().__init__(service, {**chat.head, "object": "chat.completion.chunk"}, options, chat.top_logprobs)
+    def __init__(self, model: ServedModel, chat: ChatRequest, options: StreamOptions) -> None:
+        super().__init__(model, {**chat.head, "object": "chat.completion.chunk"}, options, chat.top_logprobs)
         self._n = chat.n
         self._parsers = [chat.tools.parser() for _ in range(chat.n)]
         self._begun: set[int] = set()
@@ -182,4 +182,4 @@ class ChatStream(ChoiceStream):
 
     def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         assert self._top is not None
-        return chat_logprobs(entries, self._top, self._service.token_texts)
+        return chat_logprobs(entries, self._top, self._model.token_texts)

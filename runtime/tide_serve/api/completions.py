@@ -24,7 +24,7 @@ from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
 from tide_serve.api.event_stream import ChoiceStream, quoted, respond
 from tide_serve.api.generations import ClientWatch, Generations, out_of_time
 from tide_serve.api.logprobs import TextOffsets, completion_logprobs
-from tide_serve.api.service import Service
+from tide_serve.api.service import ServedModel, Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.fields import COMPLETION
@@ -88,19 +88,19 @@ def completions_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await read_body(request, COMPLETION, service.config)
-        completion = await checked(service, body)
-        scored = await _scored(service, request, completion)
+        model = await service.model(request, body["model"])
+        completion = await checked(model, body)
+        scored = await _scored(model, request, completion)
         options = completion.stream
-        stream = CompletionStream(service, completion, options, scored).events if options is not None else None
-        return await respond(service, request, completion.jobs, stream, partial(_answer, service, completion, scored))
+        stream = CompletionStream(model, completion, options, scored).events if options is not None else None
+        return await respond(model, request, completion.jobs, stream, partial(_answer, model, completion, scored))
 
     return router
 
 
-async def checked(service: Service, body: dict[str, Any]) -> CompletionRequest:
+async def checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest:
     """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
-    service.check_model(body["model"])
-    engine, config = service.engine, service.config
+    engine, config = model.engine, model.config
     stream, top_logprobs = stream_options(body), checked_top_logprobs(body.get("logprobs"), "logprobs")
     echo = body.get("echo", False)
     if "best_of" in body and body["best_of"] != body.get("n", 1):
@@ -114,21 +114,23 @@ async def checked(service: Service, body: dict[str, Any]) -> CompletionRequest:
         raise ApiError(400, "max_tokens is 0 and echo is off; set max_tokens to at least 1, or echo the prompt", "max_tokens")
     # The parameters of a request that generates nothing are checked all the same.
     params = generation_params(engine, config, body, max_new_tokens=max(1, limit), logprobs=top_logprobs, grammar=grammar)
-    head = answer_head(service, "cmpl", "text_completion", body["model"])
+    head = answer_head(model, "cmpl", "text_completion")
     return CompletionRequest(head, prompts, params if limit else None, n, echo, top_logprobs, stream)
 
 
-def _answer(service: Service, completion: CompletionRequest, scored: Scored, generations: Sequence[Generation]) -> dict[str, Any]:
+def _answer(
+    model: ServedModel, completion: CompletionRequest, scored: Scored, generations: Sequence[Generation]
+) -> dict[str, Any]:
     each: Sequence[Generation | None] = generations or [None] * completion.num_choices
     return {
         **completion.head,
-        "choices": [_choice(service, completion, scored, index, generation) for index, generation in enumerate(each)],
-        "usage": usage_of(service.engine, generations, completion.n, completion.prompt_tokens),
+        "choices": [_choice(model, completion, scored, index, generation) for index, generation in enumerate(each)],
+        "usage": usage_of(model.engine, generations, completion.n, completion.prompt_tokens),
     }
 
 
 def _choice(
-    service: Service, completion: CompletionRequest, scored: Scored, index: int, generation: Generation | None
+    model: ServedModel, completion: CompletionRequest, scored: Scored, index: int, generation: Generation | None
 ) -> dict[str, Any]:
     reason = finish_reason(generation.finish_reason) if generation is not None else "length"
     text = (generation.text or "") if generation is not None else ""
@@ -136,12 +138,12 @@ def _choice(
     entries: Sequence[TokenLogprob] = generated
     logprobs = None
     if completion.top_logprobs is not None:
-        offsets, spans, unscored = TextOffsets(service.token_texts, service.engine.tokenizer), [], 0
+        offsets, spans, unscored = TextOffsets(model.token_texts, model.engine.tokenizer), [], 0
         if completion.echo:
             spans, unscored = offsets.of_prompt(prompt.ids, prompt.text), min(1, len(prompt.ids))
             entries = [*scored[index // completion.n], *entries]
         spans += offsets.of([entry.token for entry in generated])
-        logprobs = completion_logprobs(entries, completion.top_logprobs, service.token_texts, spans, unscored)
+        logprobs = completion_logprobs(entries, completion.top_logprobs, model.token_texts, spans, unscored)
     text = prompt.text + text if completion.echo else text
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
@@ -149,8 +151,8 @@ def _choice(
 class CompletionStream(ChoiceStream):
     """Each choice has events with text, the echoed prompt first, and a last one with its finish_reason."""
 
-    def __init__(self, service: Service, completion: CompletionRequest, options: StreamOptions, scored: Scored) -> None:
-        super().__init__(service, completion.head, options, completion.top_logprobs)
+    def __init__(self, model: ServedModel, completion: CompletionRequest, options: StreamOptions, scored: Scored) -> None:
+        super().__init__(model, completion.head, options, completion.top_logprobs)
         self._completion, self._scored = completion, scored
         self._offsets: dict[int, TextOffsets] = {}
 
@@ -174,7 +176,7 @@ class CompletionStream(ChoiceStream):
         if self._top is not None:
             spans = self._offsets_of(choice).of_prompt(prompt.ids, prompt.text)
             scored, unscored = self._scored[choice // self._completion.n], min(1, len(prompt.ids))
-            logprobs = quoted(completion_logprobs(scored, self._top, self._service.token_texts, spans, unscored))
+            logprobs = quoted(completion_logprobs(scored, self._top, self._model.token_texts, spans, unscored))
         return self._event(choice, f'"text": {quoted(prompt.text)}', logprobs)
 
     def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
@@ -187,15 +189,15 @@ class CompletionStream(ChoiceStream):
     def _logprobs(self, choice: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         assert self._top is not None
         spans = self._offsets_of(choice).of([entry.token for entry in entries])
-        return completion_logprobs(entries, self._top, self._service.token_texts, spans)
+        return completion_logprobs(entries, self._top, self._model.token_texts, spans)
 
     def _offsets_of(self, choice: int) -> TextOffsets:
         if choice not in self._offsets:
-            self._offsets[choice] = TextOffsets(self._service.token_texts, self._service.engine.tokenizer)
+            self._offsets[choice] = TextOffsets(self._model.token_texts, self._model.engine.tokenizer)
         return self._offsets[choice]
 
 
-async def _scored(service: Service, request: Request, completion: CompletionRequest) -> Scored:
+async def _scored(model: ServedModel, request: Request, completion: CompletionRequest) -> Scored:
     """Log-probabilities of the prompts' tokens; none where the request has no ``echo`` or no ``logprobs``.
 
     Raises what `Engine.submit_score` raises, EngineClosedError where the client leaves, and ApiError beyond the time limit.
@@ -203,7 +205,7 @@ async def _scored(service: Service, request: Request, completion: CompletionRequ
     top, prompts = completion.top_logprobs, [prompt.ids for prompt in completion.prompts]
     if top is None or not completion.echo:
         return []
-    engine, handles = service.engine, list[ScoreHandle | None]()
+    engine, handles = model.engine, list[ScoreHandle | None]()
 
     def cancel() -> None:
         for handle in handles:
@@ -214,10 +216,10 @@ async def _scored(service: Service, request: Request, completion: CompletionRequ
     try:
         for ids in prompts:
             handles.append(engine.submit_score(ids, 1, top=max(1, top)) if len(ids) > 1 else None)
-        async with asyncio.timeout(service.config.request_timeout):
+        async with asyncio.timeout(model.seconds_left):
             scores = [await handle if handle is not None else None for handle in handles]
     except TimeoutError as error:
-        raise out_of_time(service.config) from error
+        raise out_of_time(model.config) from error
     finally:
         client.close()
         cancel()

@@ -17,7 +17,7 @@ from tide_runtime.sampler import TokenLogprob
 
 from tide_serve.api.answer_fields import usage_of
 from tide_serve.api.generations import Generations, Indexed
-from tide_serve.api.service import Service
+from tide_serve.api.service import ServedModel
 from tide_serve.errors import ApiError, api_error
 from tide_serve.request.parameters import StreamOptions
 
@@ -72,7 +72,7 @@ def stream_error(error: Exception) -> ApiError:
 
 
 async def respond(
-    service: Service,
+    model: ServedModel,
     request: Request,
     jobs: Sequence[tuple[Sequence[int], GenerationParams]],
     stream: Callable[[Generations], AsyncGenerator[str]] | None,
@@ -82,7 +82,7 @@ async def respond(
 
     Raises what generating them raises, with a stream until its first events are there.
     """
-    generations = Generations(service, request, jobs, streamed=stream is not None)
+    generations = Generations(model, request, jobs, streamed=stream is not None)
     if stream is None:
         results = await generations.results()
         return Response(status_code=499) if generations.client_left else JSONResponse(document(results))
@@ -105,8 +105,8 @@ class ChoiceStream(ABC):
         top_logprobs: None: no log-probabilities.
     """
 
-    def __init__(self, service: Service, head: dict[str, Any], options: StreamOptions, top_logprobs: int | None) -> None:
-        self._service, self._head, self._options, self._top = service, head, options, top_logprobs
+    def __init__(self, model: ServedModel, head: dict[str, Any], options: StreamOptions, top_logprobs: int | None) -> None:
+        self._model, self._head, self._options, self._top = model, head, options, top_logprobs
         self._before = f'data: {quoted(head)[:-1]}, "choices": [{{"index": '
         self._after = '}], "usage": null}\n\n' if options.include_usage else "}]}\n\n"
 
@@ -149,5 +149,5 @@ class ChoiceStream(ABC):
         """The last events. ``n``, ``prompt_tokens``: see `usage_of`."""
         if not self._options.include_usage:
             return DONE
-        usage = usage_of(self._service.engine, generations, n, prompt_tokens)
+        usage = usage_of(self._model.engine, generations, n, prompt_tokens)
         return event({**self._head, "choices": [], "usage": usage}) + DONE

@@ -10,7 +10,7 @@ from contextlib import suppress
 from fastapi import Request
 from tide_runtime import Chunk, Generation, GenerationHandle, GenerationParams
 
-from tide_serve.api.service import Service
+from tide_serve.api.service import ServedModel
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
 
@@ -52,15 +52,14 @@ class Generations:
     """
 
     def __init__(
-        self, service: Service, request: Request, jobs: Sequence[tuple[Sequence[int], GenerationParams]], streamed: bool
+        self, model: ServedModel, request: Request, jobs: Sequence[tuple[Sequence[int], GenerationParams]], streamed: bool
     ) -> None:
-        self._service = service
+        self._model = model
         self._handles: list[GenerationHandle] = []
         self._has_tokens = False
         try:
             for ids, params in jobs:
-                timeout = service.config.request_timeout
-                self._handles.append(service.engine.submit(ids, params, timeout=timeout, streamed=streamed))
+                self._handles.append(model.engine.submit(ids, params, timeout=model.seconds_left, streamed=streamed))
         except BaseException:
             self.cancel()
             raise
@@ -88,7 +87,7 @@ class Generations:
         finally:
             self.close()
         for generation in generations:
-            self._service.generated(generation)
+            self._model.service.generated(generation)
         self._has_tokens = any(generation.token_ids for generation in generations)
         for generation in generations:
             self._check(generation)
@@ -104,7 +103,7 @@ class Generations:
                 for _, chunk in arrived:
                     if chunk.generation is not None:
                         open_generations -= 1
-                        self._service.generated(chunk.generation)
+                        self._model.service.generated(chunk.generation)
                         self._check(chunk.generation)
                 yield arrived
         finally:
@@ -117,7 +116,7 @@ class Generations:
         if generation.finish_reason == "cancelled":
             raise ApiError(503, "the server is stopping; send the request to another one", None, "cancelled", _RETRY_S)
         if generation.finish_reason == "deadline" and not self._has_tokens:
-            raise out_of_time(self._service.config)
+            raise out_of_time(self._model.config)
 
 
 def out_of_time(config: ServeConfig) -> ApiError:

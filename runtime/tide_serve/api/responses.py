@@ -39,7 +39,7 @@ from tide_serve.api.chat import checked as checked_chat
 from tide_serve.api.event_stream import quoted, respond, stream_error
 from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import chat_logprobs
-from tide_serve.api.service import Service
+from tide_serve.api.service import ServedModel, Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
@@ -55,18 +55,19 @@ def responses_routes(service: Service) -> APIRouter:
     @router.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = await read_body(request, RESPONSE, service.config)
-        chat = await checked(service, body)
-        stream = ResponseStream(service, body, chat).events if chat.stream is not None else None
-        return await respond(service, request, chat.jobs, stream, partial(_answer, service, body, chat))
+        model = await service.model(request, body["model"])
+        chat = await checked(model, body)
+        stream = ResponseStream(model, body, chat).events if chat.stream is not None else None
+        return await respond(model, request, chat.jobs, stream, partial(_answer, model, body, chat))
 
     return router
 
 
-async def checked(service: Service, body: dict[str, Any]) -> ChatRequest:
+async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     """The chat of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
     as_chat = chat_body(body)
     try:
-        chat = await checked_chat(service, as_chat)
+        chat = await checked_chat(model, as_chat)
     except ApiError as error:
         raise response_error(error) from error
     if as_chat["logprobs"] and chat.tools.tools:
@@ -75,19 +76,19 @@ async def checked(service: Service, body: dict[str, Any]) -> ChatRequest:
     return chat
 
 
-def _answer(service: Service, body: Body, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
+def _answer(model: ServedModel, body: Body, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:
     [generation] = generations
     text, calls = chat.tools.split(generation.text or "")
-    logprobs = _logprobs(service, chat, generation.logprobs)
+    logprobs = _logprobs(model, chat, generation.logprobs)
     output: list[OutputItem] = []
     if text or not calls:
         output.append(_message_item(_item_id("msg"), text, logprobs, "incomplete" if _is_cut_off(generation) else "completed"))
     output += [_call_item(call) for call in calls]
-    return _finished(service.engine, body, chat, output, generation)
+    return _finished(model.engine, body, chat, output, generation)
 
 
-def _logprobs(service: Service, chat: ChatRequest, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    return [] if chat.top_logprobs is None else chat_logprobs(entries, chat.top_logprobs, service.token_texts)["content"]
+def _logprobs(model: ServedModel, chat: ChatRequest, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    return [] if chat.top_logprobs is None else chat_logprobs(entries, chat.top_logprobs, model.token_texts)["content"]
 
 
 # --- events
@@ -100,8 +101,8 @@ class ResponseStream:
     client, and put together from strings for that reason.
     """
 
-    def __init__(self, service: Service, body: Body, chat: ChatRequest) -> None:
-        self._service, self._body, self._chat = service, body, chat
+    def __init__(self, model: ServedModel, body: Body, chat: ChatRequest) -> None:
+        self._model, self._body, self._chat = model, body, chat
         self._parser = chat.tools.parser()
         self._output: list[OutputItem] = []
         self._message: _OpenMessage | None = None
@@ -132,7 +133,7 @@ class ResponseStream:
         if self._parser is not None:
             text, calls = self._parser.feed(text, last=last is not None)
         scored = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
-        entries = _logprobs(self._service, self._chat, scored)
+        entries = _logprobs(self._model, self._chat, scored)
         events = self._text(text, entries) if text or entries else ""
         for call in calls:
             events += self._close("completed") + self._call(call)
@@ -182,7 +183,7 @@ class ResponseStream:
     def _end(self, generation: Generation) -> str:
         events = "" if self._message is not None or self._output else self._open()  # an empty answer is a message too
         events += self._close("incomplete" if _is_cut_off(generation) else "completed")
-        response = _finished(self._service.engine, self._body, self._chat, self._output, generation)
+        response = _finished(self._model.engine, self._body, self._chat, self._output, generation)
         return events + self._event(f"response.{response['status']}", response=response)
 
     def _fail(self, error: ApiError) -> str:

@@ -1,6 +1,6 @@
 """``/health``, ``/ready`` and ``/metrics`` for whatever watches the server, and /v1/models for clients.
 
-All names of /v1/models are those of the one model; ``max_model_len`` is its context in tokens.
+``max_model_len`` of /v1/models is a model's context in tokens; of a server with one model all names are its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def health_routes(service: Service) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        """200 while the engine works; after that only a restart helps."""
-        return _state(None if service.engine.healthy else "the engine has failed or is closed; its log says why")
+        """200 while the server works; after that only a restart helps."""
+        return _state(service.models.failure())
 
     @router.get("/ready")
     async def ready() -> JSONResponse:
@@ -30,20 +30,15 @@ def health_routes(service: Service) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        """Metrics of the engine and of the HTTP side in the Prometheus text format."""
-        return PlainTextResponse(service.engine.metrics() + service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        """Metrics of the engines and of the HTTP side in the Prometheus text format."""
+        return PlainTextResponse(service.models.metrics() + service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return router
 
 
 def _obstacle(service: Service) -> str | None:
     """Why new requests would be refused; None: they are accepted."""
-    if service.draining:
-        return "the server is ending"
-    if not service.engine.healthy:
-        return "the engine has failed or is closed"
-    waiting, most = service.engine.stats().waiting, service.engine.options.max_queue
-    return f"the queue is full: {waiting} requests wait" if waiting >= most else None
+    return "the server is ending" if service.draining else service.models.obstacle()
 
 
 def _state(problem: str | None) -> JSONResponse:
@@ -68,4 +63,4 @@ def models_routes(service: Service) -> APIRouter:
 
 def _model(service: Service, name: str) -> dict[str, Any]:
     model = Model(id=name, object="model", created=service.started, owned_by="tide").model_dump()
-    return {**model, "max_model_len": service.engine.manifest.max_seq_len}
+    return {**model, **service.models.described(name)}

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from tide_runtime.errors import PromptError
 
-from tide_serve.api.service import Service
+from tide_serve.api.service import ServedModel, Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.fields import DETOKENIZE, TOKENIZE
@@ -26,20 +26,20 @@ def tokenize_routes(service: Service) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TOKENIZE, service.config)
-        service.check_model(body.get("model", service.model_names[0]))
+        model = await service.model(request, body.get("model"))
         if ("prompt" in body) == ("messages" in body):
             raise ApiError(400, "give either prompt or messages", "prompt")
-        ids = await (_text_ids(service, body) if "prompt" in body else _chat_ids(service, body))
-        return await off_loop(len(ids), _answer, service, ids, body.get("return_token_strs", False))
+        ids = await (_text_ids(model, body) if "prompt" in body else _chat_ids(model, body))
+        return await off_loop(len(ids), _answer, model, ids, body.get("return_token_strs", False))
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, str]:
         body = await read_body(request, DETOKENIZE, service.config)
-        service.check_model(body.get("model", service.model_names[0]))
-        tokenizer, ids = service.engine.tokenizer, body["tokens"]
+        model = await service.model(request, body.get("model"))
+        tokenizer, ids = model.engine.tokenizer, body["tokens"]
         if tokenizer is None:
             raise ApiError(400, "this model has no tokenizer; send and read token ids", "tokens")
-        vocab = service.engine.manifest.model.vocab_size
+        vocab = model.engine.manifest.model.vocab_size
         if wrong := next((token for token in ids if not 0 <= token < vocab), None):
             raise ApiError(400, f"tokens has {wrong}, expected integers from 0 to {vocab - 1}", "tokens")
         return {"prompt": await off_loop(len(ids), tokenizer.decode, ids, False)}
@@ -47,15 +47,15 @@ def tokenize_routes(service: Service) -> APIRouter:
     return router
 
 
-def _answer(service: Service, ids: list[int], with_texts: bool) -> Response:
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.engine.manifest.max_seq_len, "tokens": ids}
+def _answer(model: ServedModel, ids: list[int], with_texts: bool) -> Response:
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.engine.manifest.max_seq_len, "tokens": ids}
     if with_texts:
-        answer["token_strs"] = [service.token_texts.text_of(token) for token in ids]
+        answer["token_strs"] = [model.token_texts.text_of(token) for token in ids]
     return JSONResponse(answer)
 
 
-async def _text_ids(service: Service, body: dict[str, Any]) -> list[int]:
-    tokenizer, text = service.engine.tokenizer, body["prompt"]
+async def _text_ids(model: ServedModel, body: dict[str, Any]) -> list[int]:
+    tokenizer, text = model.engine.tokenizer, body["prompt"]
     if tokenizer is None:
         raise ApiError(400, "this model has no tokenizer; send token ids to /v1/completions", "prompt")
     try:
@@ -64,6 +64,6 @@ async def _text_ids(service: Service, body: dict[str, Any]) -> list[int]:
         raise ApiError(400, str(error), "prompt") from error
 
 
-async def _chat_ids(service: Service, body: dict[str, Any]) -> list[int]:
-    tools = plan_tools(body, service.engine, service.config)
-    return await chat_prompt(service.engine, body["messages"], tools)
+async def _chat_ids(model: ServedModel, body: dict[str, Any]) -> list[int]:
+    tools = plan_tools(body, model.engine, model.config)
+    return await chat_prompt(model.engine, body["messages"], tools)

@@ -31,7 +31,7 @@ _SEND_BUFFER_BYTES = 256 * 2**10
 class DrainingServer(uvicorn.Server):
     """Ends on SIGTERM or Ctrl-C when the requests in progress are answered.
 
-    Until then new ones get 503. After ``drain_timeout`` the engine is closed, so that the remaining requests end with what
+    Until then new ones get 503. After ``drain_timeout`` the engines are closed, so that the remaining requests end with what
     they have. A second signal ends the server at once.
 
     Args:
@@ -64,7 +64,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _cut_short(self) -> None:
-        await asyncio.to_thread(self._service.engine.close, abort=True)
+        await asyncio.to_thread(self._service.models.close, abort=True)
         end = monotonic() + _LAST_WORDS_S
         while self._service.metrics.in_progress and monotonic() < end and not self.force_exit:
             await asyncio.sleep(0.05)
@@ -78,7 +78,7 @@ def run_server(
     tls: ssl.SSLContext | None = None,
     listening: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve until a signal ends the server; returns the exit code. Closes the engine and the socket.
+    """Serve until a signal ends the server; returns the exit code. Closes the engines and the socket.
 
     Args:
         app: as `tide_serve.http.middlewares.guard` returns it for ``service``.
@@ -90,7 +90,7 @@ def run_server(
         server.run(sockets=[listener])
     finally:
         listener.close()
-        service.engine.close(abort=True)
+        service.models.close(abort=True)
     return 0 if server.forced_by is None else 128 + server.forced_by
 
 

@@ -30,6 +30,7 @@ class RequestRecord:
         began_ns, began: Unix time in nanoseconds, and `perf_counter` seconds.
         trace_headers: the W3C headers ``traceparent`` and ``tracestate`` where the client sent them.
         client: the key's id (a hash), or the client's address where no key is needed.
+        model: the name in the request; None: it names none that is served.
         route: the declared path that answered; "none" where none did.
         status: the answer's status; 499 where the request ended before it began; 0 as long as it has not begun.
         refused: why the request was refused before it reached a route, in one word; None: it was not.
@@ -45,6 +46,7 @@ class RequestRecord:
     began_ns: int = field(default_factory=time_ns)
     began: float = field(default_factory=perf_counter)
     client: str | None = None
+    model: str | None = None
     route: str = "none"
     status: int = 0
     refused: str | None = None
@@ -77,6 +79,8 @@ class RequestRecord:
             fields["refused"] = self.refused
         if self.aborted:
             fields["aborted"] = True
+        if self.model is not None:
+            fields["model"] = self.model
         if self.prompt_tokens:
             fields |= {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
         if self.request_text is not None:

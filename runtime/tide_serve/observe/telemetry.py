@@ -76,6 +76,8 @@ class TracingObserver(RequestObserver):
                 "tide.aborted": record.aborted,
             }
         )
+        if record.model is not None:
+            span.set_attribute("gen_ai.request.model", record.model)
         if record.status >= 500:
             span.set_status(StatusCode.ERROR)
         span.end()

@@ -27,6 +27,7 @@ from tide_serve.api.status import health_routes
 from tide_serve.errors import ApiError, answer_error
 from tide_serve.http.middlewares import guard
 from tide_serve.http.server import bound_socket, url_of, uvicorn_config
+from tide_serve.models.registry import OneEngine
 
 BLOCK = b"x" * 8192
 
@@ -57,7 +58,8 @@ class StubEngine:
 
 def stub_service(config: ServeConfig | None = None) -> Service:
     """A service around a `StubEngine`."""
-    return Service(config or ServeConfig(model_names=("stub",)), cast(Engine, StubEngine()))
+    config = config or ServeConfig(model_names=("stub",))
+    return Service(config, OneEngine(cast(Engine, StubEngine()), config.model_names or ("stub",)))
 
 
 @dataclass
@@ -99,7 +101,7 @@ def stub_app(service: Service, seen: Seen) -> FastAPI:
     async def wait(seconds: float, until: Path | None = None) -> dict[str, bool]:
         """Ends early when the engine is closed, as a generation does, and when the file ``until`` is there."""
         seen.begun.set()
-        closed = cast(Any, service.engine).closed
+        closed = cast(Any, service.models).engine.closed
         end = time.monotonic() + seconds
         while time.monotonic() < end and not closed.is_set() and not (until is not None and until.exists()):
             await asyncio.sleep(0.02)

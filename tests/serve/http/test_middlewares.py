@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -249,7 +249,7 @@ def test_requests_at_once_are_limited_by_key() -> None:
             while service.metrics.in_progress < 2:
                 await asyncio.sleep(0.01)
             third, others = await client.post("/v1/count", headers=one), await client.post("/v1/count", headers=other)
-            service.engine.close()  # ends them
+            service.models.close()  # ends them
             await asyncio.gather(*running)
             await client.post("/v1/fail", headers=one)
             after = [await client.post("/v1/count", headers=one) for _ in range(3)]
@@ -355,7 +355,7 @@ def test_draining_refuses_new_requests_and_says_when_to_come_back() -> None:
 def test_ready_and_health_follow_the_engine() -> None:
     """Breaks: a load balancer sends requests to a server that refuses them, or nothing restarts a dead one."""
     app, service = guarded()
-    engine: Any = service.engine
+    engine: Any = cast(Any, service.models).engine
     assert [call(app, "GET", path).status_code for path in ("/health", "/ready")] == [200, 200]
     engine.waiting = engine.max_queue
     full = call(app, "GET", "/ready")

@@ -1,0 +1,1 @@
+"""The models of a server, by the names that requests give."""
