@@ -116,11 +116,14 @@ class Admission:
         text = self.tokenizer.token(token) if self.tokenizer is not None and isinstance(token, int) and token >= 0 else None
         return f" ({text!r}, which the tokenizer has and the model has not)" if text is not None else ""
 
-    def text_to_score(self, tokens: Sequence[int], prompt_tokens: int, as_prompt: bool) -> tuple[TokenSequence, list[int]]:
+    def text_to_score(
+        self, tokens: Sequence[int], prompt_tokens: int, as_prompt: bool, adapter: str | None = None
+    ) -> tuple[TokenSequence, list[int]]:
         """The sequence of the first ``prompt_tokens`` of ``tokens``, and the tokens after them. Raises PromptError.
 
         Args:
             as_prompt: all tokens but the last are the sequence's prompt.
+            adapter: see `GenerationParams`.
         """
         ids = list(_items(tokens))
         if not 1 <= prompt_tokens < len(ids):
@@ -128,7 +131,8 @@ class Admission:
         for part in (ids[:-1], ids[1:]):  # the last token is never put into the cache
             self.token_ids(part)
         end = len(ids) - 1 if as_prompt else prompt_tokens
-        sequence = self.sequence(ids[:end], GenerationParams(max_new_tokens=len(ids) - end, ignore_eos=True))
+        params = GenerationParams(max_new_tokens=len(ids) - end, ignore_eos=True, adapter=adapter)
+        sequence = self.sequence(ids[:end], params)
         return sequence, ids[prompt_tokens:]
 
 

@@ -220,15 +220,18 @@ class Engine:
         self._run(sequences)
         return [sequence.score() for sequence in sequences]
 
-    def submit_score(self, tokens: Sequence[int], prompt_tokens: int = 1, top: int = 0) -> ScoreHandle:
+    def submit_score(
+        self, tokens: Sequence[int], prompt_tokens: int = 1, top: int = 0, adapter: str | None = None
+    ) -> ScoreHandle:
         """Queue a text to score, as `score` does, and return at once.
 
         Args:
             top: how many of the likeliest tokens to report at each place.
+            adapter: see `GenerationParams`.
 
-        Raises PromptError; QueueFullError when ``max_queue`` requests wait; EngineClosedError.
+        Raises PromptError; ParamsError; QueueFullError when ``max_queue`` requests wait; EngineClosedError.
         """
-        sequence = self._forced(tokens, prompt_tokens, top)
+        sequence = self._forced(tokens, prompt_tokens, top, adapter=adapter)
         request = self._request(sequence, streamed=False)
         self._loop.submit([request])
         return ScoreHandle(request.handle, sequence)
@@ -349,10 +352,12 @@ class Engine:
             for handle in handles:  # where one has failed, or on Ctrl-C
                 handle.cancel()
 
-    def _forced(self, tokens: Sequence[int], prompt_tokens: int, top: int = 0, decode: bool = False) -> ForcedSequence:
+    def _forced(
+        self, tokens: Sequence[int], prompt_tokens: int, top: int = 0, decode: bool = False, adapter: str | None = None
+    ) -> ForcedSequence:
         same_bits = self.backend.row_padding is not None and self.backend.packs_steps
         as_prompt = self.policy.runs_every_layer and same_bits and not decode
-        return ForcedSequence.of(*self.admission.text_to_score(tokens, prompt_tokens, as_prompt), num_top=top)
+        return ForcedSequence.of(*self.admission.text_to_score(tokens, prompt_tokens, as_prompt, adapter), num_top=top)
 
     def _request(
         self, sequence: TokenSequence, priority: int = 0, timeout: float | None = None, streamed: bool = True

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -114,6 +115,12 @@ def serve(
     ] = _ENGINE.bits,
     verify: Annotated[bool, _engine(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
     weights: Annotated[str | None, _engine(help=WEIGHTS_HELP)] = None,
+    lora: Annotated[
+        list[str] | None,
+        _engine(
+            metavar="NAME=DIR", help="A LoRA adapter in PEFT's format, which requests choose as the `model` NAME; repeatable."
+        ),
+    ] = None,
     log_text: Annotated[bool, _watching("--log-text", help="Write prompts and answers into the log.")] = _SERVE.log_text,
     otel: Annotated[
         bool,
@@ -167,6 +174,7 @@ def serve(
         threads=ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
         verify=verify,
         bits=bits,
+        adapters=_adapters(lora or ()),
     )
     tls = tls_context(config)
     with bound_socket(host, port) as listener:
@@ -249,6 +257,17 @@ def _announce(service: Service, engine: Engine, url: str) -> None:
     if config.page:
         lines.append(f"  or open {url}/ in a browser")
     print(*lines, sep="\n", flush=True)
+
+
+def _adapters(given: Sequence[str]) -> dict[str, Path]:
+    """Folders by name from ``NAME=DIR``. Raises ParamsError."""
+    folders: dict[str, Path] = {}
+    for text in given:
+        name, _, folder = text.partition("=")
+        if not name or not folder or name in folders:
+            raise ParamsError(f"--lora is {text!r}; set it to NAME=DIR, each with a name of its own")
+        folders[name] = Path(folder)
+    return folders
 
 
 def _bytes(text: str) -> int:

@@ -30,7 +30,7 @@ class ServedModel:
         token_texts, fingerprint: of the engine; ``fingerprint`` is the answer's ``system_fingerprint``, which changes with the
             bundle, the target and the depth policy.
         deadline: `monotonic` seconds at which the server's time limit for the request is over.
-        adapter: what the engine adds to the base model; None: nothing.
+        adapter: the engine's LoRA adapter that answers are written with; None: the model itself.
     """
 
     service: Service
@@ -77,7 +77,7 @@ class Service(ServerState):
             self._of_engines[engine] = TokenTexts(engine.tokenizer), _fingerprint(engine)
         if (record := current_record.get()) is not None:
             record.model = name
-        return ServedModel(self, name, engine, *self._of_engines[engine], deadline)
+        return ServedModel(self, name, engine, *self._of_engines[engine], deadline, self.models.adapter(name))
 
     def check_model(self, name: str) -> None:
         """Raise ApiError (404) for a model that is not served here."""

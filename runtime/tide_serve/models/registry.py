@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from tide_runtime import Engine
+from tide_runtime.errors import ParamsError
 
 
 class ModelRegistry(ABC):
@@ -22,6 +23,10 @@ class ModelRegistry(ABC):
     @abstractmethod
     def hold(self, name: str) -> AbstractAsyncContextManager[Engine]:
         """The engine of one of ``names``, which stays loaded while the context is open."""
+
+    def adapter(self, name: str) -> str | None:
+        """The adapter that one of ``names`` stands for, of those that its engine has; None: the model itself."""
+        return None
 
     @abstractmethod
     def described(self, name: str) -> dict[str, Any]:
@@ -45,18 +50,28 @@ class ModelRegistry(ABC):
 
 
 class OneEngine(ModelRegistry):
-    """A registry of one engine that its caller has loaded, under any ``names``."""
+    """A registry of one engine that its caller has loaded, under any ``names``; each of its adapters is a model of its own name.
+
+    Raises ParamsError where an adapter has a model's name.
+    """
 
     def __init__(self, engine: Engine, names: Sequence[str] = ()) -> None:
         self.engine = engine
-        self.names = names or (engine.manifest.model.name,)
+        own = names or (engine.manifest.model.name,)
+        self.names = (*own, *engine.options.adapters)
+        if both := sorted({*own} & {*engine.options.adapters}):
+            raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[Engine]:
         yield self.engine
 
+    def adapter(self, name: str) -> str | None:
+        return name if name in self.engine.options.adapters else None
+
     def described(self, name: str) -> dict[str, Any]:
-        return {"max_model_len": self.engine.manifest.max_seq_len}
+        parent = {"parent": self.names[0]} if self.adapter(name) is not None else {}
+        return {"max_model_len": self.engine.manifest.max_seq_len, **parent}
 
     def failure(self) -> str | None:
         return None if self.engine.healthy else "the engine has failed or is closed; its log says why"
