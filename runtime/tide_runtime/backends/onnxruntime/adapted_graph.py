@@ -27,6 +27,7 @@ from tide_runtime.lora import LoraAdapter
 MS_DOMAIN = "com.microsoft"
 _DOWN_BLOCK, _UP_BLOCK = 32, 16  # weights with one scale
 _MOST_LISTED = 5
+_MOST_BYTES = 2**31 - 2**20  # of a message with all its tensors
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,17 @@ def adapted_graph(model: bytes, adapters: Sequence[LoraAdapter], dtype: type[np.
     Args:
         dtype: of the graph's activations.
 
-    Raises AdapterError where an adapter has a module that the graph's products have not, or has in another shape.
+    Raises AdapterError where an adapter has a module that the graph's products have not, or has in another shape, or where the
+    adapters are too large together.
     """
     found = products(model)
     for adapter in adapters:
         _check(adapter, found)
     edit = _Edit(adapters, dtype)
     changed = [product for product in found if edit.add(product)]
+    size = sum(array.nbytes for array in edit.arrays.values())
+    if size + len(model) > _MOST_BYTES:
+        raise AdapterError(f"the adapters have {size / 2**30:.1f} GiB together, a graph holds 2; load fewer of them")
     renamed = with_renamed_outputs(model, {product.value: f"{product.value}.base" for product in changed})
     return with_nodes(renamed, edit.nodes, edit.arrays, ADAPTER_ROWS)
 

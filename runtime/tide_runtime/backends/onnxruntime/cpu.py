@@ -129,6 +129,8 @@ class OnnxRuntimeBackend(Sessions):
         if len(self.every_layer) > 1 or self.manifest.model.loops > 1:
             why = "runs its layers in loops" if self.manifest.model.loops > 1 else "has no graph of all layers on this target"
             raise AdapterError(f"this model {why}, so adapters cannot be added to it; merge them into it and export that")
+        if [adapter.digest for adapter in adapters] == [adapter.digest for adapter in self.adapters]:
+            return self
         view = copy(self)
         view.adapters, view.adapted = adapters, self.load_adapted(adapters)
         for measured in ("row_padding", "padding_price"):
