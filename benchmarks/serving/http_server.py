@@ -36,10 +36,11 @@ class TideServe:
 
     Args:
         address: host and port.
+        model: the name that requests give.
     """
 
-    def __init__(self, address: str, process: psutil.Process) -> None:
-        self.address, self.process = address, process
+    def __init__(self, address: str, process: psutil.Process, model: str = "tide") -> None:
+        self.address, self.process, self.model = address, process, model
         self._salts = count()
 
     def stream(self, request: Request) -> Iterator[None]:
@@ -63,17 +64,27 @@ class TideServe:
         return Text(text, True)
 
     def metric(self, name: str) -> float:
-        """A metric without labels."""
+        """A metric by its name, and its labels as the server writes them, where it has any."""
+        return next(float(line.split()[1]) for line in self._get("/metrics").splitlines() if line.startswith(f"{name} "))
+
+    def models(self) -> list[dict]:
+        """What /v1/models lists."""
+        return json.loads(self._get("/v1/models"))["data"]
+
+    def of(self, model: str) -> TideServe:
+        """The same server, asked for ``model``."""
+        return TideServe(self.address, self.process, model)
+
+    def _get(self, path: str) -> str:
         connection = HTTPConnection(self.address, timeout=30)
         try:
-            connection.request("GET", "/metrics")
-            lines = connection.getresponse().read().decode().splitlines()
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
         finally:
             connection.close()
-        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
     def _events(self, request: Request, more: dict[str, object]) -> Iterator[dict]:
-        body = {"model": "tide", "prompt": request.prompt, "max_tokens": request.new_tokens, "temperature": 0}
+        body = {"model": self.model, "prompt": request.prompt, "max_tokens": request.new_tokens, "temperature": 0}
         body |= {"ignore_eos": True, "stream": True, "cache_salt": f"{id(self)} {next(self._salts)}"} | more
         for line in event_lines(self.address, "/v1/completions", body, "tide-serve"):
             event = json.loads(line)
@@ -98,10 +109,25 @@ def event_lines(address: str, path: str, body: Mapping[str, object], server: str
 @contextmanager
 def tide_serve(bundle: Path, *options: object, name: str = "tide") -> Iterator[TideServe]:
     """``tide-serve`` on a free loopback port, until the end of the block. Raises ArmError when it does not start."""
+    with _running([bundle, "--model-name", name, *options]) as (address, process):
+        yield TideServe(address, process)
+
+
+@contextmanager
+def several_models(bundles: Mapping[str, Path], *options: object) -> Iterator[TideServe]:
+    """The same with several models, name → bundle, of which `TideServe.of` chooses one."""
+    named = [text for name, path in bundles.items() for text in ("--model", f"{name}={path}")]
+    with _running([*named, *options]) as (address, process):
+        yield TideServe(address, process, next(iter(bundles)))
+
+
+@contextmanager
+def _running(arguments: Sequence[object]) -> Iterator[tuple[str, psutil.Process]]:
+    """The address and the process of ``tide-serve`` with ``arguments``."""
     with socket.socket() as free:
         free.bind((_HOST, 0))
         port = free.getsockname()[1]
-    arguments: Sequence[object] = [bundle, "--port", port, "--model-name", name, *options]
+    arguments = [*arguments, "--port", port]
     with tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, "-m", "tide_serve.cli", *map(str, arguments)]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -110,7 +136,7 @@ def tide_serve(bundle: Path, *options: object, name: str = "tide") -> Iterator[T
             if not _ready(address, process):
                 log.seek(0)
                 raise ArmError(f"tide-serve did not start: {log.read()[-2000:]}")
-            yield TideServe(address, psutil.Process(process.pid))
+            yield address, psutil.Process(process.pid)
         finally:
             process.terminate()
             process.wait(_STOP_S)

@@ -58,6 +58,7 @@ class Engine:
     Args:
         backend: a loaded target of the bundle, whose weights this engine shares; None: loaded here.
         policy: runs in place of the one that ``options`` name.
+        tokenizer: the bundle's, which another engine has read; None: read here.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Engine:
         *,
         backend: Backend | None = None,
         policy: EnginePolicy | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.bundle = bundle
         self.manifest: Manifest = bundle.manifest
@@ -80,7 +82,7 @@ class Engine:
         self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
-        self.tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
+        self.tokenizer = tokenizer or (Tokenizer.from_file(bundle.path(info.file)) if info is not None else None)
         chat, tools = (info.chat_template, info.tool_chat_template) if info is not None else (None, None)
         self._template = bundle.text(chat) if chat is not None else None
         self._tool_template = bundle.text(tools) if tools is not None else self._template
@@ -161,7 +163,8 @@ class Engine:
                     f"{name} is {getattr(options, name)}, but the weights are loaded for {loaded}; load another engine"
                 )
         backend = self.backend if observer is None else observed(self.backend, observer)
-        return Engine(self.bundle, replace(options, target=self.target, device=self.options.device), backend=backend)
+        options = replace(options, target=self.target, device=self.options.device)
+        return Engine(self.bundle, options, backend=backend, tokenizer=self.tokenizer)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams | None = None) -> list[Generation]:
         """Generate for one prompt or several (strings or token ids), sequences of any length together; results in their order.

@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,8 @@ from tide_runtime.errors import ParamsError
 from tide_serve.config import KEYS_VARIABLE, ServeConfig, api_keys, short_keys
 
 if TYPE_CHECKING:
-    from tide_runtime import Engine
-
     from tide_serve.api.service import Service
+    from tide_serve.models.registry import ModelRegistry
     from tide_serve.observe.request_record import RequestObserver
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -36,12 +35,15 @@ _safety = partial(typer.Option, rich_help_panel="Safety")
 _limit = partial(typer.Option, rich_help_panel="Limits of a request and of a client")
 _seconds = partial(typer.Option, rich_help_panel="Times, in seconds")
 _engine = partial(typer.Option, rich_help_panel="Engine")
+_several = partial(typer.Option, rich_help_panel="Several models")
 _watching = partial(typer.Option, rich_help_panel="Watching it")
 
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    model: Annotated[
+        str | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of bundles, each served under its name.", show_default=False)
+    ] = None,
     host: Annotated[str, _network(help="Address to listen on. 0.0.0.0 takes connections from every network.")] = "127.0.0.1",
     port: Annotated[int, _network(min=0, max=65535, help="0: any free one.")] = 8000,
     tls_certificate: Annotated[
@@ -52,6 +54,20 @@ def serve(
         list[str] | None,
         _network(help="Name that requests give as `model`; repeatable. Default: the bundle's."),
     ] = None,
+    models: Annotated[
+        list[str] | None, _several("--model", metavar="NAME=DIR", help="A bundle, and the name that requests give; repeatable.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        _several(help="Of all that are loaded at a time, such as 8GiB: weights and --kv-memory. Default: 3/4 of what is free."),
+    ] = None,
+    idle_unload: Annotated[
+        float | None,
+        _several(help="Seconds without a request after which a model is unloaded. Default: when another needs the room."),
+    ] = None,
+    export: Annotated[
+        bool, _several("--export", help="Export .gguf files and model directories among them first, into the cache.")
+    ] = False,
     page: Annotated[bool, _network(help="Serve a chat page at /.")] = _SERVE.page,
     api_key_file: Annotated[
         Path | None,
@@ -129,7 +145,7 @@ def serve(
 ) -> None:
     """Serve a bundle or a model over HTTP to clients of OpenAI's API.
 
-    Example: `tide-serve engine/` or `tide-serve model.gguf`, then
+    Example: `tide-serve engine/` or `tide-serve model.gguf` or `tide-serve engines/` (several bundles), then
 
         curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
           -d '{"model": "NAME", "messages": [{"role": "user", "content": "Hello"}]}'
@@ -139,6 +155,7 @@ def serve(
     /health, /ready and /metrics are for what watches the server; each request is a line of JSON on stderr.
     """
     from tide_serve.http.server import bound_socket, is_loopback, tls_context
+    from tide_serve.models.named import make_pool
 
     config = ServeConfig(
         model_names=tuple(model_name or ()),
@@ -169,44 +186,81 @@ def serve(
         policy=policy,
         max_batch=max_batch,
         max_queue=max_queue,
-        kv_memory=None if kv_memory is None else _bytes(kv_memory),
+        kv_memory=None if kv_memory is None else _bytes("kv_memory", kv_memory),
         prefix_cache=prefix_cache,
         threads=ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
         verify=verify,
         bits=bits,
         adapters=_adapters(lora or ()),
     )
+    several = _models_of(model, models or (), config, of_several=memory is not None or idle_unload is not None or export)
+    if several and weights is not None and not export:
+        raise ParamsError("--weights is for models that are exported; add --export, or leave it out")
+    if several and lora:
+        raise ParamsError("--lora is for a single model; serve that one alone, or merge the adapter into it")
     tls = tls_context(config)
     with bound_socket(host, port) as listener:
         loopback = is_loopback(listener)
         if loopback and config.allowed_hosts is None:
             config = replace(config, allowed_hosts=())
         _warn(config, loopback, bool(api_key))
-        raise typer.Exit(_run(bundle_of(model, weights), options, config, listener, tls, otel))
+        load: Callable[[], ModelRegistry]  # from here on: what is wrong with the command is said before
+        if several:
+            size = None if memory is None else _bytes("memory", memory)
+            exporter = partial(bundle_of, weights=weights) if export else None
+            load = partial(make_pool, several, options, size, idle_unload, exporter)
+        else:
+            load = partial(_one_engine, bundle_of(str(model), weights), options, config)
+        raise typer.Exit(_run(load, config, listener, tls, otel))
+
+
+def _models_of(model: str | None, models: Sequence[str], config: ServeConfig, of_several: bool) -> dict[str, str]:
+    """Name → path of several models; none: ``model`` is the only one. Raises ParamsError for options that contradict each other.
+
+    Args:
+        of_several: an option is given that is for several models.
+    """
+    from tide_serve.models.named import models_in, named_models
+
+    if (model is None) != bool(models):
+        raise ParamsError("give either a model or a folder of bundles, or models as --model NAME=DIR")
+    several = named_models(models) or models_in(Path(str(model)))
+    if several and config.model_names:
+        raise ParamsError("--model-name is for a single model; name several with --model NAME=DIR, or by their folders")
+    if not several and of_several:
+        raise ParamsError("--memory, --idle-unload and --export are for several models: a folder of bundles, or --model NAME=DIR")
+    return several
 
 
 def _run(
-    bundle: Path, options: EngineOptions, config: ServeConfig, listener: socket.socket, tls: ssl.SSLContext | None, otel: bool
+    load: Callable[[], ModelRegistry], config: ServeConfig, listener: socket.socket, tls: ssl.SSLContext | None, otel: bool
 ) -> int:
-    """Load the engine and serve it until a signal ends the server; returns the exit code."""
+    """Serve what ``load`` gives until a signal ends the server; returns the exit code."""
     from tide_serve.api.app import make_app
     from tide_serve.http.middlewares import guard
     from tide_serve.http.server import run_server, url_of
     from tide_serve.observe.logs import log_to_stderr
 
     observer = _tracing_observer() if otel else None  # before the engine: the extra may be missing
-    engine = load_engine(bundle, options)
-    if engine.backend.private_weights:
-        _print_warning(f"the weights are packed in this process's own memory: {engine.backend.private_weights}")
-    app = make_app(engine, config)
+    models = load()
+    app = make_app(models, config)
     service: Service = app.state.service
     service.observer = observer or service.observer
     log_to_stderr(config.log_text)
-    announce = partial(_announce, service, engine, url_of(listener, tls is not None))
+    announce = partial(_announce, service, url_of(listener, tls is not None))
     try:
         return run_server(guard(app, service), service, listener, tls, announce)
     finally:
         service.observer.close()
+
+
+def _one_engine(bundle: Path, options: EngineOptions, config: ServeConfig) -> ModelRegistry:
+    from tide_serve.models.registry import OneEngine
+
+    engine = load_engine(bundle, options)
+    if engine.backend.private_weights:
+        _print_warning(f"the weights are packed in this process's own memory: {engine.backend.private_weights}")
+    return OneEngine(engine, config.model_names)
 
 
 def _tracing_observer() -> RequestObserver:
@@ -244,11 +298,10 @@ def _print_warning(text: str) -> None:
     console.print(text)
 
 
-def _announce(service: Service, engine: Engine, url: str) -> None:
+def _announce(service: Service, url: str) -> None:
     """Say on stdout where the server listens, and how to try it."""
-    config, info = service.config, engine.manifest.tokenizer
-    lines = [f"{service.model_names[0]}, policy {engine.policy.name}, target {engine.target}, serves on {url}"]
-    chat = info is not None and info.chat_template is not None
+    config, models = service.config, service.models
+    lines, chat = [f"{models.summary()}, serves on {url}"], models.chats(service.model_names[0])
     path = "chat/completions" if chat else "completions"
     text: dict[str, object] = {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": "Hello"}
     key = " -H 'Authorization: Bearer KEY'" if config.api_keys else ""
@@ -270,11 +323,11 @@ def _adapters(given: Sequence[str]) -> dict[str, Path]:
     return folders
 
 
-def _bytes(text: str) -> int:
+def _bytes(name: str, text: str) -> int:
     """A number of bytes such as ``4G`` or ``512M``. Raises ParamsError."""
     match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise ParamsError(f"kv_memory is {text!r}; set it to a number of bytes such as 4G or 512M")
+        raise ParamsError(f"{name} is {text!r}; set it to a number of bytes such as 4G or 512M")
     return int(match[1]) * _UNITS[match[2].upper()]
 
 

@@ -31,7 +31,7 @@ def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int, on
     if budget is None and on_device:
         return rows * least
     if budget is None:
-        return min(max(least, int(_SHARE * free_memory()) // block_bytes), _PREFIX_FACTOR * rows * least)
+        return share_of(free_memory(), memory, rows, slots) // block_bytes
     if budget < least * block_bytes:
         states = f" ({memory.row_blocks * block_bytes} of them for its recurrent layers)" if memory.row_blocks else ""
         raise ParamsError(
@@ -39,6 +39,12 @@ def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int, on
             "least that, or export with a smaller --max-seq-len"
         )
     return budget // block_bytes
+
+
+def share_of(available: int, memory: StateMemory, rows: int, slots: int) -> int:
+    """Bytes of KV memory that an engine takes by default of ``available`` ones: at least what one sequence needs."""
+    least = memory.row_blocks + blocks_of(slots)
+    return memory.block_bytes * min(max(least, int(_SHARE * available) // memory.block_bytes), _PREFIX_FACTOR * rows * least)
 
 
 def free_memory() -> int:

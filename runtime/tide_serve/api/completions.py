@@ -22,9 +22,9 @@ from tide_runtime.scoring import ScoreHandle
 
 from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
 from tide_serve.api.event_stream import ChoiceStream, quoted, respond
-from tide_serve.api.generations import ClientWatch, Generations, out_of_time
+from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import TextOffsets, completion_logprobs
-from tide_serve.api.service import ServedModel, Service
+from tide_serve.api.service import ClientWatch, ServedModel, Service, out_of_time
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.fields import COMPLETION

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from fastapi import Request
 from tide_runtime import Chunk, Generation, GenerationHandle, GenerationParams
 
-from tide_serve.api.service import ServedModel
-from tide_serve.config import ServeConfig
+from tide_serve.api.service import ClientWatch, ServedModel, out_of_time
 from tide_serve.errors import ApiError
 
 Indexed = tuple[int, Chunk]
 _RETRY_S = 5.0
-
-
-class ClientWatch:
-    """Calls ``on_leave`` when the client hangs up, until it is closed.
-
-    ``left``: whether it has.
-    """
-
-    def __init__(self, request: Request, on_leave: Callable[[], None]) -> None:
-        self.left = False
-        self._request, self._on_leave = request, on_leave
-        self._task = asyncio.create_task(self._watch())
-
-    def close(self) -> None:
-        self._task.cancel()
-
-    async def _watch(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
-        self.left = True
-        self._on_leave()
 
 
 class Generations:
@@ -119,12 +97,6 @@ class Generations:
             raise ApiError(503, "the server is stopping; send the request to another one", None, "cancelled", _RETRY_S)
         if generation.finish_reason == "deadline" and not self._has_tokens:
             raise out_of_time(self._model.config)
-
-
-def out_of_time(config: ServeConfig) -> ApiError:
-    """The error of a request that got nothing done within the server's time limit."""
-    message = f"nothing was done within {config.request_timeout:g} s, as the server is busy; send the request again later"
-    return ApiError(503, message, None, "timeout", _RETRY_S)
 
 
 class _Inbox:

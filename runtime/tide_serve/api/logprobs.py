@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -65,9 +65,13 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._byte_of = _byte_level_alphabet() if tokenizer is not None and _is_byte_level(tokenizer) else None
         self.bytes_of = lru_cache(_CACHED)(self._bytes_of)
         self.text_of = lru_cache(_CACHED)(self._text_of)
+
+    @cached_property
+    def _byte_of(self) -> Mapping[str, int] | None:
+        """Character of a token → byte, where the tokenizer spells bytes as characters."""
+        return _byte_level_alphabet() if self._tokenizer is not None and _is_byte_level(self._tokenizer) else None
 
     def _text_of(self, token: int) -> str:
         raw = self.bytes_of(token)

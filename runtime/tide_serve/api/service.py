@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import monotonic, time
 from weakref import WeakKeyDictionary
@@ -19,6 +21,7 @@ from tide_serve.models.registry import ModelRegistry
 from tide_serve.observe.request_record import ServerState, current_record
 
 _HELD = "tide.held_models"  # in the scope of a request
+_RETRY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -66,18 +69,37 @@ class Service(ServerState):
     async def model(self, request: Request, name: str | None) -> ServedModel:
         """The model ``name`` (None: the first one), held until the answer to ``request`` has ended (see `HoldModels`).
 
-        Raises ApiError (404) for a model that is not served here, and what `ModelRegistry.hold` raises.
+        Raises ApiError (404) for a model that is not served here, and what `ModelRegistry.wait` and its future raise.
         """
         name = self.model_names[0] if name is None else name
         self.check_model(name)
-        deadline = monotonic() + self.config.request_timeout
-        held: AsyncExitStack = request.scope[_HELD]
-        engine = await held.enter_async_context(self.models.hold(name))
-        if engine not in self._of_engines:
-            self._of_engines[engine] = TokenTexts(engine.tokenizer), _fingerprint(engine)
         if (record := current_record.get()) is not None:
             record.model = name
+        deadline = monotonic() + self.config.request_timeout
+        engine = self.models.take(name) or await self._waited(request, name, deadline)
+        held: ExitStack = request.scope[_HELD]
+        held.callback(self.models.release, name)
+        if engine not in self._of_engines:
+            self._of_engines[engine] = TokenTexts(engine.tokenizer), _fingerprint(engine)
         return ServedModel(self, name, engine, *self._of_engines[engine], deadline, self.models.adapter(name))
+
+    async def _waited(self, request: Request, name: str, deadline: float) -> Engine:
+        """An engine that is not loaded yet. Raises ApiError beyond ``deadline`` and where the client leaves."""
+        waiting = self.models.wait(name)
+        client = ClientWatch(request, waiting.cancel)
+        try:
+            async with asyncio.timeout(deadline - monotonic()):
+                return await waiting
+        except BaseException as error:
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:  # at the same moment
+                self.models.release(name)
+            if isinstance(error, TimeoutError):
+                raise out_of_time(self.config) from error
+            if client.left:
+                raise ApiError(499, "the client has left") from error  # nobody reads it
+            raise
+        finally:
+            client.close()
 
     def check_model(self, name: str) -> None:
         """Raise ApiError (404) for a model that is not served here."""
@@ -97,6 +119,33 @@ class Service(ServerState):
         self.observer.generated(record, generation)
 
 
+class ClientWatch:
+    """Calls ``on_leave`` when the client hangs up, until it is closed.
+
+    ``left``: whether it has.
+    """
+
+    def __init__(self, request: Request, on_leave: Callable[[], object]) -> None:
+        self.left = False
+        self._request, self._on_leave = request, on_leave
+        self._task = asyncio.create_task(self._watch())
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self.left = True
+        self._on_leave()
+
+
+def out_of_time(config: ServeConfig) -> ApiError:
+    """The error of a request that got nothing done within the server's time limit."""
+    message = f"nothing was done within {config.request_timeout:g} s, as the server is busy; send the request again later"
+    return ApiError(503, message, None, "timeout", _RETRY_S)
+
+
 class HoldModels:
     """A middleware: what a request holds (`Service.model`) is released when its answer has ended, a stream's included."""
 
@@ -104,7 +153,7 @@ class HoldModels:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with AsyncExitStack() as held:
+        with ExitStack() as held:
             scope[_HELD] = held
             await self._app(scope, receive, send)
 

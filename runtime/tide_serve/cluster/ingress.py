@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -33,6 +30,7 @@ from tide_serve.config import ServeConfig, api_keys
 from tide_serve.errors import ApiError
 from tide_serve.http.middlewares import guard
 from tide_serve.observe.logs import log_to_stderr
+from tide_serve.observe.metric_pages import merged_pages
 from tide_serve.observe.request_record import ServerState
 
 _log = logging.getLogger("tide_serve")
@@ -66,7 +64,8 @@ def ingress_app(model: DeploymentHandle, config: ServeConfig) -> ASGIApp:
 
     async def metrics(request: Request) -> PlainTextResponse:
         pages = await model.broadcast("metrics").results_async(timeout_s=_PROBE_S, return_exceptions=True)
-        replicas = by_replica(page for page in pages if not isinstance(page, BaseException))
+        answered = [page for page in pages if not isinstance(page, BaseException)]
+        replicas = merged_pages(({"replica": name}, page) for name, page in answered)
         return PlainTextResponse(replicas + state.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     routes = [
@@ -91,31 +90,6 @@ def _without_request_id(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, send_rest)
 
     return without
-
-
-def by_replica(pages: Iterable[tuple[str, str]]) -> str:
-    """The metrics of all replicas in the Prometheus text format, each with its ``replica`` as a label.
-
-    Args:
-        pages: a replica's name, and its metrics in the same format.
-    """
-    families: dict[str, Metric] = {}
-    for replica, page in pages:
-        for family in text_string_to_metric_families(page):
-            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            for sample in family.samples:
-                merged.samples.append(sample._replace(labels={**sample.labels, "replica": replica}))
-    registry = CollectorRegistry()
-    registry.register(_Families(families.values()))
-    return generate_latest(registry).decode()
-
-
-class _Families(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
 
 
 class _Lost(Exception):

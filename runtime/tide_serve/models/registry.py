@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from asyncio import Future
+from collections.abc import Sequence
 from typing import Any
 
 from tide_runtime import Engine
+from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import ParamsError
 
 
@@ -21,8 +22,19 @@ class ModelRegistry(ABC):
     names: Sequence[str]
 
     @abstractmethod
-    def hold(self, name: str) -> AbstractAsyncContextManager[Engine]:
-        """The engine of one of ``names``, which stays loaded while the context is open."""
+    def take(self, name: str) -> Engine | None:
+        """The engine of one of ``names``, which stays loaded until `release`; None: it has to be waited for."""
+
+    def wait(self, name: str) -> Future[Engine]:
+        """What gives the engine as `take` does, once it is loaded. Raises QueueFullError where too many requests wait already.
+
+        Its result has to be released even where nobody awaits it any more.
+        """
+        raise NotImplementedError(f"the engine of {name} is always loaded")
+
+    @abstractmethod
+    def release(self, name: str) -> None:
+        """An answer has ended: the engine that it has taken may be unloaded."""
 
     def adapter(self, name: str) -> str | None:
         """The adapter that one of ``names`` stands for, of those that its engine has; None: the model itself."""
@@ -31,6 +43,14 @@ class ModelRegistry(ABC):
     @abstractmethod
     def described(self, name: str) -> dict[str, Any]:
         """What /v1/models says about one of ``names`` in addition to OpenAI's fields."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """What the server says when it starts."""
+
+    @abstractmethod
+    def chats(self, name: str) -> bool:
+        """Whether one of ``names`` has a chat template, as far as is known."""
 
     @abstractmethod
     def failure(self) -> str | None:
@@ -62,9 +82,11 @@ class OneEngine(ModelRegistry):
         if both := sorted({*own} & {*engine.options.adapters}):
             raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
 
-    @asynccontextmanager
-    async def hold(self, name: str) -> AsyncIterator[Engine]:
-        yield self.engine
+    def take(self, name: str) -> Engine:
+        return self.engine
+
+    def release(self, name: str) -> None:
+        """The engine stays, whoever uses it."""
 
     def adapter(self, name: str) -> str | None:
         return name if name in self.engine.options.adapters else None
@@ -72,6 +94,12 @@ class OneEngine(ModelRegistry):
     def described(self, name: str) -> dict[str, Any]:
         parent = {"parent": self.names[0]} if self.adapter(name) is not None else {}
         return {"max_model_len": self.engine.manifest.max_seq_len, **parent}
+
+    def summary(self) -> str:
+        return f"{self.names[0]}, policy {self.engine.policy.name}, target {self.engine.target}"
+
+    def chats(self, name: str) -> bool:
+        return has_chat_template(self.engine.manifest)
 
     def failure(self) -> str | None:
         return None if self.engine.healthy else "the engine has failed or is closed; its log says why"
@@ -87,3 +115,7 @@ class OneEngine(ModelRegistry):
 
     def close(self, abort: bool = False) -> None:
         self.engine.close(abort)
+
+
+def has_chat_template(manifest: Manifest) -> bool:
+    return manifest.tokenizer is not None and manifest.tokenizer.chat_template is not None

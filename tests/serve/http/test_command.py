@@ -70,6 +70,27 @@ def test_wrong_arguments_are_refused_before_the_engine_is_loaded(
     assert message in done.err and "Traceback" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either a model or a folder of bundles"),
+        (["engine", "--model", "a=engine"], "give either a model or a folder of bundles"),
+        (["engine", "--memory", "1G"], "are for several models"),
+        (["--model", "engine"], "NAME=DIR"),
+        (["--model", "a=engine", "--model-name", "b"], "--model-name is for a single model"),
+        (["--model", "a=engine", "--weights", "int4"], "add --export"),
+        (["--model", "a=engine", "--idle-unload", "0"], "seconds > 0"),
+        (["--model", "a=/nowhere/engine"], "model a: there is no /nowhere/engine"),
+    ],
+)
+def test_options_of_several_models_are_refused_where_they_mean_nothing(
+    tide_serve: Run, arguments: list[str], message: str
+) -> None:
+    """Breaks: an option is ignored, or a mistyped one is found when the first request comes."""
+    done = tide_serve(*arguments, "--port", 0)
+    assert (done.code, done.out) == (2, "") and message in done.err and "Traceback" not in done.err
+
+
 def test_variable_without_a_key_is_refused(tide_serve: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks: a secret that a deployment failed to fill in opens the server to everybody."""
     monkeypatch.setenv("TIDE_API_KEYS", " , ")
@@ -116,4 +137,4 @@ def test_keys_come_from_file_and_variable(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("text", "number"), [("4G", 4 * 2**30), ("512MiB", 512 * 2**20), ("1000", 1000), ("2kb", 2048)])
 def test_memory_has_units(text: str, number: int) -> None:
     """Breaks: 4G is refused, or taken for 4 bytes."""
-    assert cli._bytes(text) == number
+    assert cli._bytes("kv_memory", text) == number

@@ -46,7 +46,7 @@ PACKED_OUTPUT = "tide.packed"  # initializer and output of the changed graphs
 _PREPACKED = "prepacked_"
 _PAGE = 4096
 _INLINE_BYTES = 1024  # smaller weights stay in ONNX Runtime's graph
-_PACKED = 1.3  # bytes of a packed weight over those of the weight, with scales: 24 of 20 in a block of 32 weights of 4 bits
+PACKED_SHARE = 1.3  # bytes of a packed weight over those of the weight, with scales: 24 of 20 in a block of 32 weights of 4 bits
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ class _Packing:
     def check_room(self, folders: CachedFolders) -> None:
         """Raise OSError if the cache's limit or its disk has not enough room."""
         weights = self.weights.stat().st_size
-        if _PACKED * weights > folders.limit:
+        if PACKED_SHARE * weights > folders.limit:
             raise OSError(f"they would take more than {LIMIT_VARIABLE} allows, {folders.limit / 2**30:g} GiB")
         folders.folder.mkdir(parents=True, exist_ok=True)
         # Beside the result, ONNX Runtime writes one graph's weights, as they are and packed.
-        needed = weights * (_PACKED + (1 + _PACKED) / len(self.graphs))
+        needed = weights * (PACKED_SHARE + (1 + PACKED_SHARE) / len(self.graphs))
         if (free := shutil.disk_usage(folders.folder).free) < needed:
             raise OSError(
                 f"packing takes {needed / 2**30:.1f} GiB, and the disk of {folders.folder} has {free / 2**30:.1f} GiB free"
