@@ -10,6 +10,7 @@ import numpy as np
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
+from tide_runtime.lora import LoraAdapter
 from tide_runtime.sampler import Sampler
 from tide_runtime.sequence import TokenSequence
 from tide_runtime.text.grammar import GrammarCompiler, GrammarState
@@ -25,6 +26,7 @@ class Admission:
     Args:
         check_params: raises ParamsError where the depth policy cannot do what the parameters want.
         grammars: compiles those of requests.
+        adapters: that requests may choose from.
     """
 
     def __init__(
@@ -33,9 +35,11 @@ class Admission:
         tokenizer: Tokenizer | None,
         check_params: Callable[[GenerationParams], None],
         grammars: GrammarCompiler,
+        adapters: Sequence[LoraAdapter] = (),
     ) -> None:
         self.manifest, self.tokenizer, self.check_params, self.grammars = manifest, tokenizer, check_params, grammars
         self.thoughts = ThoughtVocabulary(tokenizer, manifest.model.vocab_size) if tokenizer is not None else None
+        self._adapters = {adapter.name: (number, adapter.digest) for number, adapter in enumerate(adapters, 1)}
 
     def sequences(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[TokenSequence]:
         """A sequence for each of ``prompts``, or for the one prompt. Raises PromptError or ParamsError."""
@@ -57,6 +61,7 @@ class Admission:
             raise ParamsError(f"logit_bias names the token id {outside[0]}, expected ids from 0 to {vocab - 1}")
         if params.thoughts is not None and self.thoughts is None:
             raise ParamsError("thoughts need a tokenizer, which this bundle has not; leave them out")
+        adapter, digest = self._adapter(params.adapter)
         eos = params.eos_token_ids if params.eos_token_ids is not None else self.manifest.generation.eos_token_ids
         # One token more than the cache holds can be generated: the last one is never written back.
         tokens = np.zeros(min(len(ids) + params.max_new_tokens, cache_slots + 1), np.int64)
@@ -75,6 +80,8 @@ class Admission:
             params=params,
             eos=frozenset(eos),
             sampler=Sampler(params, vocab, len(ids)),
+            adapter=adapter,
+            adapter_digest=digest,
             long_rotary_from=self.manifest.long_rotary_from,
             grammar=grammar,
             thoughts=thoughts,
@@ -85,6 +92,15 @@ class Admission:
         if self.tokenizer is None:
             return None
         return TextStream(self.tokenizer, params.stop, shown=shown, thoughts=params.thoughts)
+
+    def _adapter(self, name: str | None) -> tuple[int | None, str]:
+        """Number and digest of the adapter ``name``. Raises ParamsError if the engine has none of that name."""
+        if name is None:
+            return (0 if self._adapters else None), ""
+        if name not in self._adapters:
+            has = ", ".join(self._adapters) or "none"
+            raise ParamsError(f"adapter is {name!r}, the engine has: {has}; load it with EngineOptions(adapters=…)", "adapter")
+        return self._adapters[name]
 
     def token_ids(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids. Raises PromptError for an empty or too long prompt, or ids outside the vocabulary."""
@@ -114,11 +130,14 @@ class Admission:
         text = self.tokenizer.token(token) if self.tokenizer is not None and isinstance(token, int) and token >= 0 else None
         return f" ({text!r}, which the tokenizer has and the model has not)" if text is not None else ""
 
-    def text_to_score(self, tokens: Sequence[int], prompt_tokens: int, as_prompt: bool) -> tuple[TokenSequence, list[int]]:
+    def text_to_score(
+        self, tokens: Sequence[int], prompt_tokens: int, as_prompt: bool, adapter: str | None = None
+    ) -> tuple[TokenSequence, list[int]]:
         """The sequence of the first ``prompt_tokens`` of ``tokens``, and the tokens after them. Raises PromptError.
 
         Args:
             as_prompt: all tokens but the last are the sequence's prompt.
+            adapter: see `GenerationParams`.
         """
         ids = list(_items(tokens))
         if not 1 <= prompt_tokens < len(ids):
@@ -126,7 +145,8 @@ class Admission:
         for part in (ids[:-1], ids[1:]):  # the last token is never put into the cache
             self.token_ids(part)
         end = len(ids) - 1 if as_prompt else prompt_tokens
-        sequence = self.sequence(ids[:end], GenerationParams(max_new_tokens=len(ids) - end, ignore_eos=True))
+        params = GenerationParams(max_new_tokens=len(ids) - end, ignore_eos=True, adapter=adapter)
+        sequence = self.sequence(ids[:end], params)
         return sequence, ids[prompt_tokens:]
 
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tide_runtime.admission import Admission, Prompt
-from tide_runtime.backends import load_backend
+from tide_runtime.backends import load_backend, with_adapters
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.observed import Observer, observed
 from tide_runtime.backends.recurrent_states import StateMemory
@@ -29,6 +29,7 @@ from tide_runtime.device_loop.select import Drive, capture_steps, choose_drive
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
+from tide_runtime.lora import read_adapters
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
 from tide_runtime.scheduling.budgets import StepBudget, kv_blocks
@@ -75,7 +76,8 @@ class Engine:
         device = DeviceChoice.parse(options.device)
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         loaded = backend or load_backend(bundle, self.target, options.threads, device.ordinal, device.kind)
-        self.backend: Backend = loaded.with_bits(options.bits)
+        adapters = read_adapters(options.adapters)
+        self.backend: Backend = with_adapters(loaded.with_bits(options.bits), adapters, self.target)
         capture_steps(self.backend)
         self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
         self.policy = self.drive.policy
@@ -89,7 +91,7 @@ class Engine:
             bundle.manifest.model.vocab_size,
             bundle.manifest.generation.eos_token_ids,
         )
-        self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params, self.grammars)
+        self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params, self.grammars, adapters)
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         self._memory = memory = StateMemory.of(self.backend.kv_bytes_per_token, self.backend.state_bytes)
         on_device = getattr(loaded, "device", None) is not None
@@ -131,6 +133,7 @@ class Engine:
             self.backend.pass_costs,
             same_bits=self.backend.row_padding is not None,
             rounds=self.manifest.rounds(self.target),
+            adapted=bool(self.options.adapters),
             loop_costs=(lambda: self.backend.loop_costs) if LOOP in self.manifest.targets[self.target].graphs else None,
         )
         return choose_drive(make_policy(self.options.policy, self.manifest, self.options.depth, facts), self.backend)
@@ -220,15 +223,18 @@ class Engine:
         self._run(sequences)
         return [sequence.score() for sequence in sequences]
 
-    def submit_score(self, tokens: Sequence[int], prompt_tokens: int = 1, top: int = 0) -> ScoreHandle:
+    def submit_score(
+        self, tokens: Sequence[int], prompt_tokens: int = 1, top: int = 0, adapter: str | None = None
+    ) -> ScoreHandle:
         """Queue a text to score, as `score` does, and return at once.
 
         Args:
             top: how many of the likeliest tokens to report at each place.
+            adapter: see `GenerationParams`.
 
-        Raises PromptError; QueueFullError when ``max_queue`` requests wait; EngineClosedError.
+        Raises PromptError; ParamsError; QueueFullError when ``max_queue`` requests wait; EngineClosedError.
         """
-        sequence = self._forced(tokens, prompt_tokens, top)
+        sequence = self._forced(tokens, prompt_tokens, top, adapter=adapter)
         request = self._request(sequence, streamed=False)
         self._loop.submit([request])
         return ScoreHandle(request.handle, sequence)
@@ -349,10 +355,12 @@ class Engine:
             for handle in handles:  # where one has failed, or on Ctrl-C
                 handle.cancel()
 
-    def _forced(self, tokens: Sequence[int], prompt_tokens: int, top: int = 0, decode: bool = False) -> ForcedSequence:
+    def _forced(
+        self, tokens: Sequence[int], prompt_tokens: int, top: int = 0, decode: bool = False, adapter: str | None = None
+    ) -> ForcedSequence:
         same_bits = self.backend.row_padding is not None and self.backend.packs_steps
         as_prompt = self.policy.runs_every_layer and same_bits and not decode
-        return ForcedSequence.of(*self.admission.text_to_score(tokens, prompt_tokens, as_prompt), num_top=top)
+        return ForcedSequence.of(*self.admission.text_to_score(tokens, prompt_tokens, as_prompt, adapter), num_top=top)
 
     def _request(
         self, sequence: TokenSequence, priority: int = 0, timeout: float | None = None, streamed: bool = True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.depth.options import DepthOptions
@@ -35,6 +37,9 @@ class EngineOptions:
         bits: ``same``: launches on the CPU are padded so that a text does not depend on what shares them (`Engine.row_padding`).
             ``fast``: they are not, so that a single sequence costs one row, and where weights are in few bits or kernels sum in
             another order a text may depend on the requests beside it (`Engine.bits_limitation`).
+        adapters: name → folder of LoRA adapters in PEFT's format, which requests choose by `GenerationParams.adapter`. Target
+            ``cpu`` only. Their low-rank products run beside those of the model, whose weights stay as they are. Exits are off:
+            they were calibrated for the model without adapters.
         device: ``auto`` (the GPU where the bundle has a target for it, else the processor), ``cpu``, ``cuda``, ``cuda:1``.
     """
 
@@ -50,6 +55,7 @@ class EngineOptions:
     verify: bool = True
     device: str = "auto"
     bits: str = BITS[0]
+    adapters: Mapping[str, str | Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         DeviceChoice.parse(self.device)

@@ -11,6 +11,10 @@ class BundleError(TideError):
     """A bundle, or a file in it, is missing, corrupt, or of a version this runtime does not support."""
 
 
+class AdapterError(TideError):
+    """A LoRA adapter is missing, broken, or changes the model in a way that cannot be added to a compiled one."""
+
+
 class MissingExtraError(TideError):
     """A command needs packages that an extra of ``tide-llm`` brings; the message has the command that installs them."""
 

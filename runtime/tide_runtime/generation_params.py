@@ -45,6 +45,7 @@ class GenerationParams:
         cache_salt: requests share cached prefixes only with those of the same salt; give tenants different ones, so that none can
             tell from a fast answer what another has sent. None is a salt of its own.
         use_prefix_cache: False neither takes nor leaves anything in the prefix cache.
+        adapter: name of the LoRA adapter that the text is written with, one of `EngineOptions.adapters`; None: the model itself.
         logprobs: how many of the likeliest tokens to report besides the chosen one; 0 reports none.
     """
 
@@ -68,6 +69,7 @@ class GenerationParams:
     depth_budget: float | None = None
     cache_salt: str | None = None
     use_prefix_cache: bool = True
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         self._store_tuples()
@@ -148,6 +150,7 @@ class GenerationParams:
         _require(valid, "eos_token_ids", ids, "a tuple of token ids >= 0, or None for the model's")
         salt = self.cache_salt
         _require(salt is None or isinstance(salt, str), "cache_salt", salt, "a string, or None")
+        _require(self.adapter is None or isinstance(self.adapter, str), "adapter", self.adapter, "an adapter's name, or None")
         _require(isinstance(self.use_prefix_cache, bool), "use_prefix_cache", self.use_prefix_cache, "True or False")
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
 

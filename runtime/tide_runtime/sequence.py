@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Literal
@@ -103,6 +103,8 @@ class TokenSequence:
         batch_index: its row of the KV cache; -1 while it has none.
         num_cached_tokens: the first ones, which its row holds.
         prefilled: its row holds all that decoding needs; a preempted sequence is prefilled again.
+        adapter: number of its adapter, see `OnnxRuntimeContext.adapters`; 0: none; None: the engine has none.
+        adapter_digest: of its adapter's files; empty without one.
         long_rotary_from: the manifest's.
         is_long: its row is computed with the long rotary factors.
         policy_state: what the depth policy keeps of the sequence, in a type of its own.
@@ -121,6 +123,8 @@ class TokenSequence:
     batch_index: int = -1
     num_cached_tokens: int = 0
     prefilled: bool = False
+    adapter: int | None = None
+    adapter_digest: str = ""
     long_rotary_from: int | None = None
     is_long: bool = False
     policy_state: Any = None
@@ -138,6 +142,11 @@ class TokenSequence:
     @property
     def new_tokens(self) -> NDArray[np.int64]:
         return self.tokens[self.prompt_tokens : self.num_tokens]
+
+    @property
+    def salt(self) -> Hashable:
+        """What sequences that share keys and values, and drafts, have in common beside their tokens."""
+        return (self.params.cache_salt, self.adapter_digest) if self.adapter_digest else self.params.cache_salt
 
     @property
     def prefill_end(self) -> int:

@@ -131,6 +131,12 @@ def serve(
     ] = _ENGINE.bits,
     verify: Annotated[bool, _engine(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
     weights: Annotated[str | None, _engine(help=WEIGHTS_HELP)] = None,
+    lora: Annotated[
+        list[str] | None,
+        _engine(
+            metavar="NAME=DIR", help="A LoRA adapter in PEFT's format, which requests choose as the `model` NAME; repeatable."
+        ),
+    ] = None,
     log_text: Annotated[bool, _watching("--log-text", help="Write prompts and answers into the log.")] = _SERVE.log_text,
     otel: Annotated[
         bool,
@@ -185,10 +191,13 @@ def serve(
         threads=ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
         verify=verify,
         bits=bits,
+        adapters=_adapters(lora or ()),
     )
     several = _models_of(model, models or (), config, of_several=memory is not None or idle_unload is not None or export)
     if several and weights is not None and not export:
         raise ParamsError("--weights is for models that are exported; add --export, or leave it out")
+    if several and lora:
+        raise ParamsError("--lora is for a single model; serve that one alone, or merge the adapter into it")
     tls = tls_context(config)
     with bound_socket(host, port) as listener:
         loopback = is_loopback(listener)
@@ -301,6 +310,17 @@ def _announce(service: Service, url: str) -> None:
     if config.page:
         lines.append(f"  or open {url}/ in a browser")
     print(*lines, sep="\n", flush=True)
+
+
+def _adapters(given: Sequence[str]) -> dict[str, Path]:
+    """Folders by name from ``NAME=DIR``. Raises ParamsError."""
+    folders: dict[str, Path] = {}
+    for text in given:
+        name, _, folder = text.partition("=")
+        if not name or not folder or name in folders:
+            raise ParamsError(f"--lora is {text!r}; set it to NAME=DIR, each with a name of its own")
+        folders[name] = Path(folder)
+    return folders
 
 
 def _bytes(name: str, text: str) -> int:

@@ -130,7 +130,8 @@ def _join(graph: ir.Graph, anchor: ir.Node, parts: list[_Projection], name: str 
         for i in range(1, len(first.inputs))
     ]
     attributes = {key: attribute.value for key, attribute in first.attributes.items()} | ({"N": width} if axis == 0 else {})
-    outputs = [new_value(f"{name}.packed", source, shape)]
+    joined = "+".join(p.product.outputs[0].name or "" for p in parts)  # see `name_products`
+    outputs = [new_value(joined, source, shape)]
     product = ir.node(first.op_type, [source, *weights], attributes, domain=first.domain, outputs=outputs)
     insert_before(graph, anchor, product)
     if not all(biased):

@@ -25,6 +25,7 @@ from tide_export.passes.attention_padded import pad_attention
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.guard_token import guard_token, leave_out_token
+from tide_export.passes.name_products import name_products
 from tide_export.passes.onnxruntime_fusions import fuse_skip_norm, share_tied_head
 from tide_export.passes.pack_projections import pack_products, pack_projections
 from tide_export.passes.pad_recurrence import pad_recurrence
@@ -67,6 +68,7 @@ CPU = Target(
     ),
     builder=OnnxFiles(),
     whole=(
+        name_products,
         QuantizeWeights((4, 8), look_ups=True, experts=True),
         canonicalize,
         static_reshape,
@@ -91,7 +93,7 @@ CUDA = replace(
     name="cuda",
     backend="onnxruntime-cuda",
     dtypes=("fp32", "fp16", "bf16"),
-    whole=(QuantizeWeights((4, 8), look_ups=True, multiple=8), *CPU.whole[1:]),
+    whole=(QuantizeWeights((4, 8), look_ups=True, multiple=8), *CPU.whole[2:]),
     pieces=(*LAYERS, *PRODUCTS, guard_token),
     batched_form=(lower_attention_batched,),
     scattered_form=(),

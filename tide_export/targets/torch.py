@@ -35,7 +35,7 @@ TORCH = replace(
         built="on any machine",
         attention="fused; decomposed with soft-cap or sinks",
     ),
-    whole=(QuantizeWeights((4, 8), look_ups=True), *CPU.whole[1:]),
+    whole=(QuantizeWeights((4, 8), look_ups=True), *CPU.whole[2:]),
     pieces=(*_LAYERS, pack_projections, fuse_skip_norm, pack_products, lower_quantized_matmul, guard_token),
     scattered_form=(),
     padded=(),

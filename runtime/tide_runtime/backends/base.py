@@ -149,11 +149,13 @@ class ExecutionContext(RowStates, Protocol):
             alone, and running sequences must have the first rows.
         has_draft_head: ``draft`` can be run, and passes through all layers give ``states``.
         has_draft_cache: ``draft`` reads the pairs before, so that ``states`` are those of all tokens of a step.
+        adapters: [capacity], the number of each row's LoRA adapter in the steps that come next; 0: none.
         position_offsets: [capacity], by how much the positions of a row's tokens exceed their slots in the steps that are placed
             next, see `Manifest.long_rotary_from`.
     """
 
     capacity: int
+    adapters: list[int]
     position_offsets: list[int]
     layers_launched: int  # decoder layers launched in this context so far
     every_layer: Sequence[str]  # graphs that together run all layers: every segment, or the uncut graph

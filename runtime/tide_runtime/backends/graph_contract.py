@@ -22,6 +22,7 @@ from tide_runtime.bundle.manifest import (
 from tide_runtime.errors import BundleError
 
 Shape = Sequence[int | str | None]
+ADAPTER_ROWS = "adapter_rows"  # the adapter of each token: 0 without one, else its number from 1 on
 _POSITIONS: dict[str, Shape] = {  # regular expression of the name → shape; position_ids has the shape of input_ids
     "write_index": (None,),
     "seqlens_k": (None,),
@@ -34,6 +35,7 @@ _POSITIONS: dict[str, Shape] = {  # regular expression of the name → shape; po
     "padded_position_ids": (None, None),
     "row_mask": (None, None),
     r"attention_bias(_\d+)?": (None, None, 1, None),
+    ADAPTER_ROWS: (1, None),
 }
 
 _POSITION_IDS = "position_ids"

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from tide_runtime.backends.base import Backend, ExecutionContext, LoopStep, Step, wait_for
+from tide_runtime.lora import LoraAdapter
 
 
 class Observer(Protocol):
@@ -38,6 +39,9 @@ class _ObservedBackend(_Delegate):
 
     def with_bits(self, bits: str) -> Backend:
         return observed(self._inner.with_bits(bits), self._observer)
+
+    def with_adapters(self, adapters: Sequence[LoraAdapter]) -> Backend:
+        return observed(self._inner.with_adapters(adapters), self._observer)
 
     def context(self, capacity: int, prefix_blocks: int = 0, **options: Any) -> ExecutionContext:
         inner = self._inner.context(capacity, prefix_blocks, **options)

@@ -29,6 +29,7 @@ from tide_runtime.text.tokenizer import Tokenizer
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _PARAMS, _ENGINE, _DEPTH = GenerationParams(), EngineOptions(), DepthOptions()
+_LORA = "lora"  # name of the adapter in the engine
 _MODELS = "Default: the model's own."
 
 
@@ -123,6 +124,7 @@ def run(
     ] = _ENGINE.bits,
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
+    lora: Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter in PEFT's format to write the text with.")] = None,
 ) -> None:
     """Generate text from a bundle or a model. Text streams to stdout; speed and depth follow on stderr.
 
@@ -164,6 +166,7 @@ def run(
         verify=verify,
         bits=bits,
         max_batch=1,
+        adapters={_LORA: lora} if lora is not None else {},
     )
     given = dict(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     with load_engine(bundle_of(model, weights), options) as engine:
@@ -175,6 +178,7 @@ def run(
             logprobs=logprobs,
             ignore_eos=ignore_eos,
             depth_budget=depth_budget,
+            adapter=_LORA if lora is not None else None,
             **{name: value for name, value in given.items() if value is not None},
         )
         opening = [{"role": "system", "content": system}] if system is not None else []

@@ -106,6 +106,7 @@ class BackendFacts:
         pass_costs: what passes through all layers take on this machine; None: not measured.
         same_bits: a token's logits do not depend on what shares its launch.
         rounds: the target rounds to few bits, so that without ``same_bits`` drafts would change many texts.
+        adapted: requests may choose adapters, which exits and their certificate do not have.
         loop_costs: returns what launches of one loop take, as measured here, or None; None itself: the target does not run rows
             of loops, see `LoopContext`.
     """
@@ -114,6 +115,7 @@ class BackendFacts:
     pass_costs: CostTable | None = None
     same_bits: bool = True
     rounds: bool = False
+    adapted: bool = False
     loop_costs: Callable[[], CostTable | None] | None = None
 
 

@@ -17,17 +17,25 @@ def make_policy(name: str, manifest: Manifest, options: DepthOptions, facts: Bac
 
     Where that is ``full``, or there is no calibration, ``auto`` is ``exact`` without exits if passes were measured, as other
     drafts cost little then. ``auto`` is never ``exact`` without the same bits, as nothing that may change a text is a default;
-    where the target rounds besides, ``exact`` runs as ``full``.
+    where the target rounds besides, ``exact`` runs as ``full``. With adapters no policy takes exits.
 
     Raises ParamsError for an unknown name, or when the bundle lacks what the policy needs.
     """
     facts, with_exits = facts or BackendFacts(), True
     if name == "auto":
         name = manifest.calibration.recommended if manifest.calibration is not None else "full"
+        if name == "exit" and facts.adapted:
+            name = "exact"
         if name == "full" and facts.pass_costs is not None:
             name, with_exits = "exact", False
         if name == "exact" and not facts.same_bits:
             name = "full"
+    if facts.adapted and (name == "exit" or options.draft == "router"):
+        raise ParamsError(
+            f"{'policy exit' if name == 'exit' else 'draft router'} takes exits, which were calibrated for the model without "
+            "adapters; use policy exact or full, with draft ngram, head, grammar or all"
+        )
+    with_exits = with_exits and not facts.adapted
     if name == "full" or (name == "exact" and facts.rounds and not facts.same_bits):
         return FullDepth()
     if name == "exact" and facts.loop_costs is not None and options.draft in ("all", "router"):

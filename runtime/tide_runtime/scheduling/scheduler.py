@@ -485,7 +485,7 @@ def snapshot_points(sequence: TokenSequence, shared: int) -> list[int]:
 
 def _salt(sequence: TokenSequence) -> Hashable:
     """What texts that share blocks of the prefix cache have in common: also the factors that their keys are rotated by."""
-    return sequence.params.cache_salt, sequence.is_long
+    return sequence.salt, sequence.is_long
 
 
 def blocks_of(tokens: int) -> int:

@@ -47,6 +47,8 @@ def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> 
     for request in plan.requests:
         if request.sequence.long_rotary_from is not None:
             context.position_offsets[request.sequence.batch_index] = request.sequence.position_offset
+        if request.sequence.adapter is not None:
+            context.adapters[request.sequence.batch_index] = request.sequence.adapter
     decoding = [request.sequence for request in plan.decoding]
     if not decoding and not plan.prompts:
         return []

@@ -226,7 +226,8 @@ async def _scored(model: ServedModel, request: Request, completion: CompletionRe
     client = ClientWatch(request, cancel)
     try:
         for ids in prompts:
-            handles.append(engine.submit_score(ids, 1, top=max(1, top)) if len(ids) > 1 else None)
+            scored = engine.submit_score(ids, 1, top=max(1, top), adapter=model.adapter) if len(ids) > 1 else None
+            handles.append(scored)
         async with asyncio.timeout(model.seconds_left):
             scores = [await handle if handle is not None else None for handle in handles]
     except TimeoutError as error:

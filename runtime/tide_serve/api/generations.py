@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from fastapi import Request
 from tide_runtime import Chunk, Generation, GenerationHandle, GenerationParams
@@ -36,7 +37,8 @@ class Generations:
         self._handles: list[GenerationHandle] = []
         self._has_tokens = False
         try:
-            for ids, params in jobs:
+            for ids, wanted in jobs:
+                params = replace(wanted, adapter=model.adapter)
                 self._handles.append(model.engine.submit(ids, params, timeout=model.seconds_left, streamed=streamed))
         except BaseException:
             self.cancel()

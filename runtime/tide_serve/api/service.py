@@ -33,7 +33,7 @@ class ServedModel:
         token_texts, fingerprint: of the engine; ``fingerprint`` is the answer's ``system_fingerprint``, which changes with the
             bundle, the target and the depth policy.
         deadline: `monotonic` seconds at which the server's time limit for the request is over.
-        adapter: what the engine adds to the base model; None: nothing.
+        adapter: the engine's LoRA adapter that answers are written with; None: the model itself.
     """
 
     service: Service
@@ -81,7 +81,7 @@ class Service(ServerState):
         held.callback(self.models.release, name)
         if engine not in self._of_engines:
             self._of_engines[engine] = TokenTexts(engine.tokenizer), _fingerprint(engine)
-        return ServedModel(self, name, engine, *self._of_engines[engine], deadline)
+        return ServedModel(self, name, engine, *self._of_engines[engine], deadline, self.models.adapter(name))
 
     async def _waited(self, request: Request, name: str, deadline: float) -> Engine:
         """An engine that is not loaded yet. Raises ApiError beyond ``deadline`` and where the client leaves."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from tide_runtime import Engine
 from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.errors import ParamsError
 
 
 class ModelRegistry(ABC):
@@ -34,6 +35,10 @@ class ModelRegistry(ABC):
     @abstractmethod
     def release(self, name: str) -> None:
         """An answer has ended: the engine that it has taken may be unloaded."""
+
+    def adapter(self, name: str) -> str | None:
+        """The adapter that one of ``names`` stands for, of those that its engine has; None: the model itself."""
+        return None
 
     @abstractmethod
     def described(self, name: str) -> dict[str, Any]:
@@ -65,11 +70,17 @@ class ModelRegistry(ABC):
 
 
 class OneEngine(ModelRegistry):
-    """A registry of one engine that its caller has loaded, under any ``names``."""
+    """A registry of one engine that its caller has loaded, under any ``names``; each of its adapters is a model of its own name.
+
+    Raises ParamsError where an adapter has a model's name.
+    """
 
     def __init__(self, engine: Engine, names: Sequence[str] = ()) -> None:
         self.engine = engine
-        self.names = names or (engine.manifest.model.name,)
+        own = names or (engine.manifest.model.name,)
+        self.names = (*own, *engine.options.adapters)
+        if both := sorted({*own} & {*engine.options.adapters}):
+            raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
 
     def take(self, name: str) -> Engine:
         return self.engine
@@ -77,8 +88,12 @@ class OneEngine(ModelRegistry):
     def release(self, name: str) -> None:
         """The engine stays, whoever uses it."""
 
+    def adapter(self, name: str) -> str | None:
+        return name if name in self.engine.options.adapters else None
+
     def described(self, name: str) -> dict[str, Any]:
-        return {"max_model_len": self.engine.manifest.max_seq_len}
+        parent = {"parent": self.names[0]} if self.adapter(name) is not None else {}
+        return {"max_model_len": self.engine.manifest.max_seq_len, **parent}
 
     def summary(self) -> str:
         return f"{self.names[0]}, policy {self.engine.policy.name}, target {self.engine.target}"

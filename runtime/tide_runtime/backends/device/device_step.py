@@ -73,6 +73,7 @@ class DeviceContext:
 
     def __init__(self, backend: DeviceBackend, capacity: int, prefix_blocks: int = 0) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        self.adapters = [0] * capacity  # none of its targets takes any
         self.position_offsets = [0] * capacity  # of none of its targets: they refuse models with two sets of rotary factors
         head = backend.manifest.draft_head if DRAFT in backend.layers else None
         self.has_draft_head, self.has_draft_cache = head is not None, head is not None and head.kv is not None

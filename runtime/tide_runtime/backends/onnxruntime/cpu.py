@@ -13,11 +13,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import LoopStep, Step
-from tide_runtime.backends.graph_contract import hidden_states, read_name
+from tide_runtime.backends.graph_contract import ADAPTER_ROWS, hidden_states, read_name
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
 from tide_runtime.backends.launch_bits import launches_agree
+from tide_runtime.backends.onnxruntime.adapted_graph import AdaptedWeights
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, machine_key
-from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, packed_weights
+from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights, packed_weights
 from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, Sessions, decoder_layers, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.pass_costs import kept_loop_costs, kept_pass_costs, padding_price
@@ -42,10 +43,12 @@ from tide_runtime.backends.step_arrays import (
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, LOOP, STATES, UNCUT, batched_graph, forms_of
-from tide_runtime.errors import BundleError, ParamsError
+from tide_runtime.errors import AdapterError, BundleError, ParamsError
+from tide_runtime.lora import LoraAdapter
 
 Measured = TypeVar("Measured")
 _NO_STATES = StepStates(0, 0)  # of a step that reads no states
+ADAPTED = "adapted"  # form of the graph of all layers
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
 
 
@@ -53,11 +56,14 @@ class OnnxRuntimeBackend(Sessions):
     """The ``cpu`` target. Sessions may run in several threads; each caller needs its own ``ExecutionContext``."""
 
     name, packs_steps, has_prefix_blocks = "onnxruntime-cpu", True, True
-    measure_padding: Callable[[], RowPadding | None] = staticmethod(lambda: NO_PADDING)  # see `row_padding`
+    measure_padding: Callable[[OnnxRuntimeBackend], RowPadding | None] = staticmethod(lambda _: NO_PADDING)  # see `row_padding`
     measure_passes: Callable[[OnnxRuntimeBackend], CostTable] | None = None  # see `pass_costs`
     measure_loops: Callable[[OnnxRuntimeBackend], CostTable] | None = None  # see `loop_costs`
     bits = "same"  # or ``fast``: launches are not padded
     private_weights = ""
+    load_adapted: Callable[[Sequence[LoraAdapter]], ort.InferenceSession]  # the graph of all layers with adapters
+    adapters: Sequence[LoraAdapter] = ()
+    adapted: ort.InferenceSession | None = None
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
@@ -77,22 +83,25 @@ class OnnxRuntimeBackend(Sessions):
 
         packed = packed_weights(bundle, target, threads)
 
-        def load(name: str) -> ort.InferenceSession:
+        def load(name: str, shared: PackedWeights | AdaptedWeights = packed) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)
-            own = packed if name != ADVANCE else None  # it has no weights
+            own = shared if name != ADVANCE else None  # it has no weights
             return load_session(bundle, name, files[name], options, [CPU_PROVIDER], own)
 
         backend = cls(manifest, layers, load, set(files) - set(layers))
         backend.private_weights = packed.reason
         chains = [backend.every_layer, *([[s.name for s in manifest.segments]] if manifest.calibration is not None else [])]
-        backend.measure_padding = lambda: bundle_row_padding(
+        backend.measure_padding = lambda view: bundle_row_padding(
             bundle,
             target,
             threads,
-            lambda padding: launches_agree(
-                partial(backend.context, padding=padding), chains, manifest.model.vocab_size, manifest.max_seq_len
+            lambda padding: all(
+                launches_agree(partial(context, padding=padding), chains, manifest.model.vocab_size, manifest.max_seq_len)
+                for context in (backend.context, *view.adapted_contexts())
             ),
+            [adapter.digest for adapter in view.adapters],
         )
+        backend.load_adapted = lambda adapters: load(backend.every_layer[0], AdaptedWeights(packed, adapters, backend.dtype))
         key = machine_key(bundle, target, threads)
         backend.measure_passes = lambda view: kept_pass_costs(
             [*key, str(view.default_padding)], view.context, manifest.max_seq_len, target
@@ -112,9 +121,35 @@ class OnnxRuntimeBackend(Sessions):
             view.__dict__.pop(measured, None)
         return view
 
+    def with_adapters(self, adapters: Sequence[LoraAdapter]) -> OnnxRuntimeBackend:
+        """The same sessions, and the graph of all layers with ``adapters``, for steps that have rows with one.
+
+        Raises AdapterError where they do not fit the model, or it has no graph of all layers that runs each once.
+        """
+        if len(self.every_layer) > 1 or self.manifest.model.loops > 1:
+            why = "runs its layers in loops" if self.manifest.model.loops > 1 else "has no graph of all layers on this target"
+            raise AdapterError(f"this model {why}, so adapters cannot be added to it; merge them into it and export that")
+        if [adapter.digest for adapter in adapters] == [adapter.digest for adapter in self.adapters]:
+            return self
+        view = copy(self)
+        view.adapters, view.adapted = adapters, self.load_adapted(adapters)
+        for measured in ("row_padding", "padding_price"):
+            view.__dict__.pop(measured, None)
+        return view
+
+    def adapted_contexts(self) -> list[Callable[..., OnnxRuntimeContext]]:
+        """Makers of contexts whose first row has an adapter, or none; the rows after it have the next ones in turn."""
+
+        def make(first: int, capacity: int, padding: RowPadding) -> OnnxRuntimeContext:
+            context = self.context(capacity, padding=padding)
+            context.adapters = [(first + row) % (1 + len(self.adapters)) for row in range(capacity)]
+            return context
+
+        return [partial(make, first) for first in (0, 1)] if self.adapters else []
+
     @cached_property
     def row_padding(self) -> RowPadding | None:
-        return self._uncounted(self.measure_padding) if self.bits == "same" else None
+        return self._uncounted(lambda: self.measure_padding(self)) if self.bits == "same" else None
 
     @property
     def default_padding(self) -> RowPadding:
@@ -181,7 +216,7 @@ class OnnxRuntimeContext:
         self, backend: OnnxRuntimeBackend, capacity: int, prefix_blocks: int, padding: RowPadding, loops_as_rows: bool = False
     ) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
-        self.padding, self.position_offsets = padding, [0] * capacity
+        self.padding, self.position_offsets, self.adapters = padding, [0] * capacity, [0] * capacity
         self.every_layer: Sequence[str] = backend.every_layer
         self.packs_steps, self.has_draft_head, head = backend.packs_steps, DRAFT in backend.layers, backend.manifest.draft_head
         self.has_draft_cache = self.has_draft_head and head is not None and head.kv is not None
@@ -296,6 +331,7 @@ class _BoundStep:
         self.shape, self.positions = shape, StepPositions(shape, context.padding.sequence)
         arrays = context.buffers.views(shape)
         self.input_ids, self.hidden, self.logits, self.token, self.score, self.before, self.states = arrays
+        self.adapter_rows = np.zeros(shape.tokens, np.int64)
         self._context = context
         self._counts: Sequence[int] = []
         self._wanted: Sequence[int] = []
@@ -357,14 +393,25 @@ class _BoundStep:
 
     def _form(self, graph: str) -> str:
         """The form of ``graph`` that runs this step as placed."""
+        if self._context.backend.adapted is not None and graph == self._context.every_layer[0] and self._place_adapters():
+            return ADAPTED
         return batched_graph(graph) if self._is_scattered and self._context.backend.layers[graph] else graph
 
+    def _place_adapters(self) -> bool:
+        """Fill in the adapter of each token; whether any token has one."""
+        first = self.shape.first_index
+        of_row = self._context.adapters[first : first + len(self._counts)]
+        rows = [adapter for adapter, count in zip(of_row, self._counts, strict=True) for _ in range(count)]
+        self.adapter_rows[: len(rows)], self.adapter_rows[len(rows) :] = rows, 0
+        return any(rows)
+
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
-        session = self._context.backend.session(form)
+        backend = self._context.backend
+        session = backend.adapted if form == ADAPTED and backend.adapted is not None else backend.session(form)
         rows, recurrent = (self.shape.first_index, self.shape.batch_size), self._context.recurrent
         read = written = self._bound_caches()
         arrays = self._arrays(graph)
-        if form != graph:
+        if form == batched_graph(graph):
             arrays[ATTENTION_BIAS] = self._bias.array
         if recurrent is not None:
             read, written = (read | recurrent.bound(half, *rows) for half in self._step_states[:2])
@@ -410,6 +457,7 @@ class _BoundStep:
             "token": self.token[None, :outputs],
             "score": self.score[None, : outputs if graph == DRAFT else shape.tokens],
             "before": self.before[None, : shape.tokens],
+            ADAPTER_ROWS: self.adapter_rows[None],
             STATES: self.states[None, : shape.tokens if of_all else outputs],
             **self.positions.arrays,
             "position_ids": self.positions.arrays["position_ids"][None],

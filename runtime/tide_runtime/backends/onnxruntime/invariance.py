@@ -48,13 +48,14 @@ class ProductSession(Protocol):
 
 
 def bundle_row_padding(
-    bundle: Bundle, target: str, threads: ThreadOptions, agree: Callable[[RowPadding], bool]
+    bundle: Bundle, target: str, threads: ThreadOptions, agree: Callable[[RowPadding], bool], adapters: Sequence[str] = ()
 ) -> RowPadding | None:
     """The first of `PADDINGS` with which every token keeps its bits, from the cache when this machine has measured it; None: no
     one of them does.
 
     Args:
         agree: see `launches_agree`.
+        adapters: digests of those that ``agree`` runs.
 
     Raises BundleError when ONNX Runtime refuses the target's graphs.
     """
@@ -69,7 +70,7 @@ def bundle_row_padding(
         return next((p for launch in launches for p in PADDINGS if p.launch == launch and agree(p)), None)
 
     try:
-        return cached_row_padding(machine_key(bundle, target, threads), measure)
+        return cached_row_padding([*machine_key(bundle, target, threads), *adapters], measure)
     except Exception as error:  # ONNX Runtime raises unrelated exception classes
         file = info.products or target
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot run {file} ({error}); export the bundle again") from error

@@ -1,4 +1,4 @@
-"""Where a graph's weights lie, read and changed in the bytes of an ONNX file: the runtime needs no package onnx for it.
+"""A graph's nodes and where its weights lie, read and changed in the bytes of an ONNX file: the runtime needs no package onnx.
 
 A message is a sequence of fields, each a varint ``number << 3 | wire type`` and a value; fields of a message that are given twice
 are merged (https://protobuf.dev/programming-guides/encoding). The numbers of fields are those of
@@ -7,20 +7,26 @@ https://github.com/onnx/onnx/blob/main/onnx/onnx.proto3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 _IR_VERSION, _OPSET = 1, 8  # of ModelProto
 _GRAPH = 7  # of ModelProto
-_NODE, _GRAPH_NAME, _INITIALIZER, _OUTPUT = 1, 2, 5, 12  # of GraphProto
-_INPUT, _OPERATOR = 1, 4  # of NodeProto
+_NODE, _GRAPH_NAME, _INITIALIZER, _GRAPH_INPUT, _OUTPUT = 1, 2, 5, 11, 12  # of GraphProto
+_INPUT, _NODE_OUTPUT, _OPERATOR, _ATTRIBUTE, _OPERATOR_DOMAIN = 1, 2, 4, 5, 7  # of NodeProto
+_ATTRIBUTE_NAME, _INT, _ATTRIBUTE_TYPE = 1, 3, 20  # of AttributeProto
 _DIMS, _DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14  # of TensorProto
 _KEY, _VALUE = 1, 2  # of StringStringEntryProto
 _VERSION = 2  # of OperatorSetIdProto
 _VALUE_NAME, _VALUE_TYPE = 1, 2  # of ValueInfoProto
 _TENSOR_TYPE, _ELEMENT_TYPE, _SHAPE = 1, 1, 2  # of TypeProto, of TypeProto.Tensor
-_DIM, _DIM_VALUE = 1, 1  # of TensorShapeProto, of its Dimension
+_DIM, _DIM_VALUE, _DIM_NAME = 1, 1, 2  # of TensorShapeProto, of its Dimension
 _FLOAT, _EXTERNAL = 1, 1  # of TensorProto.DataType, of TensorProto.DataLocation
+_DATA_TYPES = {"float32": 1, "uint8": 2, "int64": 7, "float16": 10}  # of TensorProto.DataType
+_INT_ATTRIBUTE = 2  # of AttributeProto.AttributeType
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
@@ -48,6 +54,22 @@ def weight_uses(model: bytes) -> Iterator[tuple[str, int, int, int]]:
             for operand, name in enumerate(_values(node, _INPUT)):
                 if place := places.get(name.decode()):
                     yield _text(node, _OPERATOR), operand, *place
+
+
+class GraphNode(NamedTuple):
+    """A node; names of absent operands are empty."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def graph_nodes(model: bytes) -> Iterator[GraphNode]:
+    """The nodes of a graph. Raises ValueError if ``model`` is no message."""
+    for graph in _values(model, _GRAPH):
+        for node in _values(graph, _NODE):
+            inputs, outputs = (tuple(name.decode() for name in _values(node, kind)) for kind in (_INPUT, _NODE_OUTPUT))
+            yield GraphNode(_text(node, _OPERATOR), inputs, outputs)
 
 
 class ExternalWeight(NamedTuple):
@@ -99,6 +121,46 @@ def with_output(model: bytes, name: str, data: Iterable[tuple[str, str]]) -> byt
     tensor += b"".join(_message(_EXTERNAL_DATA, _entry_message(*entry)) for entry in data) + _number(_DATA_LOCATION, _EXTERNAL)
     added = _message(_INITIALIZER, tensor) + _message(_OUTPUT, _float_output(name))
     return model + _message(_GRAPH, added)  # merged with the model's graph
+
+
+def with_renamed_outputs(model: bytes, names: Mapping[str, str]) -> bytes:
+    """The ``model`` whose nodes write ``names[value]`` in the place of a ``value``; readers of the value stay as they are."""
+
+    def renamed(value: bytes) -> bytes:
+        return names.get(value.decode(), value.decode()).encode()
+
+    def graph(message: bytes) -> bytes:
+        return _mapped(message, _NODE, lambda node: _mapped(node, _NODE_OUTPUT, renamed))
+
+    return _mapped(model, _GRAPH, graph)
+
+
+def with_nodes(model: bytes, nodes: Iterable[bytes], arrays: Mapping[str, NDArray[np.generic]], row_input: str) -> bytes:
+    """The ``model`` with further ``nodes`` (`node_message`), in any order, initializers, and an int64 input [1, tokens]."""
+    tensors = (
+        b"".join(_number(_DIMS, size) for size in array.shape)
+        + _number(_DATA_TYPE, _DATA_TYPES[array.dtype.name])
+        + _message(_NAME, name.encode())
+        + _message(_RAW_DATA, np.ascontiguousarray(array).tobytes())
+        for name, array in arrays.items()
+    )
+    shape = _message(_DIM, _number(_DIM_VALUE, 1)) + _message(_DIM, _message(_DIM_NAME, b"tokens"))
+    kind = _message(_TENSOR_TYPE, _number(_ELEMENT_TYPE, _DATA_TYPES["int64"]) + _message(_SHAPE, shape))
+    added = [_message(_NODE, node) for node in nodes] + [_message(_INITIALIZER, tensor) for tensor in tensors]
+    added.append(_message(_GRAPH_INPUT, _message(_VALUE_NAME, row_input.encode()) + _message(_VALUE_TYPE, kind)))
+    return model + _message(_GRAPH, b"".join(added))  # merged with the model's graph
+
+
+def node_message(
+    operator: str, inputs: Sequence[str], output: str, domain: str = "", attributes: Mapping[str, int] | None = None
+) -> bytes:
+    """A node with one output."""
+    message = b"".join(_message(_INPUT, name.encode()) for name in inputs) + _message(_NODE_OUTPUT, output.encode())
+    message += _message(_OPERATOR, operator.encode()) + _message(_OPERATOR_DOMAIN, domain.encode())
+    for name, value in (attributes or {}).items():
+        attribute = _message(_ATTRIBUTE_NAME, name.encode()) + _number(_INT, value) + _number(_ATTRIBUTE_TYPE, _INT_ATTRIBUTE)
+        message += _message(_ATTRIBUTE, attribute)
+    return message
 
 
 def _float_output(name: str) -> bytes:

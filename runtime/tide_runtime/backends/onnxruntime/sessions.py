@@ -18,6 +18,7 @@ import numpy as np
 import onnxruntime as ort
 
 from tide_runtime.backends.graph_contract import check_interface
+from tide_runtime.backends.onnxruntime.adapted_graph import AdaptedWeights
 from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS
@@ -118,7 +119,7 @@ def load_session(
     file: str,
     options: ort.SessionOptions,
     providers: Sequence[str | tuple[str, dict[str, str]]],
-    shared: PackedWeights | DeviceWeights | None = None,
+    shared: PackedWeights | DeviceWeights | AdaptedWeights | None = None,
 ) -> ort.InferenceSession:
     """A session of graph ``name`` that runs with the first of ``providers``, on weights that it has in common with others.
 

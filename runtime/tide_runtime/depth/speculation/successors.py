@@ -9,7 +9,7 @@ another, 15% were right behind one token, 31% behind two, 41% behind three, and 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +23,7 @@ _MOST_BEFORE = 3  # tokens that an entry looks back to
 
 
 class SuccessorTable:
-    """The token that last followed each one, two or three tokens of replies. Replies with different cache salts have entries of
+    """The token that last followed each one, two or three tokens of replies. Replies with different salts have entries of
     their own, as a draft for another's text would show in how fast it runs.
 
     Args:
@@ -32,12 +32,12 @@ class SuccessorTable:
 
     def __init__(self, most_entries: int) -> None:
         self._most_entries = most_entries
-        self._next: OrderedDict[tuple[str | int | None, ...], int] = OrderedDict()
+        self._next: OrderedDict[tuple[Hashable, ...], int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._next)
 
-    def learn(self, salt: str | None, tokens: Sequence[int], first: int) -> None:
+    def learn(self, salt: Hashable, tokens: Sequence[int], first: int) -> None:
         """``tokens[first:]`` followed the tokens before them."""
         following = self._next
         for end in range(first, len(tokens)):
@@ -48,7 +48,7 @@ class SuccessorTable:
         while len(following) > self._most_entries:
             following.popitem(last=False)
 
-    def following(self, salt: str | None, tokens: Sequence[int]) -> tuple[int, int] | None:
+    def following(self, salt: Hashable, tokens: Sequence[int]) -> tuple[int, int] | None:
         """The token that followed the longest known end of ``tokens``, and the length of that end; None: no end is known."""
         for count in range(min(_MOST_BEFORE, len(tokens)), 0, -1):
             token = self._next.get((salt, *tokens[-count:]))
@@ -66,7 +66,7 @@ class SequenceSuccessors:
     """
 
     table: SuccessorTable
-    salt: str | None = None
+    salt: Hashable = None
     run: int = 0
     _guessed: list[int] = field(default_factory=list)
 
@@ -106,6 +106,6 @@ class SuccessorDrafter:
                 params = sequence.params
                 if not params.use_prefix_cache:  # its text stays its own
                     continue
-                state.successors = SequenceSuccessors(self._table, params.cache_salt)
+                state.successors = SequenceSuccessors(self._table, sequence.salt)
             state.successor_guess = state.successors.guess(state.tokens, sequence.num_tokens, min(self.limit, state.room))
         return []
