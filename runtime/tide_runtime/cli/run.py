@@ -122,6 +122,10 @@ def run(
         str, typer.Option(help="same: a text never depends on what shares its launches (CPU); fast: it may, in less time.")
     ] = _ENGINE.bits,
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
+    prefix_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps what a text begins with, so that a later call does not compute it again; 4 GiB."),
+    ] = _ENGINE.prefix_dir,
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
 ) -> None:
     """Generate text from a bundle or a model. Text streams to stdout; speed and depth follow on stderr.
@@ -163,6 +167,7 @@ def run(
         threads=ThreadOptions(threads, shared=True),
         verify=verify,
         bits=bits,
+        prefix_dir=prefix_dir,
         max_batch=1,
     )
     given = dict(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
