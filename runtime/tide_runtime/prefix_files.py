@@ -106,7 +106,7 @@ class PrefixFiles:
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
                 os.rename(new, path)
                 self._unseen += _on_disk(size)
-                self._count(writes=1, written_bytes=size)
+                self._count(writes=1, written_bytes=size - _DIGEST_BYTES)
                 return
         except BaseException:
             with suppress(OSError):
