@@ -108,6 +108,9 @@ class PrefixMemory(KeptMemory, Protocol):
     def write_row(self, row: int, block: int, content: NDArray[np.uint8]) -> None:
         """Copy the bytes of a piece into the ``block``-th block of ``row``. Threads may write different blocks at once."""
 
+    def clear(self, block: int, tokens: int) -> None:
+        """Zero what ``block`` holds after its first ``tokens``."""
+
     def reach(self, row: int, blocks: int) -> None:
         """Say that ``row`` is filled up to so many blocks."""
 

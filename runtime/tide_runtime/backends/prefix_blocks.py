@@ -63,6 +63,11 @@ class PrefixBlocks(KeptPieces):
             part[...] = content[offset : offset + part.nbytes].view(part.dtype).reshape(part.shape)
             offset += part.nbytes
 
+    def clear(self, block: int, tokens: int) -> None:
+        """Zero what ``block`` holds after its first ``tokens``."""
+        for _, kept in self._copies:
+            kept[:, block, tokens:] = 0
+
     def reach(self, row: int, blocks: int) -> None:
         """Say that ``row`` is filled up to so many blocks."""
         if self._ends is not None:

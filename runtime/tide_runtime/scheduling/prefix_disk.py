@@ -145,6 +145,8 @@ class PrefixDisk:
         pieces = [Piece(key, [(self._memory, block)]) for key, block in zip(keys.blocks, ids, strict=False)]
         for length, block, slot in snapshots:
             end = [(self._memory, block)] if length % BLOCK_TOKENS else []
+            if end:  # the rest is of the text that had the row before, and that one's salt
+                self._memory.clear(block, length % BLOCK_TOKENS)
             pieces.append(Piece(keys.snapshot(length), [(self._states, slot), *end]))
         if not pieces:
             return
