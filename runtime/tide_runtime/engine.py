@@ -134,7 +134,7 @@ class Engine:
                 f"prefix_dir is set, and policy {self.policy.name} on target {self.target} keeps no prefixes; leave it out"
             )
         policy = self.policy.name, repr(self.options.depth)
-        return PrefixDisk(PrefixFiles(folder, limit), [*self.backend.bits_key, *policy])
+        return PrefixDisk(PrefixFiles(Path(folder), limit), [*self.backend.bits_key, *policy])
 
     def _choose_drive(self) -> Drive:
         if self.bits_limitation is not None and self.options.bits == "same":

@@ -49,7 +49,7 @@ class EngineOptions:
     prefill_chunk: int = 512
     kv_memory: int | None = None
     prefix_cache: bool = True
-    prefix_dir: Path | None = None
+    prefix_dir: Path | str | None = None
     prefix_disk: int = 4 * 2**30
     max_queue: int = 1024
     threads: ThreadOptions = field(default_factory=ThreadOptions)

@@ -110,7 +110,7 @@ def serve(
             help="Folder where they stay when memory is short, or for a restart; servers of a machine may share it. Who can "
             "read it can tell the texts."
         ),
-    ] = _ENGINE.prefix_dir,
+    ] = None,
     prefix_disk: Annotated[str, _engine(help="Most that the folder takes.")] = f"{_ENGINE.prefix_disk >> 30}GiB",
     target: Annotated[str, _engine(help="Target of the bundle; auto: the best for this machine.")] = _ENGINE.target,
     device: Annotated[str, _engine(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = _ENGINE.device,

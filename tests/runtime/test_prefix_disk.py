@@ -51,7 +51,7 @@ def alone(engine: Engine) -> Callable[[list[int]], Generation]:
 @pytest.fixture
 def start(engine: Engine, tmp_path: Path) -> Callable[..., Engine]:
     """An engine with a folder, as a process would load it after a restart."""
-    return lambda **changes: engine.with_options(replace(OPTIONS, **{"prefix_dir": tmp_path / "kept", **changes}))
+    return lambda **changes: engine.with_options(replace(OPTIONS, **{"prefix_dir": str(tmp_path / "kept"), **changes}))
 
 
 def files(folder: Path) -> list[Path]:

@@ -125,7 +125,7 @@ def run(
     prefix_dir: Annotated[
         Path | None,
         typer.Option(help="Folder that keeps what a text begins with, so that a later call does not compute it again; 4 GiB."),
-    ] = _ENGINE.prefix_dir,
+    ] = None,
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
 ) -> None:
     """Generate text from a bundle or a model. Text streams to stdout; speed and depth follow on stderr.
