@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 import threading
 import time
@@ -26,6 +27,8 @@ Parts = Sequence[NDArray[np.uint8]]  # a piece in memory: contiguous bytes, in o
 _DIGEST = hashlib.sha256  # of the processor's own instructions: 1 to 2 GB/s, as fast as the copy from the system's page cache
 _DIGEST_BYTES = 32
 _PAGE = 4096  # a file takes whole ones
+_NEW = ".tide-"  # begins the names of files that are being written
+_OWN = re.compile(rf"[0-9a-f]{{64}}|{re.escape(_NEW)}\w+")  # other files of the folder are somebody else's
 _SHARE = 32  # of the limit: after so much of it is written, the folder is looked through for what other processes wrote
 
 
@@ -96,7 +99,7 @@ class PrefixFiles:
         if size > self.limit or os.path.exists(path) or not unchanged():
             return
         self._make_room(size)
-        file, new = tempfile.mkstemp(prefix="new-", dir=self.folder)
+        file, new = tempfile.mkstemp(prefix=_NEW, dir=self.folder)
         try:
             try:
                 written = os.writev(file, [_digest(key, content), *content])
@@ -139,15 +142,13 @@ class PrefixFiles:
             self._held -= size
 
     def _files(self) -> list[tuple[int, int, str]]:
-        """Time of the last use, bytes on disk and path of every file, those that others are writing included."""
-        found, folders = list[tuple[int, int, str]](), [str(self.folder)]
-        for folder in folders:
+        """Time of the last use, bytes on disk and path of every piece, those that others are writing included."""
+        found = list[tuple[int, int, str]]()
+        for folder in (str(self.folder), *(f"{self.folder}/{number:02x}" for number in range(256))):
             with suppress(OSError), os.scandir(folder) as entries:
                 for entry in entries:
                     with suppress(OSError):
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(entry.path)
-                        else:
+                        if _OWN.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                             status = entry.stat(follow_symlinks=False)
                             found.append((status.st_mtime_ns, _on_disk(status.st_size), entry.path))
         return found

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
 from tide_runtime.backends.kept_pieces import KeptPieces
+from tide_runtime.cached_folders import folder_bytes
 from tide_runtime.errors import ParamsError
 from tide_runtime.prefix_files import PrefixFiles
 from tide_runtime.scheduling import scheduler as scheduler_module
@@ -194,7 +195,11 @@ def test_salted_texts_stay_in_memory(start: Callable[..., Engine], tmp_path: Pat
 
 
 def test_the_folder_keeps_to_its_limit_and_what_is_used(start: Callable[..., Engine], tmp_path: Path) -> None:
-    """Breaks: a full disk, and a text in daily use that goes before one that never returned."""
+    """Breaks: a full disk, a text in daily use that goes before one that never returned, and a user's own files."""
+    (tmp_path / "kept" / "00").mkdir(parents=True)
+    others = [tmp_path / "kept" / "notes.txt", tmp_path / "kept" / "00" / "notes.txt"]
+    for other in others:
+        other.write_text("mine")
     with start() as engine:
         ask(engine, PROMPT)
     size = sum(path.stat().st_size + 4096 for path in files(tmp_path / "kept"))
@@ -203,10 +208,11 @@ def test_the_folder_keeps_to_its_limit_and_what_is_used(start: Callable[..., Eng
         for first in range(12):
             ask(engine, [20 + first, *PROMPT])
             ask(engine, PROMPT)
-            assert sum(path.stat().st_size for path in files(tmp_path / "kept")) <= limit
+            assert folder_bytes(tmp_path / "kept") <= limit
     with start(prefix_disk=limit) as engine:
         assert ask(engine, PROMPT).stats.prefix_tokens == 2 * BLOCK
         assert ask(engine, [20, *PROMPT]).stats.prefix_tokens == 0
+    assert all(other.exists() for other in others)
 
 
 def test_a_piece_that_changes_meanwhile_is_not_written(tmp_path: Path) -> None:
@@ -261,7 +267,7 @@ def test_two_processes_share_a_folder(engine: Engine, bundle: Path, tmp_path: Pa
         lines = process.communicate(timeout=60)[0].splitlines()
         assert process.returncode == 0
         assert lines == [*15 * wanted, "True"]
-    assert not list((tmp_path / "kept").glob("new-*"))
+    assert not list((tmp_path / "kept").glob(".tide-*"))
     with start(prefix_disk=90_000) as mine:
         assert any(ask(mine, [first, *PROMPT]).stats.prefix_tokens for first in (1, 2, 3))
 
