@@ -238,10 +238,11 @@ def test_nothing_is_left_of_a_write_that_fails(tmp_path: Path, monkeypatch: pyte
 def test_a_full_disk_is_announced_and_the_engine_goes_on(start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks: requests that fail because of the disk, and a folder that silently keeps nothing."""
     monkeypatch.setattr(os, "writev", lambda *given: (_ for _ in ()).throw(OSError("no space left")))
-    with pytest.warns(RuntimeWarning, match="cannot be written"), start() as engine:
-        wanted = ask(engine, PROMPT)
-    with start() as engine:
-        assert same(ask(engine, PROMPT), wanted)
+    with pytest.warns(RuntimeWarning, match="cannot be written"):
+        with start() as engine:
+            wanted = ask(engine, PROMPT)
+        with start() as engine:
+            assert same(ask(engine, PROMPT), wanted)
 
 
 _PROCESS = """

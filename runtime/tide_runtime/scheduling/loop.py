@@ -198,6 +198,8 @@ class EngineLoop:
         for request, _ in plan.prompts:
             if request.sequence.batch_index >= 0:
                 self._save(request)
+                if request.sequence.prefilled:
+                    self.scheduler.store(request)
         for request in plan.recalls:
             self.scheduler.recall(request)
         decoded = sum(len(tokens) for _, tokens in outcome[: len(plan.decoding)])

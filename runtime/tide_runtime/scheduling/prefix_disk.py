@@ -2,7 +2,7 @@
 
 A key is a digest of all that decides a piece's bits: the model's files, the kernels, the policy, and the tokens from the first
 one on. So a piece of another bundle, another machine or another text is never found. Pieces are read in the engine's thread,
-between steps, and written by a thread of low priority when their text has ended.
+between steps, and written by a thread of low priority, from the first token on, so that this waits for nothing.
 
 Texts with a cache salt stay in memory. A salt keeps a tenant's texts from all who do not have it; files would outlive the process
 and its tenants, and whoever can read them can tell the text from keys and values.
@@ -34,7 +34,7 @@ from tide_runtime.scheduling.snapshot_tree import SnapshotTree
 
 BLOCKS_BESIDE = 16  # that a step reads beside decodes: about as long as the prompt tokens that it could have instead
 _FORMAT = "1"
-_NICENESS = 10  # of the writing thread: a tenth of a core that steps use as well
+_NICENESS = 5  # of the writing thread: a quarter of a core that steps use as well
 _TOKEN_BYTES = np.dtype(np.int64).itemsize
 
 
@@ -133,7 +133,7 @@ class PrefixDisk:
         return (first + read) * BLOCK_TOKENS, 0 < read == most
 
     def store(self, tree: PrefixTree, tokens: NDArray[np.int64], salt: Hashable) -> None:
-        """Have what ``tree`` holds of a text written."""
+        """Have what ``tree`` holds of a text written; what is evicted before its turn is not."""
         if self._root is None:
             return
         ids, snapshots = list[int](), list[tuple[int, int, int]]()
@@ -223,7 +223,7 @@ class PrefixDisk:
         while (queued := self._queue.get()) is not None:
             pieces, versions = queued
             try:
-                for piece, before in zip(pieces, versions, strict=True):
+                for piece, before in zip(reversed(pieces), reversed(versions), strict=True):  # the last ones are evicted first
                     self.files.write(piece.key, piece.content, lambda p=piece, b=before: p.versions == b)  # type: ignore[misc]
             except OSError as error:
                 if not has_warned:

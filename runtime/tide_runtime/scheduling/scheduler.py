@@ -294,7 +294,7 @@ class Scheduler:
             sequence.history.prefix_tokens = sequence.num_cached_tokens
 
     def store(self, request: Request) -> None:
-        """Have what the tree holds of a request that ends written to the disk."""
+        """Have what the tree holds of a request written to the disk."""
         sequence = request.sequence
         if self.disk is not None and self.tree is not None and _may_be_on_disk(sequence):
             self.disk.store(self.tree, sequence.tokens[: sequence.num_tokens], _salt(sequence))
