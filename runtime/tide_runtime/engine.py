@@ -32,9 +32,11 @@ from tide_runtime.generation_params import GenerationParams
 from tide_runtime.lora import read_adapters
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
+from tide_runtime.prefix_files import PrefixFiles
 from tide_runtime.scheduling.budgets import StepBudget, kv_blocks
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scheduling.loop import EngineLoop, Submitted
+from tide_runtime.scheduling.prefix_disk import PrefixDisk
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.scheduler import Scheduler, SchedulerOptions
 from tide_runtime.scheduling.snapshot_tree import SnapshotTree
@@ -97,6 +99,7 @@ class Engine:
         on_device = getattr(loaded, "device", None) is not None
         blocks = kv_blocks(memory, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len, on_device)
         caches_prefixes = options.prefix_cache and self.policy.can_resume and self.backend.has_prefix_blocks
+        tree = self._make_tree() if caches_prefixes else None
         budget = StepBudget(
             CostModel.of(bundle.manifest, self.backend.pass_costs), options.prefill_chunk, self.backend.packs_steps
         )
@@ -113,7 +116,8 @@ class Engine:
                 max_queue=options.max_queue,
                 consecutive_rows=not self.backend.packs_steps,
             ),
-            self._make_tree() if caches_prefixes else None,
+            tree,
+            self._prefix_disk(tree),
         )
         finish = partial(_finished, self.policy.name, self.tokenizer, self.manifest, options, self._metrics)
         rows = {"loops_as_rows": True} if self.policy.loops_as_rows else {}
@@ -124,6 +128,17 @@ class Engine:
     def _make_tree(self) -> PrefixTree:
         snapshot_blocks = self._memory.snapshot_blocks
         return SnapshotTree(snapshot_blocks) if snapshot_blocks else PrefixTree()
+
+    def _prefix_disk(self, tree: PrefixTree | None) -> PrefixDisk | None:
+        folder, limit = self.options.prefix_dir, self.options.prefix_disk
+        if folder is None:
+            return None
+        if tree is None:
+            raise ParamsError(
+                f"prefix_dir is set, and policy {self.policy.name} on target {self.target} keeps no prefixes; leave it out"
+            )
+        policy = self.policy.name, repr(self.options.depth)
+        return PrefixDisk(PrefixFiles(Path(folder), limit), [*self.backend.bits_key, *policy])
 
     def _choose_drive(self) -> Drive:
         if self.bits_limitation is not None and self.options.bits == "same":

@@ -31,6 +31,9 @@ class EngineOptions:
             runs at most, and where it is short, fewer requests run at once from then on.
         prefix_cache: keep keys and values of earlier texts, so that a prompt that begins like one of them is not computed again.
             Target ``cpu`` only. Requests choose with `GenerationParams.cache_salt` who may share them.
+        prefix_dir: folder where prefixes of texts without a salt are kept beyond memory and this process; None: nowhere. The
+            engines of a machine may share it.
+        prefix_disk: bytes that it takes at most; what was not used for longest goes first.
         max_queue: requests that may wait before `Engine.submit` refuses more.
         threads: ONNX Runtime's threads (see `ThreadOptions`).
         verify: compare the bundle's files with their SHA-256 when loading.
@@ -50,6 +53,8 @@ class EngineOptions:
     prefill_chunk: int = 512
     kv_memory: int | None = None
     prefix_cache: bool = True
+    prefix_dir: Path | str | None = None
+    prefix_disk: int = 4 * 2**30
     max_queue: int = 1024
     threads: ThreadOptions = field(default_factory=ThreadOptions)
     verify: bool = True
@@ -63,7 +68,9 @@ class EngineOptions:
             raise ParamsError(f"bits is {self.bits!r}; set it to one of: {', '.join(BITS)}")
         if self.kv_memory is not None and (not isinstance(self.kv_memory, int) or self.kv_memory < 1):
             raise ParamsError(f"kv_memory is {self.kv_memory!r}; set it to a number of bytes, or None")
-        for name in ("max_batch", "prefill_chunk", "max_queue"):
+        if self.prefix_dir is not None and not self.prefix_cache:
+            raise ParamsError("prefix_dir is set and prefix_cache is off; leave one of them out")
+        for name in ("max_batch", "prefill_chunk", "max_queue", "prefix_disk"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ParamsError(f"{name} is {value!r}; set it to an integer >= 1")

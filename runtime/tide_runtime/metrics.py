@@ -7,10 +7,12 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
+from typing import Any
 
 from tide_runtime.outputs import Generation
+from tide_runtime.prefix_files import FileCounts
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # upper bounds of the histograms' buckets
 
@@ -30,6 +32,7 @@ class EngineStats:
         free_bytes: KV memory that neither holds. Free rows keep theirs until it is needed.
         kv_memory: the budget of both, in bytes.
         snapshots: texts of which the prefix cache keeps the states of recurrent layers.
+        prefix_disk: what was read from `EngineOptions.prefix_dir` and written there: blocks, and snapshots of states.
     """
 
     waiting: int
@@ -46,6 +49,7 @@ class EngineStats:
     free_bytes: int
     kv_memory: int
     snapshots: int = 0
+    prefix_disk: FileCounts = field(default_factory=FileCounts)
 
 
 class Histogram:
@@ -96,6 +100,13 @@ _STATE_HELP = {
     "kv_memory": "Budget of both.",
     "snapshots": "Texts of which the prefix cache keeps the states of recurrent layers.",
 }
+_DISK_HELP = {
+    "reads": "Blocks and snapshots of prefixes that were read from disk.",
+    "read_bytes": "Bytes of them.",
+    "writes": "Blocks and snapshots of prefixes that were written to disk.",
+    "written_bytes": "Bytes of them.",
+    "damaged": "Files of prefixes that did not hold what their name says, and were deleted.",
+}
 _GAUGES = {"waiting", "running", "kv_bytes", "prefix_bytes", "kv_memory", "snapshots"}
 
 
@@ -121,7 +132,7 @@ class EngineMetrics:
         with self._lock:
             (self._first if first else self._between).add(since_last)
 
-    def stats(self, **state: int) -> EngineStats:
+    def stats(self, **state: Any) -> EngineStats:
         """The totals beside the scheduler's ``state``, which has the other fields of `EngineStats`."""
         with self._lock:
             return EngineStats(
@@ -177,12 +188,15 @@ class EngineMetrics:
             for (name, labels), value in sorted(counts.items()):
                 if name == metric:
                     lines.append(f"{metric}{{{labels}}} {value}" if labels else f"{metric} {value}")
-        for field in fields(stats):
-            if field.name in _STATE_HELP:
-                kind = "gauge" if field.name in _GAUGES else "counter"
-                metric = f"tide_{field.name}" + ("" if kind == "gauge" else "_total")
-                lines += [f"# HELP {metric} {_STATE_HELP[field.name]}", f"# TYPE {metric} {kind}"]
-                lines.append(f"{metric} {getattr(stats, field.name)}")
+        for one in fields(stats):
+            if one.name in _STATE_HELP:
+                kind = "gauge" if one.name in _GAUGES else "counter"
+                metric = f"tide_{one.name}" + ("" if kind == "gauge" else "_total")
+                lines += [f"# HELP {metric} {_STATE_HELP[one.name]}", f"# TYPE {metric} {kind}"]
+                lines.append(f"{metric} {getattr(stats, one.name)}")
+        for name, count in stats.prefix_disk._asdict().items():
+            metric = f"tide_prefix_disk_{name}_total"
+            lines += [f"# HELP {metric} {_DISK_HELP[name]}", f"# TYPE {metric} counter", f"{metric} {count}"]
         lines += ["# HELP tide_same_bits Whether a text is the same whatever requests share its launches."]
         lines += ["# TYPE tide_same_bits gauge", f"tide_same_bits {int(same_bits)}"]
         lines += ["# HELP tide_first_token_seconds Time to first token.", "# TYPE tide_first_token_seconds histogram", *first]

@@ -123,6 +123,14 @@ def serve(
     prefix_cache: Annotated[
         bool, _engine(help="Keep keys and values of earlier texts. Clients can tell by the time of an answer what is in it.")
     ] = _ENGINE.prefix_cache,
+    prefix_dir: Annotated[
+        Path | None,
+        _engine(
+            help="Folder where they stay when memory is short, or for a restart; servers of a machine may share it. Who can "
+            "read it can tell the texts."
+        ),
+    ] = None,
+    prefix_disk: Annotated[str, _engine(help="Most that the folder takes.")] = f"{_ENGINE.prefix_disk >> 30}GiB",
     target: Annotated[str, _engine(help="Target of the bundle; auto: the best for this machine.")] = _ENGINE.target,
     device: Annotated[str, _engine(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = _ENGINE.device,
     threads: Annotated[int, _engine(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
@@ -188,6 +196,8 @@ def serve(
         max_queue=max_queue,
         kv_memory=None if kv_memory is None else _bytes("kv_memory", kv_memory),
         prefix_cache=prefix_cache,
+        prefix_dir=prefix_dir,
+        prefix_disk=_bytes("prefix_disk", prefix_disk),
         threads=ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
         verify=verify,
         bits=bits,

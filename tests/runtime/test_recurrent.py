@@ -7,7 +7,7 @@ the folder ``$TIDE_TEST_RECURRENT``, if that is set: with them the tests run whe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -192,3 +192,46 @@ def test_exit_is_refused(model: Model) -> None:
     """Breaks: exits that would leave states behind, and an error that gives no reason."""
     with pytest.raises(ParamsError, match="a token that skips a recurrent layer leaves its state behind"):
         model.engine_with(policy="exit")
+
+
+def test_a_chat_goes_on_after_a_restart(model: Model, tmp_path: Path) -> None:
+    """Breaks: states that are lost with the process or of another place of the text, and histories that are computed again."""
+    random, eos = np.random.default_rng(3), model.engine.manifest.generation.eos_token_ids[0]
+    asked = replace(ASKED, max_new_tokens=9)
+    text: list[int] = []
+    with model.engine_with() as plain:
+        for turn in range(4):
+            text += [*random.integers(3, 60, 12).tolist(), eos, 5]
+            with model.engine_with(prefix_cache=True, prefix_dir=tmp_path) as engine:
+                (found,), (wanted,) = engine.generate(text, asked), plain.generate(text, asked)
+                assert (found.token_ids, found.logprobs) == (wanted.token_ids, wanted.logprobs)
+                if turn > 1:
+                    assert found.stats.prompt_tokens - found.stats.prefix_tokens == 15  # as with the states in memory
+                    (again,) = engine.generate([*text[:-1], 9], asked)
+                    assert again.stats.prompt_tokens - again.stats.prefix_tokens == 1  # after the last message
+            text += found.token_ids
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda own: own[:-9], lambda own: own[:50] + bytes([own[50] ^ 1]) + own[51:], lambda own: b""]
+)
+def test_a_damaged_state_is_a_miss(model: Model, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Breaks: a state that another text's or half a file makes, and memory that a failed read takes for good."""
+    prompt = model.prompts[4]
+    with model.engine_with(prefix_cache=True, prefix_dir=tmp_path) as engine:
+        engine.generate(prompt, ASKED)
+    for path in [*tmp_path.rglob("*")]:
+        if path.is_file():
+            path.write_bytes(damage(path.read_bytes()))
+    with model.engine_with(prefix_cache=True, prefix_dir=tmp_path) as engine:
+        text = [*prompt, *model.alone[tuple(prompt)].token_ids]
+        free = engine.stats().free_bytes
+        (found,) = engine.generate(prompt, ASKED)
+        model.check([found], [prompt])
+        assert found.stats.prefix_tokens == 0
+        assert engine.stats().prefix_disk.reads == 0
+        assert engine.stats().free_bytes + engine.stats().prefix_bytes == free
+    with model.engine_with(prefix_cache=True, prefix_dir=tmp_path) as engine, model.engine_with() as plain:
+        (found,), (wanted,) = engine.generate(text, ASKED), plain.generate(text, ASKED)
+        assert (found.token_ids, found.logprobs) == (wanted.token_ids, wanted.logprobs)
+        assert found.stats.prefix_tokens == len(text) - 1  # written again

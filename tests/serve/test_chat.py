@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
 import openai
 import pytest
 from serve.live import Served
@@ -135,6 +140,22 @@ def test_cached_tokens_are_reported(client: openai.OpenAI, model: str) -> None:
     )
     cached = [made.usage.prompt_tokens_details.cached_tokens for made in (first, again, other)]
     assert cached[0] == cached[2] == 0 < cached[1]
+
+
+def test_a_chat_is_cached_after_a_restart(serve_app: Callable[..., AbstractContextManager[Served]], tmp_path: Path) -> None:
+    """Breaks: a server that computes every chat's history again after a restart, and answers that change with it."""
+    messages: list[Any] = [{"role": "user", "content": "The sky is blue. " * 12}]
+    answers, cached = [], []
+    for _ in range(2):
+        with serve_app(prefix_dir=tmp_path) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+            name = served.engine.manifest.model.name
+            made = client.chat.completions.create(model=name, messages=messages, max_tokens=8)
+            answers.append(made.choices[0].message.content)
+            assert made.usage is not None and made.usage.prompt_tokens_details is not None
+            cached.append(made.usage.prompt_tokens_details.cached_tokens)
+            prompt = made.usage.prompt_tokens
+    assert answers[0] == answers[1]
+    assert cached == [0, (prompt - 1) // 16 * 16]
 
 
 def test_logprobs_are_the_engines(client: openai.OpenAI, served: Served, model: str) -> None:

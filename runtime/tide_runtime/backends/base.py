@@ -79,7 +79,24 @@ class LoopStep(Step, Protocol):
     first_loop: NDArray[np.bool_]  # [T, 1], whether a token runs the first loop, which begins with the embedding of its id
 
 
-class PrefixMemory(Protocol):
+class KeptMemory(Protocol):
+    """Memory whose pieces can be written to files; see `KeptPieces`.
+
+    Args:
+        layout: what the bytes of a piece are.
+        piece_bytes: how many these are.
+        versions: by id, a number that changes before the piece does.
+    """
+
+    layout: str
+    piece_bytes: int
+    versions: list[int]
+
+    def content(self, piece: int) -> NDArray[np.uint8]:
+        """The bytes of a piece, to read."""
+
+
+class PrefixMemory(KeptMemory, Protocol):
     """What rows have kept of earlier texts, in blocks of BLOCK_TOKENS tokens."""
 
     def save(self, row: int, first: int, ids: Sequence[int]) -> None:
@@ -88,11 +105,20 @@ class PrefixMemory(Protocol):
     def load(self, ids: Sequence[int], row: int) -> None:
         """Copy the blocks ``ids`` into ``row``, as its first tokens."""
 
+    def write_row(self, row: int, block: int, content: NDArray[np.uint8]) -> None:
+        """Copy the bytes of a piece into the ``block``-th block of ``row``. Threads may write different blocks at once."""
+
+    def clear(self, block: int, tokens: int) -> None:
+        """Zero what ``block`` holds after its first ``tokens``."""
+
+    def reach(self, row: int, blocks: int) -> None:
+        """Say that ``row`` is filled up to so many blocks."""
+
     def release(self, ids: Sequence[int]) -> None:
         """Give the memory of the blocks ``ids`` back."""
 
 
-class SnapshotMemory(Protocol):
+class SnapshotMemory(KeptMemory, Protocol):
     """Copies of what recurrent layers keep of a row, one a slot."""
 
     def save(self, row: int, slot: int) -> None:
@@ -100,6 +126,9 @@ class SnapshotMemory(Protocol):
 
     def load(self, slot: int, row: int) -> None:
         """Copy ``slot`` into ``row``, which then holds the text that was saved."""
+
+    def write_row(self, row: int, content: NDArray[np.uint8]) -> None:
+        """Copy the bytes of a piece into ``row``."""
 
     def release(self, slots: Sequence[int]) -> None:
         """Give the memory of ``slots`` back."""
@@ -204,6 +233,11 @@ class Backend(Protocol):
     @property
     def state_bytes(self) -> int:
         """Bytes of the states of one sequence, over all recurrent layers."""
+
+    @property
+    def bits_key(self) -> Sequence[str]:
+        """What decides the bits of keys, values and states, but for the tokens and the policy: the model's files, the kernels of
+        this machine and how launches are padded. Of targets that have prefix blocks."""
 
     @property
     def row_padding(self) -> RowPadding | None:

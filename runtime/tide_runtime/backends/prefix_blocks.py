@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tide_runtime.backends.kept_pieces import KeptPieces
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS, KVCaches
-from tide_runtime.backends.lazy_memory import LazyMemory
 from tide_runtime.backends.step_arrays import RowEnds
 
 
-class PrefixBlocks:
-    """``blocks`` blocks with ids from 0 on. A block holds all layers in one piece of whole pages, so that one call gives it
-    back; memory is taken when a block is first saved.
+class PrefixBlocks(KeptPieces):
+    """``blocks`` blocks with ids from 0 on. A block holds all layers in one piece.
 
     Args:
         ends: told how far `load` fills a row, so that no padding lands there.
+
+    Attributes:
+        layout: what the bytes of a block are.
 
     Raises DeviceMemoryError when the operating system refuses the address space.
     """
 
     def __init__(self, caches: KVCaches, blocks: int, ends: RowEnds | None = None) -> None:
+        super().__init__(blocks, caches.block_bytes)
         self._ends = ends
-        # Bytes from one block to the next; a page that is never written where the model has no keys and values.
-        self._stride = max(1, -(-caches.block_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
-        self._memory = LazyMemory(blocks * self._stride)
         self._copies: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
-        offset = 0
-        for array in caches.arrays.values():
+        self.layout, offset = f"blocks of {BLOCK_TOKENS} tokens", 0
+        for name, array in caches.arrays.items():
             rows, heads, slots, head_dim = array.shape
+            self.layout += f", {name} {array.dtype.str} [{heads}, {head_dim}]"
             whole = slots // BLOCK_TOKENS
             # [heads, rows, blocks of a row, tokens, head_dim] and [heads, blocks, tokens, head_dim]
             cached = array[:, :, : whole * BLOCK_TOKENS].reshape(rows, heads, whole, BLOCK_TOKENS, head_dim).swapaxes(0, 1)
             size = heads * BLOCK_TOKENS * head_dim
-            piece = self._memory.bytes.reshape(blocks, self._stride)[:, offset : offset + size * array.itemsize]
+            piece = self._pieces[:, offset : offset + size * array.itemsize]
             kept = piece.view(array.dtype).reshape(blocks, heads, BLOCK_TOKENS, head_dim).swapaxes(0, 1)
             self._copies.append((cached, kept))
             offset += size * array.itemsize
 
     def save(self, row: int, first: int, ids: Sequence[int]) -> None:
         """Copy the blocks ``first``, ``first`` + 1, … of ``row`` (slots from ``first`` × BLOCK_TOKENS on) into ``ids``."""
+        self.change(ids)
         index = np.asarray(ids, np.intp)
         for cached, kept in self._copies:
             kept[:, index] = cached[:, row, first : first + len(index)]
@@ -52,15 +53,26 @@ class PrefixBlocks:
         index = np.asarray(ids, np.intp)
         for cached, kept in self._copies:
             cached[:, row, : len(index)] = kept[:, index]
-        if self._ends is not None:
-            self._ends.reach(row, len(index) * BLOCK_TOKENS)
+        self.reach(row, len(index))
 
-    def release(self, ids: Sequence[int]) -> None:
-        """Give the memory of the blocks ``ids`` back to the operating system."""
-        for block in ids:
-            self._memory.give_back(block * self._stride, (block + 1) * self._stride)
+    def write_row(self, row: int, block: int, content: NDArray[np.uint8]) -> None:
+        """Copy the bytes of a block into the slots from ``block`` × BLOCK_TOKENS of ``row`` on."""
+        offset = 0
+        for cached, _ in self._copies:
+            part = cached[:, row, block]
+            part[...] = content[offset : offset + part.nbytes].view(part.dtype).reshape(part.shape)
+            offset += part.nbytes
+
+    def clear(self, block: int, tokens: int) -> None:
+        """Zero what ``block`` holds after its first ``tokens``."""
+        for _, kept in self._copies:
+            kept[:, block, tokens:] = 0
+
+    def reach(self, row: int, blocks: int) -> None:
+        """Say that ``row`` is filled up to so many blocks."""
+        if self._ends is not None:
+            self._ends.reach(row, blocks * BLOCK_TOKENS)
 
     def close(self) -> None:
-        """Give all memory back."""
         self._copies.clear()
-        self._memory.give_back(0, self._memory.bytes.size)
+        super().close()

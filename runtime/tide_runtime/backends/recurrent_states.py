@@ -18,6 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tide_runtime.backends.graph_contract import read_name
+from tide_runtime.backends.kept_pieces import KeptPieces
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.backends.lazy_memory import LazyMemory
 from tide_runtime.bundle.manifest import Manifest
@@ -237,41 +238,41 @@ class OperandSets:
         return {name: array[None, :tokens] for name, array in arrays.items()}
 
 
-class StateSnapshots:
-    """``count`` copies of a row's states, in slots from 0 on; memory is taken when one is first saved.
+class StateSnapshots(KeptPieces):
+    """``count`` copies of a row's states, in slots from 0 on.
+
+    Attributes:
+        layout: what the bytes of a copy are.
 
     Raises DeviceMemoryError when the operating system refuses the address space.
     """
 
     def __init__(self, states: RecurrentStates, count: int) -> None:
+        super().__init__(count, sum(array[0, 0].nbytes for array in states.arrays.values()))
         self._states = states
-        size = sum(array[0, 0].nbytes for array in states.arrays.values())
-        self._stride = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._memory = LazyMemory(count * self._stride)
+        shapes = (f"{name} {array.dtype.str} {list(array.shape[2:])}" for name, array in states.arrays.items())
+        self.layout = ", ".join(("snapshots", *shapes))
 
     def save(self, row: int, slot: int) -> None:
         """Copy the states of ``row`` into ``slot``."""
-        for kept, state in zip(self._views(slot), self._states.row(row), strict=True):
+        self.change([slot])
+        for kept, state in zip(self._views(self.content(slot)), self._states.row(row), strict=True):
             kept[...] = state
 
     def load(self, slot: int, row: int) -> None:
         """Copy ``slot`` into ``row``."""
-        for kept, state in zip(self._views(slot), self._states.row(row), strict=True):
+        self.write_row(row, self.content(slot))
+
+    def write_row(self, row: int, content: NDArray[np.uint8]) -> None:
+        """Copy the bytes of a snapshot into ``row``."""
+        for kept, state in zip(self._views(content), self._states.row(row), strict=True):
             state[...] = kept
 
-    def release(self, slots: Sequence[int]) -> None:
-        """Give the memory of ``slots`` back to the operating system."""
-        for slot in slots:
-            self._memory.give_back(slot * self._stride, (slot + 1) * self._stride)
-
-    def close(self) -> None:
-        self._memory.give_back(0, self._memory.bytes.size)
-
-    def _views(self, slot: int) -> Iterable[NDArray[np.float32]]:
-        offset = slot * self._stride
+    def _views(self, content: NDArray[np.uint8]) -> Iterable[NDArray[np.float32]]:
+        offset = 0
         for array in self._states.arrays.values():
             size = array[0, 0].nbytes
-            yield self._memory.bytes[offset : offset + size].view(np.float32).reshape(array.shape[2:])
+            yield content[offset : offset + size].view(np.float32).reshape(array.shape[2:])
             offset += size
 
 

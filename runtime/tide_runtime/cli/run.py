@@ -123,6 +123,10 @@ def run(
         str, typer.Option(help="same: a text never depends on what shares its launches (CPU); fast: it may, in less time.")
     ] = _ENGINE.bits,
     verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
+    prefix_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps what a text begins with, so that a later call does not compute it again; 4 GiB."),
+    ] = None,
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
     lora: Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter in PEFT's format to write the text with.")] = None,
 ) -> None:
@@ -165,6 +169,7 @@ def run(
         threads=ThreadOptions(threads, shared=True),
         verify=verify,
         bits=bits,
+        prefix_dir=prefix_dir,
         max_batch=1,
         adapters={_LORA: lora} if lora is not None else {},
     )

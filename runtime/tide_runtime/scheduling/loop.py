@@ -15,6 +15,7 @@ from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.errors import DeviceMemoryError, EngineClosedError
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation
+from tide_runtime.prefix_files import FileCounts
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scheduling.scheduler import Request, Scheduler, StepPlan
 from tide_runtime.scheduling.step import append_tokens, run_step
@@ -80,6 +81,7 @@ class EngineLoop:
                 free_bytes=scheduler.free_blocks * block_bytes,
                 kv_memory=scheduler.options.blocks * block_bytes,
                 snapshots=scheduler.snapshots,
+                prefix_disk=scheduler.disk.files.counts if scheduler.disk is not None else FileCounts(),
             )
 
     def submit(self, requests: Sequence[Submitted], forced: bool = False) -> None:
@@ -135,8 +137,10 @@ class EngineLoop:
                 for request in self.scheduler.requests():
                     self.scheduler.remove(request)
                     self._end(request, "cancelled")
-                if self.context is not None:
-                    self.context.close()
+            if self.scheduler.disk is not None:
+                self.scheduler.disk.close()
+            if self.context is not None:
+                self.context.close()
 
     def _next_plan(self) -> StepPlan | None:
         """Wait for work and plan a step; None when the loop is to end."""
@@ -174,7 +178,7 @@ class EngineLoop:
             self._end(request, "deadline")
         try:
             if self.context is None:
-                self.context = self._make_context()
+                self.context = self._attached(self._make_context())
             outcome = run_step(self.policy, self.context, plan)
         except DeviceMemoryError as error:
             if not self._use_fewer_rows(error):
@@ -194,8 +198,17 @@ class EngineLoop:
         for request, _ in plan.prompts:
             if request.sequence.batch_index >= 0:
                 self._save(request)
+                if request.sequence.prefilled:
+                    self.scheduler.store(request)
+        for request in plan.recalls:
+            self.scheduler.recall(request)
         decoded = sum(len(tokens) for _, tokens in outcome[: len(plan.decoding)])
         self.metrics.stepped(decoded + sum(tokens for _, tokens in plan.prompts), perf_counter() - began)
+
+    def _attached(self, context: ExecutionContext) -> ExecutionContext:
+        if self.scheduler.disk is not None and context.prefix_blocks is not None:
+            self.scheduler.disk.attach(context.prefix_blocks, context.snapshots)
+        return context
 
     def _deliver(self, request: Request, tokens: list[int]) -> None:
         sequence, handle = request.sequence, _handle(request)
@@ -209,6 +222,7 @@ class EngineLoop:
                 self._save(request)
                 self._leave(request)
                 handle.finish(last)
+                self.scheduler.store(request)
                 return
             handle.deliver(Chunk(event.text, event.token, None, depth, logprob))
         if sequence.error is not None:
@@ -240,6 +254,7 @@ class EngineLoop:
             handle.fail(EngineClosedError(f"the engine has failed ({self._dead}); load it again"))
             return
         try:
+            self.scheduler.store(request)
             request.sequence.end(reason)
             last = Chunk(request.sequence.pieces[-1], None, self._finish(request.sequence))
         except Exception as error:  # the other requests that end with it must not be left waiting

@@ -20,6 +20,7 @@ import numpy as np
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.errors import ParamsError, QueueFullError
+from tide_runtime.scheduling.prefix_disk import BLOCKS_BESIDE, PrefixDisk
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.snapshot_tree import Evicted, SnapshotTree
 from tide_runtime.sequence import TokenSequence
@@ -35,6 +36,7 @@ class Request:
         number: order of arrival, set by `Scheduler.add`.
         blocks: blocks of KV memory that its row holds.
         snapshot_points: where its prefill stops so that a snapshot can be taken, rising; see `Scheduler.save`.
+        unread: the disk may have more of its prefix than its row has.
     """
 
     sequence: TokenSequence
@@ -43,6 +45,7 @@ class Request:
     number: int = -1
     blocks: int = 0
     snapshot_points: list[int] = field(default_factory=list)
+    unread: bool = False
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -65,6 +68,7 @@ class StepPlan:
         released_slots: snapshots that it gave up.
         decoding: requests that decode, by rising rows.
         prompts: requests and how many of their tokens are prefilled.
+        recalls: requests to be given to `Scheduler.recall`; their prefill goes on when that has read what it can.
     """
 
     expired: list[Request] = field(default_factory=list)
@@ -77,6 +81,7 @@ class StepPlan:
     released_slots: list[int] = field(default_factory=list)
     decoding: list[Request] = field(default_factory=list)
     prompts: list[tuple[Request, int]] = field(default_factory=list)
+    recalls: list[Request] = field(default_factory=list)
 
     @property
     def chunks(self) -> list[PromptChunk]:
@@ -135,17 +140,18 @@ class Scheduler:
 
     Args:
         tree: the prefix cache's, with snapshots for recurrent models; None: prompts are always computed whole.
+        disk: where prefixes are that the tree does not have; None: nowhere.
 
     Raises ParamsError when ``blocks`` do not hold one sequence of full length.
     """
 
-    def __init__(self, options: SchedulerOptions, tree: PrefixTree | None = None) -> None:
+    def __init__(self, options: SchedulerOptions, tree: PrefixTree | None = None, disk: PrefixDisk | None = None) -> None:
         least = blocks_of(options.slots) + options.row_blocks
         if options.blocks < least:
             raise ParamsError(
                 f"the KV memory holds {options.blocks} blocks, one sequence of {options.slots} tokens needs {least}"
             )
-        self.options, self.tree = options, tree
+        self.options, self.tree, self.disk = options, tree, disk
         self.running: list[Request] = []
         self.preemptions = self.rotary_restarts = 0
         self._waiting: list[tuple[tuple[int, int], Request]] = []  # a heap; requests that left it early are skipped
@@ -274,6 +280,25 @@ class Scheduler:
         tree.keep(place, ids, slot)
         return Copies(sequence.batch_index, place.known, ids, slot)
 
+    def recall(self, request: Request) -> None:
+        """Read what the disk has of a running request's prefix into its row; beside decodes only some blocks."""
+        sequence = request.sequence
+        if self.disk is None or sequence.batch_index < 0:
+            return
+        most = BLOCKS_BESIDE if any(other.sequence.prefilled for other in self.running) else math.inf
+        tokens = sequence.tokens[: sequence.logits_from]
+        found = self.disk.recall(tokens, _salt(sequence), sequence.num_cached_tokens, sequence.batch_index, most)
+        sequence.num_cached_tokens, request.unread = found
+        sequence.prefilled = sequence.num_cached_tokens == sequence.prefill_end
+        if sequence.num_tokens == sequence.prompt_tokens:
+            sequence.history.prefix_tokens = sequence.num_cached_tokens
+
+    def store(self, request: Request) -> None:
+        """Have what the tree holds of a request written to the disk."""
+        sequence = request.sequence
+        if self.disk is not None and self.tree is not None and _may_be_on_disk(sequence):
+            self.disk.store(self.tree, sequence.tokens[: sequence.num_tokens], _salt(sequence))
+
     # --- plans
 
     def _expire(self, now: float, plan: StepPlan) -> None:
@@ -310,6 +335,8 @@ class Scheduler:
             if sequence.prefilled:
                 if self._make_room(request, sequence.num_tokens + self.options.lookahead, plan):
                     plan.decoding.append(request)
+            elif request.unread:
+                plan.recalls.append(request)
             elif budget > 0 and self._logits_left > 0:
                 tokens = self._chunk(request, budget)
                 if self._make_room(request, sequence.num_cached_tokens + tokens, plan):
@@ -330,10 +357,13 @@ class Scheduler:
             request.blocks = self._idle.pop(sequence.batch_index, 0)
             sequence.is_long = sequence.is_long_text
             self._load_prefix(request, plan)
-            tokens = self._chunk(request, budget)
+            request.unread = self._is_on_disk(sequence)
+            tokens = 0 if request.unread else self._chunk(request, budget)
             kept = sequence.num_cached_tokens + tokens if self.options.can_preempt else needed
-            self._reserve(request, max(kept, 1), plan)
-            if tokens:
+            self._reserve(request, needed if request.unread else max(kept, 1), plan)
+            if request.unread:
+                plan.recalls.append(request)
+            elif tokens:
                 budget -= self._prefill(request, tokens, plan)
             else:  # the prefix cache held all of a preempted request
                 sequence.prefilled = True
@@ -373,6 +403,12 @@ class Scheduler:
             sequence.num_cached_tokens = len(ids) * BLOCK_TOKENS
             if sequence.num_tokens == sequence.prompt_tokens:
                 sequence.history.prefix_tokens = sequence.num_cached_tokens
+
+    def _is_on_disk(self, sequence: TokenSequence) -> bool:
+        """Whether the disk may have more of a prefix than the row."""
+        if self.disk is None or not _may_be_on_disk(sequence):
+            return False
+        return self.disk.has_more(sequence.tokens[: sequence.logits_from], _salt(sequence), sequence.num_cached_tokens)
 
     def _load_snapshot(self, request: Request, tree: SnapshotTree, plan: StepPlan) -> None:
         sequence = request.sequence
@@ -486,6 +522,11 @@ def snapshot_points(sequence: TokenSequence, shared: int) -> list[int]:
 def _salt(sequence: TokenSequence) -> Hashable:
     """What texts that share blocks of the prefix cache have in common: also the factors that their keys are rotated by."""
     return sequence.salt, sequence.is_long
+
+
+def _may_be_on_disk(sequence: TokenSequence) -> bool:
+    """Salted texts are not; `prefix_disk` says why."""
+    return sequence.params.use_prefix_cache and sequence.params.cache_salt is None
 
 
 def blocks_of(tokens: int) -> int:

@@ -98,6 +98,18 @@ class SnapshotTree(PrefixTree):
                 return Match(ids, found.slot, depth * self._block_tokens + len(found.end[1]) // 8, shared)
         return Match([], -1, 0, shared)
 
+    def along(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """The known blocks of a text, in order, and the snapshots of its beginnings: tokens, block of the tokens after the last
+        whole block (-1: none) and slot."""
+        path, text = self._walk(self._keys(tokens, salt)), np.asarray(tokens, np.int64).tobytes()
+        snapshots = [
+            (depth * self._block_tokens + len(end) // 8, one.block, one.slot)
+            for depth, node in enumerate([self._root, *path])
+            for (salted, end), one in self._ends.get(node, {}).items()
+            if salted == salt and text[depth * self._block_bytes :].startswith(end)
+        ]
+        return [node.block for node in path], snapshots
+
     def place(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> Place | None:
         """Where a snapshot of ``tokens`` belongs; None where there is one, which is marked as used."""
         keys, text = self._keys(tokens, salt), np.asarray(tokens, np.int64).tobytes()

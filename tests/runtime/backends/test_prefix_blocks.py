@@ -57,6 +57,32 @@ def test_the_last_whole_block_of_a_row_can_be_kept() -> None:
         np.testing.assert_array_equal(array[1, :, end:], wanted[name][1, :, end:])
 
 
+@pytest.mark.parametrize("shapes", [PAGED, MIXED, UNPAGED])
+def test_the_bytes_of_a_block_are_what_a_row_takes(shapes: Manifest) -> None:
+    """Guards against files that put keys in the place of values, or into another row or block."""
+    caches = KVCaches(shapes, np.float16, 2)
+    wanted, blocks = fill(caches), PrefixBlocks(caches, 3)
+    blocks.save(0, 0, [2, 1])
+    for place, block in enumerate([2, 1]):
+        blocks.write_row(1, place + 1, blocks.content(block).copy())
+    for name, array in caches.arrays.items():
+        wanted[name][1, :, BLOCK_TOKENS : 3 * BLOCK_TOKENS] = wanted[name][0, :, : 2 * BLOCK_TOKENS]
+        np.testing.assert_array_equal(array, wanted[name])
+
+
+def test_what_a_block_holds_of_another_text_can_be_cleared() -> None:
+    """Guards against files with keys and values of a text that had the row before."""
+    caches = KVCaches(MIXED, np.float32, 2)
+    wanted, blocks = fill(caches), PrefixBlocks(caches, 2)
+    blocks.save(0, 0, [0, 1])
+    blocks.clear(1, 5)
+    blocks.load([0, 1], 1)
+    for name, array in caches.arrays.items():
+        wanted[name][1, :, : BLOCK_TOKENS + 5] = wanted[name][0, :, : BLOCK_TOKENS + 5]
+        wanted[name][1, :, BLOCK_TOKENS + 5 : 2 * BLOCK_TOKENS] = 0
+        np.testing.assert_array_equal(array, wanted[name])
+
+
 def test_blocks_hold_every_loop() -> None:
     """Guards against a prefix that is loaded into the first loop alone, or into a copy of the caches."""
     caches = KVCaches(LOOPED, np.float32, 2, loops=2)

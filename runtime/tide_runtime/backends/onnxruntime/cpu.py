@@ -59,6 +59,7 @@ class OnnxRuntimeBackend(Sessions):
     measure_padding: Callable[[OnnxRuntimeBackend], RowPadding | None] = staticmethod(lambda _: NO_PADDING)  # see `row_padding`
     measure_passes: Callable[[OnnxRuntimeBackend], CostTable] | None = None  # see `pass_costs`
     measure_loops: Callable[[OnnxRuntimeBackend], CostTable] | None = None  # see `loop_costs`
+    machine_key: Sequence[str] = ()  # see `invariance.machine_key`
     bits = "same"  # or ``fast``: launches are not padded
     private_weights = ""
     load_adapted: Callable[[Sequence[LoraAdapter]], ort.InferenceSession]  # the graph of all layers with adapters
@@ -102,7 +103,7 @@ class OnnxRuntimeBackend(Sessions):
             [adapter.digest for adapter in view.adapters],
         )
         backend.load_adapted = lambda adapters: load(backend.every_layer[0], AdaptedWeights(packed, adapters, backend.dtype))
-        key = machine_key(bundle, target, threads)
+        backend.machine_key = key = machine_key(bundle, target, threads)
         backend.measure_passes = lambda view: kept_pass_costs(
             [*key, str(view.default_padding)], view.context, manifest.max_seq_len, target
         )
@@ -190,6 +191,10 @@ class OnnxRuntimeBackend(Sessions):
     @property
     def state_bytes(self) -> int:
         return state_bytes(self.manifest)
+
+    @property
+    def bits_key(self) -> list[str]:
+        return [*self.machine_key, str(self.default_padding)]
 
     @cached_property
     def operands(self) -> dict[str, list[int]]:
