@@ -8,11 +8,15 @@ launches.
 
 Copies from texts, and what a grammar forces, go on where the guesses on their way agree with them: several tokens then start
 their first loop at once.
+
+Which loop's choice is final is a method, so that tokens may stop earlier (see `exit_wavefront`). The loops behind it then wait
+until an undecided token runs them, which takes along all that waits before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -41,6 +45,14 @@ from tide_runtime.sequence import TokenSequence
 _SOURCE = "loop"  # of drafts, in `DepthStats`
 
 
+class Choice(NamedTuple):
+    """What a token chooses finally, after ``loop`` loops of it: its successor's ``logits`` [V] and their argmax."""
+
+    loop: int
+    logits: NDArray[np.floating]
+    likeliest: int
+
+
 class Guessed(NamedTuple):
     """A draft on its way: of which ``source``, after how many loops of the token before it, and how likely a copy is right."""
 
@@ -56,11 +68,13 @@ class WavefrontSequence(SpeculativeSequence):
     Args:
         settled: share of the late tokens whose final guess came after each loop, the latest counting most.
         guessed: the drafts, in their order.
+        held: the text's place → what the draft before it chooses there: output, once that draft is.
         refills: how often its row was computed anew when the frontier was set.
     """
 
     settled: list[float] = field(kw_only=True)
     guessed: list[Guessed] = field(default_factory=list)
+    held: dict[int, Choice] = field(default_factory=dict)
     refills: int = 0
 
     def guess_next(self, place: int, token: int, loop: int) -> bool:
@@ -70,7 +84,8 @@ class WavefrontSequence(SpeculativeSequence):
         if place < known:
             if self.tokens[place] == token:
                 return False
-            if self.guessed[place - self.sequence.num_tokens].chance > sum(self.settled[:loop]):
+            likelier = self.guessed[place - self.sequence.num_tokens].chance > sum(self.settled[:loop])
+            if likelier and place not in self.held:
                 return False
         elif self.room < 1:
             return False
@@ -106,14 +121,23 @@ class WavefrontSequence(SpeculativeSequence):
         """A final guess came after ``loop`` loops, or sooner where nothing was guessed before ``after`` loops."""
         share = rate / sum(self.settled[:after]) if loop == after else 0.0
         self.settled = [(1 - rate + share * (n < after)) * old for n, old in enumerate(self.settled)]
-        if loop > after:
+        if loop != after:
             self.settled[loop - 1] += rate
 
     def cut(self, place: int) -> None:
         """Forget the drafts from ``place`` on."""
         self.num_drafts = place - self.sequence.num_tokens
         del self.guessed[self.num_drafts :]
+        for late in [late for late in self.held if late > place]:
+            del self.held[late]
         self.frontier.roll_back(place)
+
+    def undecided(self, begin: int, end: int) -> int:
+        """The first of the tokens at places ``begin`` … ``end - 1`` that has chosen nothing finally; ``end``: all have."""
+        for place in range(max(begin, self.sequence.num_tokens - 1), end):
+            if place + 1 not in self.held:
+                return place
+        return end
 
 
 class WavefrontDepth:
@@ -135,6 +159,8 @@ class WavefrontDepth:
             self.text = [*copies, GrammarDrafter(limit)]
         self.most_drafts = limit + self.loops
         self.lookahead = self.most_drafts + self.loops  # loops guess on until the first of the drafts is final
+        self.stopping_loops: Collection[int] = ()  # after which a token's choice may be final, besides the last one
+        self.most_waiting = self.lookahead  # in front of one loop
         self._costs = StepTable.of(costs, bool(manifest.weights))
         self.launch_ms = cache(self._launch_ms)  # each step asks for a few sizes
 
@@ -142,7 +168,7 @@ class WavefrontDepth:
         refuse_depth_budget(self.name, params)
 
     def device_plan(self, pads_sequences: bool) -> str:
-        return "policy exact decides on the host"
+        return f"policy {self.name} decides on the host"
 
     def reusable_tokens(self, sequence: TokenSequence) -> int:
         return sequence.num_cached_tokens
@@ -169,16 +195,19 @@ class WavefrontDepth:
         state, cached = cast("WavefrontSequence | None", sequence.policy_state), sequence.num_cached_tokens
         if state is None:
             like = context.step(sequence.batch_index, [1]).hidden[0]
-            frontier = Frontier(self.loops, self._hidden_size, self.lookahead, like, cached)
+            frontier = Frontier(self.loops, self._hidden_size, self.most_waiting, like, cached)
             first = self.tuning.settled_after_first_loop
             settled = [first, *[(1 - first) / (self.loops - 1)] * (self.loops - 1)]
-            state = WavefrontSequence(sequence, frontier, settled=settled, record=TrackRecord(self.tuning))
+            state = self._start(sequence, frontier, settled)
             sequence.policy_state = state
         if state.refills != sequence.history.refills:
             state.refills = sequence.history.refills
             state.cut(sequence.num_tokens)
             state.frontier.reset(cached)
         return state
+
+    def _start(self, sequence: TokenSequence, frontier: Frontier, settled: list[float]) -> WavefrontSequence:
+        return WavefrontSequence(sequence, frontier, settled=settled, record=TrackRecord(self.tuning))
 
     def _copy(self, context: ExecutionContext, states: Sequence[WavefrontSequence]) -> None:
         """Put copies from texts behind what is on its way, where they are right often enough for the rows that they take."""
@@ -205,17 +234,16 @@ class WavefrontDepth:
         span = (states[-1].sequence.batch_index + 1) * loops - base
         counts, slots, wanted = [0] * span, [0] * span, [0] * span
         for state in states:
-            row = state.sequence.batch_index * loops - base
-            for loop in range(loops):
-                waiting = self._waiting(state, loop)
-                counts[row + loop], slots[row + loop] = waiting, state.frontier.done[loop]
-                wanted[row + loop] = waiting if loop + 1 >= after else 0
+            own = slice(row := state.sequence.batch_index * loops - base, row + loops)
+            counts[own], wanted[own] = self._due(state, after)
+            slots[own] = state.frontier.done
         step = context.loop_step(base, counts, wanted)
         self._fill(step, states, counts, slots, base)
         step.place(slots)
         step.run(LOOP)
         starts, heads = ([0, *accumulate(of)] for of in (counts, wanted))
         tokens = step.token[: heads[-1]].tolist()
+        scores = self._score(context, step, [end - few for end, few in zip(starts[1:], wanted, strict=True)], wanted)
         found = []
         for state in states:
             row = state.sequence.batch_index * loops - base
@@ -229,7 +257,8 @@ class WavefrontDepth:
             for loop in reversed(range(loops)):
                 at, place = heads[row + loop], slots[row + loop] + counts[row + loop] - wanted[row + loop]
                 for n in range(wanted[row + loop]):
-                    wrong = self._settle(state, loop + 1, place + n + 1, step.logits[at + n], tokens[at + n], new, after)
+                    choice = Choice(loop + 1, step.logits[at + n], tokens[at + n])
+                    wrong = self._settle(state, place + n + 1, choice, scores[at + n] if scores else 1.0, new, after)
                     if wrong:
                         break
                 if wrong:
@@ -237,6 +266,24 @@ class WavefrontDepth:
             state.confirm(len(new))
             found.append(new)
         return found
+
+    def _due(self, state: WavefrontSequence, after: int) -> tuple[list[int], list[int]]:
+        """Of each loop the tokens that run it now, all that wait or none, and of how many of the last the logits are read."""
+        counts, wanted = list[int](), list[int]()
+        for loop, done in enumerate(state.frontier.done):
+            end = done + self._waiting(state, loop)
+            first = state.undecided(done, end) if loop else done
+            arriving = counts[-1] if counts else 0
+            if first == end and end - done + arriving <= self.most_waiting:
+                first = end = done
+            reads = loop + 1 in (self.loops, *self.stopping_loops) or loop + 1 >= after
+            counts.append(end - done)
+            wanted.append(end - first if reads else 0)
+        return counts, wanted
+
+    def _score(self, context: LoopContext, step: LoopStep, begins: Sequence[int], counts: Sequence[int]) -> list[float]:
+        """What routers say of the states of ``counts[i]`` tokens of row i, from the step's token ``begins[i]`` on; none."""
+        return []
 
     @staticmethod
     def _waiting(state: WavefrontSequence, loop: int) -> int:
@@ -258,41 +305,57 @@ class WavefrontDepth:
                     step.before_loop[begin:end] = state.frontier.states[loop][:count]
                 begin = end
 
-    def _settle(
-        self,
-        state: WavefrontSequence,
-        loop: int,
-        place: int,
-        logits: NDArray[np.floating],
-        likeliest: int,
-        new: list[int],
-        after: int,
-    ) -> bool:
-        """The text's token at ``place`` as ``loop`` loops of the one before it choose it; the last one's is appended to ``new``.
-        Returns whether what was drafted from there on is wrong, or behind the text's end."""
+    def _settle(self, state: WavefrontSequence, place: int, choice: Choice, score: float, new: list[int], after: int) -> bool:
+        """The token before the text's ``place`` has run ``choice.loop`` loops; what it chooses finally is appended to ``new``.
+        Returns whether what was drafted from ``place`` on is wrong, or behind the text's end."""
+        next_place = state.sequence.num_tokens + len(new)
+        if place < next_place or place in state.held:  # it ran along with others
+            return False
+        final = self._is_final(state, place, choice, score)
+        if not final or place > next_place:
+            if final:
+                state.held[place] = choice._replace(logits=np.array(choice.logits))
+            return (final or choice.loop >= after) and self._guess(state, place, choice)
+        wrong = self._choose(state, place, choice, new, after)
+        while not wrong and (known := state.held.pop(place := place + 1, None)) is not None:
+            wrong = self._choose(state, place, known, new, after)
+        return wrong
+
+    def _is_final(self, state: WavefrontSequence, place: int, choice: Choice, score: float) -> bool:
+        return choice.loop == self.loops
+
+    @staticmethod
+    def _guess(state: WavefrontSequence, place: int, choice: Choice) -> bool:
+        try:
+            return state.guess_next(place, state.sequence.pick(choice.logits, choice.likeliest, place), choice.loop)
+        except (NumericsError, GrammarError):  # no guess; the final choice's error ends the sequence
+            return False
+
+    def _choose(self, state: WavefrontSequence, place: int, choice: Choice, new: list[int], after: int) -> bool:
+        """Append what is chosen at ``place`` to ``new``. Returns as `_settle` does."""
         sequence = state.sequence
-        if loop < self.loops:
-            try:
-                return state.guess_next(place, sequence.pick(logits, likeliest, place), loop)
-            except (NumericsError, GrammarError):  # no guess; the last loop's error ends the sequence
-                return False
-        token = sequence.choose(logits, likeliest, place)
-        drafted, right = len(new) < state.num_drafts, False
-        if drafted:
-            right, guessed = int(state.tokens[place]) == token, state.guessed[len(new)]
-            if guessed.loop:
-                state.learn(guessed.loop if right else loop, after, self.tuning.settled_rate)
-            depth = guessed.loop * self.num_layers // self.loops
-            sequence.depth.record([guessed.source], [depth], int(right), self.num_layers)
-        else:
-            sequence.depth.record_full_step(self.num_layers)
-        if right:
-            del sequence.depth.token_depths[-1]  # `record` counts a token behind the accepted ones, of which there is none
-        else:
+        token = sequence.choose(choice.logits, choice.likeliest, place)
+        drafted = len(new) < state.num_drafts
+        right = drafted and int(state.tokens[place]) == token
+        guessed = state.guessed[len(new)] if drafted else None
+        if guessed is not None and guessed.loop:
+            state.learn(guessed.loop if right else choice.loop, after, self.tuning.settled_rate)
+        self._record(state, choice, guessed, right)
+        if not right:
             state.cut(place)
         new.append(token)
         sequence.num_cached_tokens += 1
         return not right or (token in sequence.eos and not sequence.params.ignore_eos)
+
+    def _record(self, state: WavefrontSequence, choice: Choice, guessed: Guessed | None, right: bool) -> None:
+        """Count a token of the output, and the draft that stood in its place."""
+        depth = state.sequence.depth
+        if guessed is None:
+            depth.record_full_step(self.num_layers)
+            return
+        depth.record([guessed.source], [guessed.loop * self.num_layers // self.loops], int(right), self.num_layers)
+        if right:
+            del depth.token_depths[-1]  # `record` counts a token behind the accepted ones, of which there is none
 
     def _launch_ms(self, size: int, tokens: int) -> float:
         """What a launch of a loop takes for ``tokens`` tokens of each of ``size`` sequences."""
@@ -305,11 +368,14 @@ class WavefrontDepth:
         the more rows a launch has.
         """
         size = len(states)
-        settled = [sum(shares) for shares in zip(*(state.settled for state in states), strict=True)]
 
         def price(after: int) -> float:
-            rows = -(-self.loops // after)
-            launches = sum(share * max(loop, after) for loop, share in enumerate(settled, 1))
-            return launches * self.launch_ms(size, rows)
+            launches, rows = self._launches_and_rows(states, after)
+            return launches * self.launch_ms(size, math.ceil(rows))
 
         return min(range(1, self.loops + 1), key=price)
+
+    def _launches_and_rows(self, states: Sequence[WavefrontSequence], after: int) -> tuple[float, float]:
+        """Launches that a token takes where the next one starts ``after`` loops, and rows of a sequence in each."""
+        settled = [sum(shares) / len(states) for shares in zip(*(state.settled for state in states), strict=True)]
+        return sum(share * max(loop, after) for loop, share in enumerate(settled, 1)), self.loops / after
