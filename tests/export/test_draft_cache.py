@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
@@ -155,6 +156,30 @@ def test_guesses_after_a_hit_in_the_prefix_cache(
         assert other.stats.prefix_tokens == 32 and again.stats.prefix_tokens >= 32
     assert (read[0].slot, [*read[0].tokens]) == (31, second[32:])
     compare(guesses, drafter, model, least=20)
+
+
+def test_a_block_that_two_texts_share_before_they_part(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: the pair at the end of a shared block keeps the next token of the text that was first, and guesses get worse."""
+    held: list[np.ndarray] = []
+
+    def spy(context: ExecutionContext, pairs: list[Pairs], guess: bool = True) -> DraftGuesses:
+        made = run_draft_head(context, pairs, guess)
+        caches = context.caches.arrays  # type: ignore[attr-defined]
+        held[:] = [caches[f"{kind}_cache_{LAYERS}"][pairs[0].row, :, :48].copy() for kind in ("key", "value")]
+        return made
+
+    monkeypatch.setattr(head_drafter, "run_draft_head", spy)
+    shared, asked = [*range(20, 52)], GenerationParams(max_new_tokens=2, ignore_eos=True)
+    first, second = [*shared, 90, 91, 92], [*shared, *range(1, 20)]
+    with load(bundle, max_batch=1) as engine:
+        for prompt in (first, second, second):
+            (found,) = engine.generate([prompt], asked)
+    assert found.stats.prefix_tokens == 48
+    kept = [*held]
+    with load(bundle, max_batch=1, prefix_cache=False) as engine:
+        engine.generate([second], asked)
+    for own, wanted in zip(kept, held, strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_text_that_the_head_does_not_draft_for_is_read_all_the_same(

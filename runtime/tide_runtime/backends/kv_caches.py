@@ -35,6 +35,7 @@ class KVCaches:
             of which is contiguous, else all. The arrays are never replaced, so bindings to them stay valid until `close`.
         by_loop: the same memory, of the layers of the first loop: name → [rows · loops, heads, slots, head_dim], contiguous; row
             r · loops + n has the n-th loop's keys and values of row r.
+        pairs: names of a draft head's caches, slot p of which depends on token p + 1 too.
         limit: slots that a step may write, max_seq_len + spare_slots.
         slots: ``limit``, rounded up to whole pages for each row where few slots make up the difference.
         block_bytes: bytes of BLOCK_TOKENS tokens over all layers.
@@ -66,6 +67,8 @@ class KVCaches:
             for name, array in self.by_loop.items()
             for kind, _, layer in (name.rpartition("_"),)
         }
+        of_head = {f"{kind}_cache_{layer}" for kind in ("key", "value") for layer in manifest.caches.keys() - manifest.kv.keys()}
+        self.pairs = of_head & self.arrays.keys()
 
     def release(self, row: int) -> None:
         """Give the physical memory of ``row`` back to the operating system; its slots are zero afterwards.

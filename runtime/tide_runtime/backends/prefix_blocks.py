@@ -17,6 +17,9 @@ class PrefixBlocks:
     """``blocks`` blocks with ids from 0 on. A block holds all layers in one piece of whole pages, so that one call gives it
     back; memory is taken when a block is first saved.
 
+    A draft head's pair belongs to the block of its second token, as a block may go on with another one: these caches are kept one
+    slot earlier, and the pair of a prefix's last token is not kept.
+
     Args:
         ends: told how far `load` fills a row, so that no padding lands there.
 
@@ -29,8 +32,9 @@ class PrefixBlocks:
         self._stride = max(1, -(-caches.block_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         self._memory = LazyMemory(blocks * self._stride)
         self._copies: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
+        self._pairs: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
         offset = 0
-        for array in caches.arrays.values():
+        for name, array in caches.arrays.items():
             rows, heads, slots, head_dim = array.shape
             whole = slots // BLOCK_TOKENS
             # [heads, rows, blocks of a row, tokens, head_dim] and [heads, blocks, tokens, head_dim]
@@ -38,7 +42,10 @@ class PrefixBlocks:
             size = heads * BLOCK_TOKENS * head_dim
             piece = self._memory.bytes.reshape(blocks, self._stride)[:, offset : offset + size * array.itemsize]
             kept = piece.view(array.dtype).reshape(blocks, heads, BLOCK_TOKENS, head_dim).swapaxes(0, 1)
-            self._copies.append((cached, kept))
+            if name in caches.pairs:
+                self._pairs.append((array.swapaxes(0, 1), kept))
+            else:
+                self._copies.append((cached, kept))
             offset += size * array.itemsize
 
     def save(self, row: int, first: int, ids: Sequence[int]) -> None:
@@ -46,12 +53,16 @@ class PrefixBlocks:
         index = np.asarray(ids, np.intp)
         for cached, kept in self._copies:
             kept[:, index] = cached[:, row, first : first + len(index)]
+        for cached, kept in self._pairs:
+            kept[:, index] = cached[:, row, _pair_slots(first, len(index))]
 
     def load(self, ids: Sequence[int], row: int) -> None:
         """Copy the blocks ``ids`` into ``row``, from slot 0 on."""
         index = np.asarray(ids, np.intp)
         for cached, kept in self._copies:
             cached[:, row, : len(index)] = kept[:, index]
+        for cached, kept in self._pairs:
+            cached[:, row, _pair_slots(0, len(index))] = kept[:, index]
         if self._ends is not None:
             self._ends.reach(row, len(index) * BLOCK_TOKENS)
 
@@ -63,4 +74,11 @@ class PrefixBlocks:
     def close(self) -> None:
         """Give all memory back."""
         self._copies.clear()
+        self._pairs.clear()
         self._memory.give_back(0, self._memory.bytes.size)
+
+
+def _pair_slots(first: int, count: int) -> NDArray[np.intp]:
+    """[count, BLOCK_TOKENS] slots of the pairs whose second tokens are in ``count`` blocks from number ``first`` on; in the place
+    before the first pair, slot 1 once more."""
+    return np.abs(np.arange(first * BLOCK_TOKENS - 1, (first + count) * BLOCK_TOKENS - 1)).reshape(count, BLOCK_TOKENS)
