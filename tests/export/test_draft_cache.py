@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from export.architectures import LAYERS, tiny_model
+from export.looped_tiny import made, nanbeige
 from export.stub_calibration import write_calibration
 from export.tiny_drafters import TinyDrafter, guesses_after, measured
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
@@ -219,17 +220,29 @@ def test_with_exits_and_low_bit_weights(model: PreTrainedModel, drafter: TinyDra
     assert texts["router"] == texts["none"] == texts["all"]
 
 
-def test_a_recurrent_model_keeps_its_states(tmp_path: Path) -> None:
-    """Breaks: a launch of the head, which reads no states, begins a text anew in them or moves them to the other buffer."""
-    recurrent = family_model("lfm2")
-    drafter = TinyDrafter(recurrent, (1,))
-    write_bundle(LoadedModel(recurrent, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
+@pytest.mark.parametrize("family", ["lfm2", "nanbeige"])
+def test_recurrent_and_looped_models(family: str, tmp_path: Path, guesses) -> None:
+    """Breaks: a launch of the head, which reads no states, begins a text anew in them or moves them to the other buffer; or its
+    cache is taken for one of a loop. With prefix hits, chunks beside decodes, and preemption."""
+    other = made(nanbeige()) if family == "nanbeige" else family_model(family)
+    drafter = TinyDrafter(other, (1,))
+    write_bundle(LoadedModel(other, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
     with load(tmp_path, "full", max_batch=4) as engine:
-        own = engine.generate(PROMPTS, ASKED)
+        own = [g.token_ids for g in engine.generate(PROMPTS, ASKED)]
+        block = engine.backend.kv_bytes_per_token * 16 + engine.backend.state_bytes
     with load(tmp_path, max_batch=4, prefill_chunk=16) as engine:
         drafted, again = engine.generate(PROMPTS, ASKED), engine.generate(PROMPTS, ASKED)
     assert all(g.stats.drafted["head"] for g in drafted)
-    assert [g.token_ids for g in drafted] == [g.token_ids for g in again] == [g.token_ids for g in own]
+    assert any(g.stats.prefix_tokens for g in again)
+    assert [g.token_ids for g in drafted] == [g.token_ids for g in again] == own
+    guesses.clear()
+    with load(tmp_path, max_batch=8, prefill_chunk=16, kv_memory=9 * block, prefix_cache=False) as engine:
+        assert [g.token_ids for g in engine.generate(PROMPTS, ASKED)] == own
+        assert engine.stats().preemptions > 0
+    compare(guesses, drafter, other, least=50)
+    options = EngineOptions(policy="exact", verify=False, max_batch=8, prefill_chunk=16, kv_memory=9 * block)
+    with Engine.load(tmp_path, options) as engine:  # with all drafters, which leave the head out where loops are rows
+        assert [g.token_ids for g in engine.generate(PROMPTS, ASKED)] == own
 
 
 def test_the_manifest_describes_the_head(bundle: Path, drafter: TinyDrafter) -> None:
