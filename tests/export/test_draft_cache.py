@@ -4,6 +4,7 @@ the sequence, and texts are the model's own."""
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -229,12 +230,13 @@ def test_recurrent_and_looped_models(family: str, tmp_path: Path, guesses) -> No
     write_bundle(LoadedModel(other, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
     with load(tmp_path, "full", max_batch=4) as engine:
         own = [g.token_ids for g in engine.generate(PROMPTS, ASKED)]
+        longer = [[*prompt, *text] for prompt, text in zip(PROMPTS[:3], own, strict=False)]
+        more = [g.token_ids for g in engine.generate(longer, ASKED)]
         block = engine.backend.kv_bytes_per_token * 16 + engine.backend.state_bytes
     with load(tmp_path, max_batch=4, prefill_chunk=16) as engine:
-        drafted, again = engine.generate(PROMPTS, ASKED), engine.generate(PROMPTS, ASKED)
-    assert all(g.stats.drafted["head"] for g in drafted)
-    assert any(g.stats.prefix_tokens for g in again)
-    assert [g.token_ids for g in drafted] == [g.token_ids for g in again] == own
+        drafted, later = engine.generate(PROMPTS, ASKED), engine.generate(longer, ASKED)
+    assert all(g.stats.drafted["head"] for g in drafted) and any(g.stats.prefix_tokens for g in later)
+    assert [g.token_ids for g in drafted] == own and [g.token_ids for g in later] == more
     guesses.clear()
     with load(tmp_path, max_batch=8, prefill_chunk=16, kv_memory=9 * block, prefix_cache=False) as engine:
         assert [g.token_ids for g in engine.generate(PROMPTS, ASKED)] == own
@@ -243,6 +245,19 @@ def test_recurrent_and_looped_models(family: str, tmp_path: Path, guesses) -> No
     options = EngineOptions(policy="exact", verify=False, max_batch=8, prefill_chunk=16, kv_memory=9 * block)
     with Engine.load(tmp_path, options) as engine:  # with all drafters, which leave the head out where loops are rows
         assert [g.token_ids for g in engine.generate(PROMPTS, ASKED)] == own
+
+
+@pytest.mark.parametrize("draft, layers", [("head", LAYERS + 1), ("ngram", LAYERS)])
+def test_rows_have_a_cache_for_a_head_that_guesses_only(bundle: Path, draft: str, layers: int) -> None:
+    """Breaks: keys and values of a head that never guesses take memory from texts, or one that guesses has none."""
+    manifest, options = read_manifest(bundle), EngineOptions(policy="exact", max_batch=1, verify=False)
+    bytes_of = {layer: 4 * kv.heads * (kv.key_dim + kv.value_dim) for layer, kv in manifest.caches.items()}
+    with Engine.load(bundle, replace(options, depth=DepthOptions(draft=draft))) as engine:
+        texts = [engine.generate([PROMPTS[3]], ASKED)[0].token_ids for _ in range(2)]
+        assert engine.stats().prefix_bytes == 3 * 16 * sum(bytes_of[layer] for layer in range(layers))
+        with engine.with_options(replace(options, policy="full")) as full:
+            assert [g.token_ids for g in full.generate([PROMPTS[3]] * 2, ASKED)] == texts
+            assert full.stats().prefix_bytes == 3 * 16 * sum(bytes_of[layer] for layer in range(LAYERS))
 
 
 def test_the_manifest_describes_the_head(bundle: Path, drafter: TinyDrafter) -> None:

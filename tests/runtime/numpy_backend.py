@@ -79,6 +79,9 @@ class NumpyBackend:
     def with_bits(self, bits: str) -> NumpyBackend:
         return self
 
+    def without_draft_head(self) -> NumpyBackend:
+        return self
+
     def context(self, capacity: int, prefix_blocks: int = 0) -> NumpyContext:
         return NumpyContext(self, capacity, prefix_blocks)
 

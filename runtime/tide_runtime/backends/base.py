@@ -229,6 +229,9 @@ class Backend(Protocol):
         """The same sessions as `EngineOptions.bits` says; ``fast``: launches are not padded and `row_padding` is None. Targets of
         GPUs, which do not pad, are the same with both."""
 
+    def without_draft_head(self) -> Backend:
+        """The same sessions for policies that do not run the draft head: rows have no cache for it. Targets of GPUs keep it."""
+
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         """A new execution context: KV caches for ``capacity`` sequences, memory for ``prefix_blocks`` of a prefix cache."""
 

@@ -29,6 +29,7 @@ class KVCaches:
     Args:
         spare_slots: slots beyond max_seq_len, which steps pad into.
         loops: how often the model runs its layers, where a row's caches of all loops are to lie side by side; else 1.
+        of_draft_head: also the cache of the draft head, if it has one.
 
     Attributes:
         arrays: name (``key_cache_i``, ``value_cache_i``) → [rows, heads, slots, head_dim], of ``loops`` more than 1 a single row
@@ -43,11 +44,19 @@ class KVCaches:
     Raises DeviceMemoryError when the operating system refuses the address space.
     """
 
-    def __init__(self, manifest: Manifest, dtype: type[np.generic], rows: int, spare_slots: int = 0, loops: int = 1) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        dtype: type[np.generic],
+        rows: int,
+        spare_slots: int = 0,
+        loops: int = 1,
+        of_draft_head: bool = True,
+    ) -> None:
         itemsize, layers = np.dtype(dtype).itemsize, len(manifest.layers) // loops
         shapes = {
             f"{kind}_cache_{layer}": (kv.heads, head_dim)
-            for layer, kv in manifest.caches.items()
+            for layer, kv in (manifest.caches if of_draft_head else manifest.kv).items()
             if layer < layers or loops == 1  # beside rows of loops no draft head guesses
             for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim))
         }

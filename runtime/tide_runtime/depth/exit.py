@@ -73,7 +73,8 @@ class ExitDepth:
         evaluates_always: exits are evaluated for every token, also where that does not pay.
     """
 
-    name, lookahead, runs_every_layer, loops_as_rows = "exit", 1, False, False
+    name, lookahead, runs_every_layer = "exit", 1, False
+    uses_draft_head, loops_as_rows = False, False
 
     def __init__(self, manifest: Manifest, options: DepthOptions, concurrency: int = 1, evaluates_always: bool = False) -> None:
         self.manifest, self.options = manifest, options

@@ -147,7 +147,8 @@ class WavefrontDepth:
         costs: what launches of a loop take on this machine, by tokens of each sequence; None: a guess.
     """
 
-    name, can_resume, runs_every_layer, loops_as_rows = "exact", True, True, True
+    name, can_resume, runs_every_layer = "exact", True, True
+    uses_draft_head, loops_as_rows = False, True
 
     def __init__(self, manifest: Manifest, options: DepthOptions, costs: CostTable | None = None) -> None:
         self.loops, self.num_layers, self.tuning = manifest.model.loops, manifest.model.num_layers, options.tuning
@@ -159,7 +160,7 @@ class WavefrontDepth:
             self.text = [*copies, GrammarDrafter(limit)]
         self.most_drafts = limit + self.loops
         self.lookahead = self.most_drafts + self.loops  # loops guess on until the first of the drafts is final
-        self.stopping_loops: Collection[int] = ()  # after which a token's choice may be final, besides the last one
+        self.stopping_loops: Collection[int] = {self.loops}  # after which a token's choice may be final
         self.most_waiting = self.lookahead  # in front of one loop
         self._costs = StepTable.of(costs, bool(manifest.weights))
         self.launch_ms = cache(self._launch_ms)  # each step asks for a few sizes
@@ -276,7 +277,7 @@ class WavefrontDepth:
             arriving = counts[-1] if counts else 0
             if first == end and end - done + arriving <= self.most_waiting:
                 first = end = done
-            reads = loop + 1 in (self.loops, *self.stopping_loops) or loop + 1 >= after
+            reads = loop + 1 in self.stopping_loops or loop + 1 >= after
             counts.append(end - done)
             wanted.append(end - first if reads else 0)
         return counts, wanted

@@ -112,6 +112,13 @@ class OnnxRuntimeBackend(Sessions):
             view.__dict__.pop(measured, None)
         return view
 
+    def without_draft_head(self) -> OnnxRuntimeBackend:
+        if DRAFT not in self.layers:
+            return self
+        view = copy(self)
+        view.layers = {graph: count for graph, count in self.layers.items() if graph != DRAFT}
+        return view
+
     @cached_property
     def row_padding(self) -> RowPadding | None:
         return self._uncounted(self.measure_padding) if self.bits == "same" else None
@@ -150,7 +157,8 @@ class OnnxRuntimeBackend(Sessions):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.manifest.caches, np.dtype(self.cache_dtype).itemsize)
+        caches = self.manifest.caches if DRAFT in self.layers else self.manifest.kv
+        return kv_bytes_per_token(caches, np.dtype(self.cache_dtype).itemsize)
 
     @property
     def state_bytes(self) -> int:
@@ -186,7 +194,9 @@ class OnnxRuntimeContext:
         self.packs_steps, self.has_draft_head, head = backend.packs_steps, DRAFT in backend.layers, backend.manifest.draft_head
         self.has_draft_cache = self.has_draft_head and head is not None and head.kv is not None
         self.loops = backend.manifest.model.loops if loops_as_rows else 1
-        self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, padding.sequence.most_added, self.loops)
+        self.caches = KVCaches(
+            backend.manifest, backend.cache_dtype, capacity, padding.sequence.most_added, self.loops, self.has_draft_head
+        )
         self.ends = RowEnds(capacity, self.caches.limit, padding.sequence)
         self.recurrent: RecurrentStates | None = None
         self.prefix_blocks = PrefixBlocks(self.caches, prefix_blocks, self.ends) if prefix_blocks else None
@@ -401,7 +411,7 @@ class _BoundStep:
         manifest, shape = self._context.backend.manifest, self.shape
         reads, writes = hidden_states(manifest, graph)
         outputs = shape.tokens if graph == HEAD else shape.outputs
-        of_all = graph == UNCUT and self._context.has_draft_cache
+        of_all = graph == UNCUT and manifest.draft_head is not None and manifest.draft_head.kv is not None
         return {
             "input_ids": self.input_ids[None],
             "hidden": self.hidden[reads][None],
