@@ -180,6 +180,9 @@ class LoopContext(ExecutionContext, Protocol):
     def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
         """A step of ``counts[i]`` tokens of each row from ``first_index`` on, and logits of the last ``wanted[i]`` of them."""
 
+    def loops_fit(self, first_index: int, counts: Sequence[int], slots: Sequence[int]) -> bool:
+        """`fits_together` for a `loop_step`."""
+
 
 class Backend(Protocol):
     """A loaded target. Those of GPUs have a ``device``, see `wait_for`."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import cast
 
-from tide_runtime.backends.base import LoopContext, LoopStep
+import numpy as np
+
+from tide_runtime.backends.base import LoopContext
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.exits import bundle_exits
 from tide_runtime.bundle.manifest import Manifest
@@ -20,7 +23,7 @@ from tide_runtime.depth.frontier import Frontier
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.speculation.record import TrackRecord
 from tide_runtime.depth.stops import ANY_SCORE, adds_up, check_budget, is_over_budget, least_of_sum, stops_of
-from tide_runtime.depth.wavefront import Choice, Guessed, WavefrontDepth, WavefrontSequence
+from tide_runtime.depth.wavefront import Choice, Guessed, Ran, Row, WavefrontDepth, WavefrontSequence
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
@@ -69,19 +72,19 @@ class ExitWavefront(WavefrontDepth):
         stopped = self._shares if any(self._shares) else [0.0] * (self.loops - 1) + [1.0]
         return ExitWavefrontSequence(sequence, frontier, settled=settled, stopped=stopped, record=TrackRecord(self.tuning))
 
-    def _score(self, context: LoopContext, step: LoopStep, begins: Sequence[int], counts: Sequence[int]) -> list[float]:
-        scores = [1.0] * sum(counts)
-        places = [at + n for at, count in zip(begins, counts, strict=True) for n in range(count)]
-        loops = [row % self.loops + 1 for row, count in enumerate(counts) for _ in range(count)]
+    def _score(self, context: LoopContext, rows: Sequence[Row], ran: Sequence[Ran]) -> list[list[float]]:
+        scores = super()._score(context, rows, ran)
         for loop, stop in self.stops.items():
-            mine = [n for n, own in enumerate(loops) if own == loop]
+            mine = [i for i, row in enumerate(rows) if row.index % self.loops + 1 == loop and row.wanted]
             if stop.exit.graph is None or not mine:
                 continue
-            judged = context.step(0, [len(mine)])
-            judged.hidden[stop.exit.boundary - 1][: len(mine)] = step.after_loop[[places[n] for n in mine]]
+            states = np.concatenate([ran[i].states[-rows[i].wanted :] for i in mine])
+            judged = context.step(0, [len(states)])
+            judged.hidden[stop.exit.boundary - 1][: len(states)] = states
             judged.run(stop.exit.graph)
-            for n, score in zip(mine, judged.score[: len(mine)].tolist(), strict=True):
-                scores[n] = score
+            found = iter(judged.score[: len(states)].tolist())
+            for i in mine:
+                scores[i] = [*islice(found, rows[i].wanted)]
         return scores
 
     def _is_final(self, state: WavefrontSequence, place: int, choice: Choice, score: float) -> bool:

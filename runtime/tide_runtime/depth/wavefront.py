@@ -19,13 +19,12 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
 from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.base import ExecutionContext, LoopContext, LoopStep
+from tide_runtime.backends.base import ExecutionContext, LoopContext
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import LOOP, Manifest
 from tide_runtime.costs.cost_model import Graph, Launch, StepTable
@@ -43,6 +42,30 @@ from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
 _SOURCE = "loop"  # of drafts, in `DepthStats`
+
+
+class Row(NamedTuple):
+    """Tokens that run a loop: of a sequence at a batch index b, row ``index`` b · R + loop.
+
+    Args:
+        slot: the cache slot of the first one.
+        given: what the loop begins with: ids [S] of the first loop's tokens, else states [S, H].
+        wanted: of how many of the last the logits are read.
+    """
+
+    index: int
+    slot: int
+    given: NDArray[np.generic]
+    wanted: int
+
+
+class Ran(NamedTuple):
+    """``states`` [S, H] of a row's tokens after the loop, ``logits`` [N, V] of those wanted and their argmaxes, until the next
+    launch."""
+
+    states: NDArray[np.generic]
+    logits: NDArray[np.floating]
+    tokens: list[int]
 
 
 class Choice(NamedTuple):
@@ -230,81 +253,82 @@ class WavefrontDepth:
 
     def _advance(self, context: LoopContext, states: Sequence[WavefrontSequence], after: int) -> list[list[int]]:
         """One launch: each token that waits runs its next loop. Returns the tokens that are final."""
-        loops = self.loops
-        base = states[0].sequence.batch_index * loops
-        span = (states[-1].sequence.batch_index + 1) * loops - base
-        counts, slots, wanted = [0] * span, [0] * span, [0] * span
-        for state in states:
-            own = slice(row := state.sequence.batch_index * loops - base, row + loops)
-            counts[own], wanted[own] = self._due(state, after)
-            slots[own] = state.frontier.done
-        step = context.loop_step(base, counts, wanted)
-        self._fill(step, states, counts, slots, base)
-        step.place(slots)
-        step.run(LOOP)
-        starts, heads = ([0, *accumulate(of)] for of in (counts, wanted))
-        tokens = step.token[: heads[-1]].tolist()
-        scores = self._score(context, step, [end - few for end, few in zip(starts[1:], wanted, strict=True)], wanted)
-        found = []
-        for state in states:
-            row = state.sequence.batch_index * loops - base
-            for loop in reversed(range(loops)):  # the earliest tokens of the text stand at the deepest loop
-                if loop + 1 < loops and counts[row + loop]:
-                    at = starts[row + loop]
-                    state.frontier.arrive(loop, loop + 1, step.after_loop[at : at + counts[row + loop]])
-                else:
-                    state.frontier.pass_through(loop, loop + 1, counts[row + loop])
-            new, wrong = list[int](), False
-            for loop in reversed(range(loops)):
-                at, place = heads[row + loop], slots[row + loop] + counts[row + loop] - wanted[row + loop]
-                for n in range(wanted[row + loop]):
-                    choice = Choice(loop + 1, step.logits[at + n], tokens[at + n])
-                    wrong = self._settle(state, place + n + 1, choice, scores[at + n] if scores else 1.0, new, after)
-                    if wrong:
-                        break
-                if wrong:
-                    break
-            state.confirm(len(new))
-            found.append(new)
+        due = [self._due(state, after) for state in states]
+        rows = [row for of_state in due for row in of_state]
+        ran = self.launch(context, rows)
+        scores, found, end = self._score(context, rows, ran), list[list[int]](), 0
+        for state, own in zip(states, due, strict=True):
+            begin, end = end, end + len(own)
+            found.append(self._take(state, own, ran[begin:end], scores[begin:end], after))
         return found
 
-    def _due(self, state: WavefrontSequence, after: int) -> tuple[list[int], list[int]]:
-        """Of each loop the tokens that run it now, all that wait or none, and of how many of the last the logits are read."""
-        counts, wanted = list[int](), list[int]()
-        for loop, done in enumerate(state.frontier.done):
-            end = done + self._waiting(state, loop)
+    def launch(self, context: LoopContext, rows: Sequence[Row]) -> list[Ran]:
+        """Run the ``rows``, which rise, together, or each alone where the padding of a shared launch would overrun one."""
+        first, span = rows[0].index, rows[-1].index - rows[0].index + 1
+        counts, slots, wanted = [0] * span, [0] * span, [0] * span
+        for index, slot, given, logits in rows:
+            counts[index - first], slots[index - first], wanted[index - first] = len(given), slot, logits
+        if len(rows) > 1 and not context.loops_fit(first, counts, slots):
+            return [
+                Ran(states.copy(), logits.copy(), tokens)
+                for row in rows
+                for states, logits, tokens in self.launch(context, [row])
+            ]
+        step, begin = context.loop_step(first, counts, wanted), 0
+        for row in rows:
+            end, starts = begin + len(row.given), row.index % self.loops == 0
+            step.first_loop[begin:end] = starts
+            (step.input_ids if starts else step.before_loop)[begin:end] = row.given
+            begin = end
+        step.place(slots)
+        step.run(LOOP)
+        tokens, ran, begin, at = step.token[: sum(wanted)].tolist(), list[Ran](), 0, 0
+        for row in rows:
+            end, stop = begin + len(row.given), at + row.wanted
+            ran.append(Ran(step.after_loop[begin:end], step.logits[at:stop], tokens[at:stop]))
+            begin, at = end, stop
+        return ran
+
+    def _due(self, state: WavefrontSequence, after: int) -> list[Row]:
+        """The tokens that run now: of each loop all that wait, or none where all of them have chosen."""
+        rows, index, frontier = list[Row](), state.sequence.batch_index * self.loops, state.frontier
+        arriving = 0
+        for loop, done in enumerate(frontier.done):
+            end = frontier.done[loop - 1] if loop else state.num_tokens_with_drafts
             first = state.undecided(done, end) if loop else done
-            arriving = counts[-1] if counts else 0
             if first == end and end - done + arriving <= self.most_waiting:
-                first = end = done
+                arriving = 0
+                continue
+            arriving = end - done
+            given = frontier.states[loop][:arriving] if loop else state.tokens[done:end]
             reads = loop + 1 in self.stopping_loops or loop + 1 >= after
-            counts.append(end - done)
-            wanted.append(end - first if reads else 0)
-        return counts, wanted
+            rows.append(Row(index + loop, done, given, end - first if reads else 0))
+        return rows
 
-    def _score(self, context: LoopContext, step: LoopStep, begins: Sequence[int], counts: Sequence[int]) -> list[float]:
-        """What routers say of the states of ``counts[i]`` tokens of row i, from the step's token ``begins[i]`` on; none."""
-        return []
+    def _score(self, context: LoopContext, rows: Sequence[Row], ran: Sequence[Ran]) -> list[list[float]]:
+        """What routers say of each row's wanted tokens; 1 where there is none."""
+        return [[1.0] * row.wanted for row in rows]
 
-    @staticmethod
-    def _waiting(state: WavefrontSequence, loop: int) -> int:
-        return state.frontier.waiting(loop) if loop else state.num_tokens_with_drafts - state.frontier.done[0]
-
-    def _fill(
-        self, step: LoopStep, states: Sequence[WavefrontSequence], counts: Sequence[int], slots: Sequence[int], base: int
-    ) -> None:
-        """The tokens and states that the launch begins with."""
-        begin = 0
-        for state in states:
-            row = state.sequence.batch_index * self.loops - base
-            for loop in range(self.loops):
-                count, end = counts[row + loop], begin + counts[row + loop]
-                step.first_loop[begin:end] = loop == 0
-                if loop == 0:
-                    step.input_ids[begin:end] = state.tokens[slots[row] : slots[row] + count]
-                else:
-                    step.before_loop[begin:end] = state.frontier.states[loop][:count]
-                begin = end
+    def _take(
+        self, state: WavefrontSequence, rows: Sequence[Row], ran: Sequence[Ran], scores: Sequence[Sequence[float]], after: int
+    ) -> list[int]:
+        """Let a sequence's tokens arrive where its ``rows`` have taken them. Returns those that are final."""
+        frontier, new = state.frontier, list[int]()
+        ways = [*zip(rows, ran, scores, strict=True)][::-1]  # the earliest tokens of the text stand at the deepest loop
+        for row, after_loop, _ in ways:
+            loop = row.index % self.loops
+            if loop + 1 < self.loops:
+                frontier.arrive(loop, loop + 1, after_loop.states)
+            else:
+                frontier.pass_through(loop, loop + 1, len(row.given))
+        wrong = False
+        for row, (_, logits, tokens), judged in ways:
+            loop, place = row.index % self.loops, row.slot + len(row.given) - row.wanted
+            for n in range(row.wanted):
+                choice = Choice(loop + 1, logits[n], tokens[n])
+                wrong = wrong or self._settle(state, place + n + 1, choice, judged[n], new, after)
+        state.confirm(len(new))
+        return new
 
     def _settle(self, state: WavefrontSequence, place: int, choice: Choice, score: float, new: list[int], after: int) -> bool:
         """The token before the text's ``place`` has run ``choice.loop`` loops; what it chooses finally is appended to ``new``.
