@@ -87,8 +87,16 @@ def test_copies_of_the_text_start_together() -> None:
     assert row.depth.accepted["ngram"] and here.launches[LOOP] < len(row.new_tokens)
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 7, "logprobs": 2}, {"depth_budget": 4.5}])
-@pytest.mark.parametrize("router", ["max_probability", "mlp", "mlp+max_probability", "gate"])
+@pytest.mark.parametrize(
+    "router, params",
+    [
+        ("max_probability", {}),
+        ("mlp", {"temperature": 0.8, "seed": 7, "logprobs": 2}),
+        ("mlp+max_probability", {"depth_budget": 4.5}),
+        ("gate", {"temperature": 0.8, "seed": 7, "logprobs": 2}),
+        ("gate", {"depth_budget": 4.5}),
+    ],
+)
 def test_exit_stops_where_it_does_without_rows(router: str, params: dict[str, object]) -> None:
     """A token would leave at another loop because of what was guessed of it, and the certificate would not hold."""
     exits = [ExitInfo(end, "identity", router, 0.0, at, 0.4) for end, at in ((2, 0.55), (4, 0.45), (6, 0.5))]
