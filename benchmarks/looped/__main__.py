@@ -50,6 +50,7 @@ def add_speeds(report: Report, rows: Sequence[Mapping[str, Any]], prompts: int) 
     report.add("looped_loops_b8", by_place[LOOPS, 8]["ratio_median"])
     report.add("looped_differs", sum(row["differing_tokens"] for row in rows if row["arm"] in (EXACT, LOOPS)))
     report.add(f"looped_{EXIT}_speedup", by_place[EXIT, 1]["ratio_median"])
+    report.add(f"looped_{EXIT}_b8", by_place[EXIT, 8]["ratio_median"])
     report.add(f"looped_{EXIT}_loops", by_place[EXIT, 1]["loops"])
 
 

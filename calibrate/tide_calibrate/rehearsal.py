@@ -16,14 +16,15 @@ from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
-from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.errors import TideError
 
 from tide_calibrate.costs.model_costs import in_own_process
 from tide_calibrate.measured_target import CPU
 from tide_calibrate.temporary_bundle import TemporaryBundle
 
-POLICIES = ("exact", "exit")
+LOOPS = "exact:router"  # drafts from exits; of looped models from their loops, which the simulation does not run as rows
+POLICIES = {"exact": ("exact", DepthOptions()), "exit": ("exit", DepthOptions()), LOOPS: ("exact", DepthOptions(draft="router"))}
 SECONDS = 45.0  # for each policy and `full` beside it
 LEAST_PROMPTS = 8
 _RESAMPLES = 2000
@@ -78,13 +79,14 @@ def measure_policies(
     options = EngineOptions(target=target, policy="full", max_batch=1, threads=threads or ThreadOptions())
     found: dict[str, Rehearsal] = {}
     with Engine.load(bundle, options) as full:
-        for policy in POLICIES:
+        for name, (policy, depth) in POLICIES.items():
             try:
-                own = full.with_options(replace(options, policy=policy))
+                own = full.with_options(replace(options, policy=policy, depth=depth))
             except TideError:  # no exit has a certified threshold, say
                 continue
             with own:
-                found[policy] = _rehearsal(_in_turn(full, own, prompts, new_tokens, policy, seconds))
+                if name != LOOPS or own.policy.loops_as_rows:
+                    found[name] = _rehearsal(_in_turn(full, own, prompts, new_tokens, policy, seconds))
     return found
 
 

@@ -95,7 +95,8 @@ class Engine:
         )
         self.admission = Admission(bundle.manifest, self.tokenizer, self.policy.check_params, self.grammars, adapters)
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
-        self._memory = memory = StateMemory.of(self.backend.kv_bytes_per_token, self.backend.state_bytes)
+        rows = self.backend if self.policy.uses_draft_head else self.backend.without_draft_head()
+        self._memory = memory = StateMemory.of(rows.kv_bytes_per_token, rows.state_bytes)
         on_device = getattr(loaded, "device", None) is not None
         blocks = kv_blocks(memory, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len, on_device)
         caches_prefixes = options.prefix_cache and self.policy.can_resume and self.backend.has_prefix_blocks
@@ -120,8 +121,8 @@ class Engine:
             self._prefix_disk(tree),
         )
         finish = partial(_finished, self.policy.name, self.tokenizer, self.manifest, options, self._metrics)
-        rows = {"loops_as_rows": True} if self.policy.loops_as_rows else {}
-        make_context = partial(self.backend.context, self.max_batch, blocks if caches_prefixes else 0, **rows)
+        as_rows = {"loops_as_rows": True} if self.policy.loops_as_rows else {}
+        make_context = partial(rows.context, self.max_batch, blocks if caches_prefixes else 0, **as_rows)
         self._loop = EngineLoop(self.policy, make_context, scheduler, finish, self._metrics)
         weakref.finalize(self, self._loop.stop, abort=True)
 

@@ -7,11 +7,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from export.looped_tiny import saved
 from runtime.conftest import bundle, exits_bundle, hf_model_directory, load
 from tide_calibrate.rehearsal import LEAST_PROMPTS, _rehearsal, measure_policies, rehearse
 from tide_calibrate.text.documents import Windows
 from tide_calibrate.train import Captured
+from tide_runtime import ThreadOptions
 from tide_runtime.errors import CalibrationError
+
+from tide_export import ExportConfig, export
 
 __all__ = ["bundle", "exits_bundle", "hf_model_directory", "load"]
 
@@ -35,6 +39,13 @@ def test_each_policy_that_the_bundle_has_is_measured(exits_bundle: Path, bundle:
     assert {one.prompts for one in found.values()} == {LEAST_PROMPTS}
     assert all(0 < one.low <= one.speedup <= one.high for one in found.values())
     assert set(measure_policies(bundle, prompts[:2], 4, seconds=0.0)) == {"exact"}
+
+
+def test_drafts_from_loops_are_measured_too(tmp_path: Path) -> None:
+    """The speed of a looped model's loops would be that of exits, as the simulation runs no rows."""
+    export(str(saved("ouro", tmp_path / "model")), tmp_path / "bundle", ExportConfig(max_seq_len=64, tokenizer="none"))
+    found = measure_policies(tmp_path / "bundle", [[3, 40, 99, 7]] * 2, 4, seconds=0.0, threads=ThreadOptions(1))
+    assert {"exact", "exact:router"} <= set(found)
 
 
 def test_prompts_come_from_the_test_split() -> None:

@@ -4,12 +4,15 @@ the sequence, and texts are the model's own."""
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 from export.architectures import LAYERS, tiny_model
+from export.looped_tiny import made, nanbeige
 from export.stub_calibration import write_calibration
 from export.tiny_drafters import TinyDrafter, guesses_after, measured
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
@@ -157,6 +160,30 @@ def test_guesses_after_a_hit_in_the_prefix_cache(
     compare(guesses, drafter, model, least=20)
 
 
+def test_a_block_that_two_texts_share_before_they_part(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: the pair at the end of a shared block keeps the next token of the text that was first, and guesses get worse."""
+    held: list[np.ndarray] = []
+
+    def spy(context: ExecutionContext, pairs: list[Pairs], guess: bool = True) -> DraftGuesses:
+        made = run_draft_head(context, pairs, guess)
+        caches = context.caches.arrays  # type: ignore[attr-defined]
+        held[:] = [caches[f"{kind}_cache_{LAYERS}"][pairs[0].row, :, :48].copy() for kind in ("key", "value")]
+        return made
+
+    monkeypatch.setattr(head_drafter, "run_draft_head", spy)
+    shared, asked = [*range(20, 52)], GenerationParams(max_new_tokens=2, ignore_eos=True)
+    first, second = [*shared, 90, 91, 92], [*shared, *range(1, 20)]
+    with load(bundle, max_batch=1) as engine:
+        for prompt in (first, second, second):
+            (found,) = engine.generate([prompt], asked)
+    assert found.stats.prefix_tokens == 48
+    kept = [*held]
+    with load(bundle, max_batch=1, prefix_cache=False) as engine:
+        engine.generate([second], asked)
+    for own, wanted in zip(kept, held, strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_a_text_that_the_head_does_not_draft_for_is_read_all_the_same(
     bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,17 +221,43 @@ def test_with_exits_and_low_bit_weights(model: PreTrainedModel, drafter: TinyDra
     assert texts["router"] == texts["none"] == texts["all"]
 
 
-def test_a_recurrent_model_keeps_its_states(tmp_path: Path) -> None:
-    """Breaks: a launch of the head, which reads no states, begins a text anew in them or moves them to the other buffer."""
-    recurrent = family_model("lfm2")
-    drafter = TinyDrafter(recurrent, (1,))
-    write_bundle(LoadedModel(recurrent, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
+@pytest.mark.parametrize("family", ["lfm2", "nanbeige"])
+def test_recurrent_and_looped_models(family: str, tmp_path: Path, guesses) -> None:
+    """Breaks: a launch of the head, which reads no states, begins a text anew in them or moves them to the other buffer; or its
+    cache is taken for one of a loop. With prefix hits, chunks beside decodes, and preemption."""
+    other = made(nanbeige()) if family == "nanbeige" else family_model(family)
+    drafter = TinyDrafter(other, (1,))
+    write_bundle(LoadedModel(other, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
     with load(tmp_path, "full", max_batch=4) as engine:
-        own = engine.generate(PROMPTS, ASKED)
+        own = [g.token_ids for g in engine.generate(PROMPTS, ASKED)]
+        longer = [[*prompt, *text] for prompt, text in zip(PROMPTS[:3], own, strict=False)]
+        more = [g.token_ids for g in engine.generate(longer, ASKED)]
+        block = engine.backend.kv_bytes_per_token * 16 + engine.backend.state_bytes
     with load(tmp_path, max_batch=4, prefill_chunk=16) as engine:
-        drafted, again = engine.generate(PROMPTS, ASKED), engine.generate(PROMPTS, ASKED)
-    assert all(g.stats.drafted["head"] for g in drafted)
-    assert [g.token_ids for g in drafted] == [g.token_ids for g in again] == [g.token_ids for g in own]
+        drafted, later = engine.generate(PROMPTS, ASKED), engine.generate(longer, ASKED)
+    assert all(g.stats.drafted["head"] for g in drafted) and any(g.stats.prefix_tokens for g in later)
+    assert [g.token_ids for g in drafted] == own and [g.token_ids for g in later] == more
+    guesses.clear()
+    with load(tmp_path, max_batch=8, prefill_chunk=16, kv_memory=9 * block, prefix_cache=False) as engine:
+        assert [g.token_ids for g in engine.generate(PROMPTS, ASKED)] == own
+        assert engine.stats().preemptions > 0
+    compare(guesses, drafter, other, least=50)
+    options = EngineOptions(policy="exact", verify=False, max_batch=8, prefill_chunk=16, kv_memory=9 * block)
+    with Engine.load(tmp_path, options) as engine:  # with all drafters, which leave the head out where loops are rows
+        assert [g.token_ids for g in engine.generate(PROMPTS, ASKED)] == own
+
+
+@pytest.mark.parametrize("draft, layers", [("head", LAYERS + 1), ("ngram", LAYERS)])
+def test_rows_have_a_cache_for_a_head_that_guesses_only(bundle: Path, draft: str, layers: int) -> None:
+    """Breaks: keys and values of a head that never guesses take memory from texts, or one that guesses has none."""
+    manifest, options = read_manifest(bundle), EngineOptions(policy="exact", max_batch=1, verify=False)
+    bytes_of = {layer: 4 * kv.heads * (kv.key_dim + kv.value_dim) for layer, kv in manifest.caches.items()}
+    with Engine.load(bundle, replace(options, depth=DepthOptions(draft=draft))) as engine:
+        texts = [engine.generate([PROMPTS[3]], ASKED)[0].token_ids for _ in range(2)]
+        assert engine.stats().prefix_bytes == 3 * 16 * sum(bytes_of[layer] for layer in range(layers))
+        with engine.with_options(replace(options, policy="full")) as full:
+            assert [g.token_ids for g in full.generate([PROMPTS[3]] * 2, ASKED)] == texts
+            assert full.stats().prefix_bytes == 3 * 16 * sum(bytes_of[layer] for layer in range(LAYERS))
 
 
 def test_the_manifest_describes_the_head(bundle: Path, drafter: TinyDrafter) -> None:

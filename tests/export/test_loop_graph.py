@@ -51,3 +51,14 @@ def test_texts_are_those_of_full_depth_in_fewer_passes(bundle: Bundle, params: d
             assert sum(one.stats.accepted.get("loop", 0) for one in found)
             passes = rows.backend.launches["segment_0"] - before.get("segment_0", 0)
             assert passes == len(prompts), "tokens are decoded by the graph of all loops"
+
+
+def test_a_prompt_that_joins_between_others(bundle: Bundle) -> None:
+    """The padding of the others' launch would overwrite the first keys of a row that does not decode yet."""
+    lengths = (24, 4, 24, 20)  # the last one takes the second's row
+    with Engine.load(bundle[0], OPTIONS) as engine:
+        asked = [GenerationParams(max_new_tokens=count, ignore_eos=True) for count in lengths]
+        prompts = [*PROMPTS, [9, 4, 7, 7, 2, 6]]
+        alone = [engine.generate([ids], own)[0].token_ids for ids, own in zip(prompts, asked, strict=True)]
+        handles = [engine.submit(ids, own) for ids, own in zip(prompts, asked, strict=True)]
+        assert [handle.result().token_ids for handle in handles] == alone

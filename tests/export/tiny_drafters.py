@@ -9,6 +9,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
+from tide_export.boundaries import at_boundaries
 from tide_export.drafters.base import Drafter, MeasuredDrafter, positions_of
 
 SHARPNESS = 12.0  # of the head: its likeliest token is one in spite of rounding
@@ -66,8 +67,9 @@ def measured(drafter: Drafter) -> MeasuredDrafter:
 @torch.no_grad()
 def guesses_after(drafter: Drafter, model: PreTrainedModel, tokens: list[int], count: int) -> tuple[list[int], list[float]]:
     """``count`` guesses after ``tokens`` by the modules over the whole text, and by how much each logit exceeds the second."""
-    kept = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
-    assert max(drafter.taps) < len(kept) - 1  # the last one is normed
+    kept: dict[int, Tensor] = {}
+    with at_boundaries(model, kept.__setitem__):
+        model(torch.tensor([tokens]))
     before = drafter.fuse(torch.cat([kept[tap] for tap in drafter.taps], -1))[:, :-1]
     following, guesses, margins = tokens[1:], list[int](), list[float]()
     for _ in range(count):

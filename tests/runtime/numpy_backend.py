@@ -79,6 +79,9 @@ class NumpyBackend:
     def with_bits(self, bits: str) -> NumpyBackend:
         return self
 
+    def without_draft_head(self) -> NumpyBackend:
+        return self
+
     def context(self, capacity: int, prefix_blocks: int = 0) -> NumpyContext:
         return NumpyContext(self, capacity, prefix_blocks)
 
@@ -106,6 +109,9 @@ class NumpyContext:
 
     def loop_step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> NumpyLoopStep:
         return NumpyLoopStep(self, first_row, counts, wanted)
+
+    def loops_fit(self, first_row: int, counts: Sequence[int], slots: Sequence[int]) -> bool:
+        return self.ends.loops_fit(self.loops, first_row, counts, slots)
 
     @property
     def loops(self) -> int:
@@ -286,7 +292,12 @@ class NumpyLoopStep:
         self._places: Sequence[int] | None = None
 
     def place(self, lengths: Sequence[int]) -> None:
-        self._places = lengths
+        context, longest = self._context, max(self._counts)
+        self._places = context.ends.loop_starts(context.loops, self._first, self._counts, lengths)
+        assert max(self._places) + longest <= context.ends.limit, "padding overruns a row"
+        for row, (place, count) in enumerate(zip(self._places, self._counts, strict=True), self._first):
+            if count:
+                context.ends.reach(row // context.loops, place + count)
 
     def run(self, graph: str) -> None:
         context, backend = self._context, self._context.backend
@@ -299,8 +310,7 @@ class NumpyLoopStep:
             (row, loop), end = divmod(self._first + index, context.loops), begin + count
             assert (self.first_loop[begin:end] == (loop == 0)).all()
             layers, positions = range(loop * count_of_loop, (loop + 1) * count_of_loop), place + np.arange(count)
-            if count:  # and a row of padding
-                context.keys[layers, row, place + count : place + count + 1] = GARBAGE
+            context.keys[layers, row, place + count : place + max(self._counts)] = GARBAGE  # padding
             visible = np.arange(context.keys.shape[2]) <= positions[:, None]
             hidden = backend.model.embed(self.input_ids[begin:end], positions) if loop == 0 else self.before_loop[begin:end]
             for layer in layers:

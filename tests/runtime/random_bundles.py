@@ -55,7 +55,7 @@ def cases(draw: st.DrawFn, *, sampling: bool, positions: tuple[int, int] = (8, 2
     model = TinyTransformer(int(random.integers(50)), strengths, int(random.integers(5, 18)), int(random.integers(*positions)))
     cuts = random.permutation(np.arange(1, layers))[: draw(st.sampled_from([1, 2, 3, 3]))]
     checkpoints = sorted(cuts.tolist())
-    exits = _exits(random, checkpoints, layers, draw(st.booleans()))
+    exits = random_exits(random, checkpoints, layers, draw(st.booleans()))
     tails = any(info.tail_layers for info in exits)
     options = DepthOptions(
         draft=draw(st.sampled_from(["all", "all", "router", "router", "ngram", "none"])),
@@ -79,7 +79,7 @@ def cases(draw: st.DrawFn, *, sampling: bool, positions: tuple[int, int] = (8, 2
     )
 
 
-def _exits(random: np.random.Generator, checkpoints: list[int], layers: int, tails: bool) -> list[ExitInfo]:
+def random_exits(random: np.random.Generator, checkpoints: list[int], layers: int, tails: bool) -> list[ExitInfo]:
     heads = ["identity", "linear"]
     if tails and len(checkpoints) > 1:
         heads = [f"tail:{layers - checkpoints[-1]}"]

@@ -211,6 +211,9 @@ class LoopContext(ExecutionContext, Protocol):
     def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
         """A step of ``counts[i]`` tokens of each row from ``first_index`` on, and logits of the last ``wanted[i]`` of them."""
 
+    def loops_fit(self, first_index: int, counts: Sequence[int], slots: Sequence[int]) -> bool:
+        """`fits_together` for a `loop_step`."""
+
 
 class Backend(Protocol):
     """A loaded target. Those of GPUs have a ``device``, see `wait_for`."""
@@ -264,6 +267,9 @@ class Backend(Protocol):
     def with_bits(self, bits: str) -> Backend:
         """The same sessions as `EngineOptions.bits` says; ``fast``: launches are not padded and `row_padding` is None. Targets of
         GPUs, which do not pad, are the same with both."""
+
+    def without_draft_head(self) -> Backend:
+        """The same sessions for policies that do not run the draft head: rows have no cache for it. Targets of GPUs keep it."""
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         """A new execution context: KV caches for ``capacity`` sequences, memory for ``prefix_blocks`` of a prefix cache."""

@@ -29,12 +29,14 @@ class KVCaches:
     Args:
         spare_slots: slots beyond max_seq_len, which steps pad into.
         loops: how often the model runs its layers, where a row's caches of all loops are to lie side by side; else 1.
+        of_draft_head: also the cache of the draft head, if it has one.
 
     Attributes:
         arrays: name (``key_cache_i``, ``value_cache_i``) → [rows, heads, slots, head_dim], of ``loops`` more than 1 a single row
             of which is contiguous, else all. The arrays are never replaced, so bindings to them stay valid until `close`.
         by_loop: the same memory, of the layers of the first loop: name → [rows · loops, heads, slots, head_dim], contiguous; row
             r · loops + n has the n-th loop's keys and values of row r.
+        pairs: names of a draft head's caches, slot p of which depends on token p + 1 too.
         limit: slots that a step may write, max_seq_len + spare_slots.
         slots: ``limit``, rounded up to whole pages for each row where few slots make up the difference.
         block_bytes: bytes of BLOCK_TOKENS tokens over all layers.
@@ -42,11 +44,19 @@ class KVCaches:
     Raises DeviceMemoryError when the operating system refuses the address space.
     """
 
-    def __init__(self, manifest: Manifest, dtype: type[np.generic], rows: int, spare_slots: int = 0, loops: int = 1) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        dtype: type[np.generic],
+        rows: int,
+        spare_slots: int = 0,
+        loops: int = 1,
+        of_draft_head: bool = True,
+    ) -> None:
         itemsize, layers = np.dtype(dtype).itemsize, len(manifest.layers) // loops
         shapes = {
             f"{kind}_cache_{layer}": (kv.heads, head_dim)
-            for layer, kv in manifest.caches.items()
+            for layer, kv in (manifest.caches if of_draft_head else manifest.kv).items()
             if layer < layers or loops == 1  # beside rows of loops no draft head guesses
             for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim))
         }
@@ -66,6 +76,8 @@ class KVCaches:
             for name, array in self.by_loop.items()
             for kind, _, layer in (name.rpartition("_"),)
         }
+        of_head = {f"{kind}_cache_{layer}" for kind in ("key", "value") for layer in manifest.caches.keys() - manifest.kv.keys()}
+        self.pairs = of_head & self.arrays.keys()
 
     def release(self, row: int) -> None:
         """Give the physical memory of ``row`` back to the operating system; its slots are zero afterwards.

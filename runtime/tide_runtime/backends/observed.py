@@ -43,6 +43,9 @@ class _ObservedBackend(_Delegate):
     def with_adapters(self, adapters: Sequence[LoraAdapter]) -> Backend:
         return observed(self._inner.with_adapters(adapters), self._observer)
 
+    def without_draft_head(self) -> Backend:
+        return observed(self._inner.without_draft_head(), self._observer)
+
     def context(self, capacity: int, prefix_blocks: int = 0, **options: Any) -> ExecutionContext:
         inner = self._inner.context(capacity, prefix_blocks, **options)
         return cast(ExecutionContext, _ObservedContext(inner, self._observer, partial(wait_for, self._inner)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,24 @@ from tide_runtime.backends.kv_caches import BLOCK_TOKENS, KVCaches
 from tide_runtime.backends.step_arrays import RowEnds
 
 
+class _Kept(NamedTuple):
+    """``cached``: a cache, [heads, rows, blocks of a row, tokens, head_dim], or [heads, rows, slots, head_dim] of ``pairs``.
+    ``kept``: its part of the blocks, [heads, blocks, tokens, head_dim]."""
+
+    cached: NDArray[np.generic]
+    kept: NDArray[np.generic]
+    pairs: bool
+
+    def place(self, first: int, count: int) -> slice | NDArray[np.intp]:
+        """Where ``count`` blocks of a row are, from number ``first`` on."""
+        return _pair_slots(first, count) if self.pairs else slice(first, first + count)
+
+
 class PrefixBlocks(KeptPieces):
     """``blocks`` blocks with ids from 0 on. A block holds all layers in one piece.
+
+    A draft head's pair belongs to the block of its second token, as a block may go on with another one: these caches are kept one
+    slot earlier, and the pair of a prefix's last token is not kept.
 
     Args:
         ends: told how far `load` fills a row, so that no padding lands there.
@@ -27,46 +44,49 @@ class PrefixBlocks(KeptPieces):
     def __init__(self, caches: KVCaches, blocks: int, ends: RowEnds | None = None) -> None:
         super().__init__(blocks, caches.block_bytes)
         self._ends = ends
-        self._copies: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
+        self._copies: list[_Kept] = []
         self.layout, offset = f"blocks of {BLOCK_TOKENS} tokens", 0
         for name, array in caches.arrays.items():
             rows, heads, slots, head_dim = array.shape
-            self.layout += f", {name} {array.dtype.str} [{heads}, {head_dim}]"
-            whole = slots // BLOCK_TOKENS
-            # [heads, rows, blocks of a row, tokens, head_dim] and [heads, blocks, tokens, head_dim]
-            cached = array[:, :, : whole * BLOCK_TOKENS].reshape(rows, heads, whole, BLOCK_TOKENS, head_dim).swapaxes(0, 1)
+            pairs, whole = name in caches.pairs, slots // BLOCK_TOKENS
+            self.layout += f", {name}{' of pairs' * pairs} {array.dtype.str} [{heads}, {head_dim}]"
+            cached = array.swapaxes(0, 1)
+            if not pairs:
+                cached = cached[:, :, : whole * BLOCK_TOKENS].reshape(heads, rows, whole, BLOCK_TOKENS, head_dim)
             size = heads * BLOCK_TOKENS * head_dim
             piece = self._pieces[:, offset : offset + size * array.itemsize]
             kept = piece.view(array.dtype).reshape(blocks, heads, BLOCK_TOKENS, head_dim).swapaxes(0, 1)
-            self._copies.append((cached, kept))
+            self._copies.append(_Kept(cached, kept, pairs))
             offset += size * array.itemsize
 
     def save(self, row: int, first: int, ids: Sequence[int]) -> None:
         """Copy the blocks ``first``, ``first`` + 1, … of ``row`` (slots from ``first`` × BLOCK_TOKENS on) into ``ids``."""
         self.change(ids)
         index = np.asarray(ids, np.intp)
-        for cached, kept in self._copies:
-            kept[:, index] = cached[:, row, first : first + len(index)]
+        for one in self._copies:
+            one.kept[:, index] = one.cached[:, row, one.place(first, len(index))]
 
     def load(self, ids: Sequence[int], row: int) -> None:
         """Copy the blocks ``ids`` into ``row``, from slot 0 on."""
         index = np.asarray(ids, np.intp)
-        for cached, kept in self._copies:
-            cached[:, row, : len(index)] = kept[:, index]
+        for one in self._copies:
+            one.cached[:, row, one.place(0, len(index))] = one.kept[:, index]
         self.reach(row, len(index))
 
     def write_row(self, row: int, block: int, content: NDArray[np.uint8]) -> None:
         """Copy the bytes of a block into the slots from ``block`` × BLOCK_TOKENS of ``row`` on."""
         offset = 0
-        for cached, _ in self._copies:
-            part = cached[:, row, block]
-            part[...] = content[offset : offset + part.nbytes].view(part.dtype).reshape(part.shape)
-            offset += part.nbytes
+        for one in self._copies:
+            heads, _, tokens, head_dim = one.kept.shape
+            size = heads * tokens * head_dim * one.kept.itemsize
+            part = content[offset : offset + size].view(one.kept.dtype).reshape(heads, 1, tokens, head_dim)
+            one.cached[:, row, one.place(block, 1)] = part
+            offset += size
 
     def clear(self, block: int, tokens: int) -> None:
         """Zero what ``block`` holds after its first ``tokens``."""
-        for _, kept in self._copies:
-            kept[:, block, tokens:] = 0
+        for one in self._copies:
+            one.kept[:, block, tokens:] = 0
 
     def reach(self, row: int, blocks: int) -> None:
         """Say that ``row`` is filled up to so many blocks."""
@@ -76,3 +96,9 @@ class PrefixBlocks(KeptPieces):
     def close(self) -> None:
         self._copies.clear()
         super().close()
+
+
+def _pair_slots(first: int, count: int) -> NDArray[np.intp]:
+    """[count, BLOCK_TOKENS] slots of the pairs whose second tokens are in ``count`` blocks from number ``first`` on; in the place
+    before the first pair, slot 1 once more."""
+    return np.abs(np.arange(first * BLOCK_TOKENS - 1, (first + count) * BLOCK_TOKENS - 1)).reshape(count, BLOCK_TOKENS)

@@ -47,7 +47,7 @@ class ExactDepth:
     ) -> None:
         self.executor, self.num_layers = Executor(manifest), manifest.model.num_layers
         self.speculator = Speculator(manifest, options, self.executor, passes, with_exits, follows_clock=same_bits)
-        self.lookahead = self.speculator.limit + 1
+        self.lookahead, self.uses_draft_head = self.speculator.limit + 1, self.speculator.head.info is not None
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)

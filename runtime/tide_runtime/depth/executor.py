@@ -151,11 +151,7 @@ class Executor:
         for place, (score, may, token) in enumerate(zip(scores, passed, tokens, strict=True)):
             if may:
                 logits = step.logits[place]
-                if not info.decides_before_head:
-                    score = probability(logits, token)  # NaN of logits that hold one
-                elif not is_finite(logits, token):
-                    score = math.nan
-                guesses.append(Guess(score, token, logits))
+                guesses.append(Guess(head_score(info, score, logits, token), token, logits))
             else:
                 guesses.append(Guess(score, -1, None))
         return guesses
@@ -166,8 +162,7 @@ class Executor:
         if not info.has_mlp:
             return [1.0] * len(least), [True] * len(least)
         scores = step.score[: len(least)].tolist()
-        gates = least if info.decides_before_head else [min(enough, 0.0) or info.mlp_threshold or 0.0 for enough in least]
-        return scores, [score >= gate for score, gate in zip(scores, gates, strict=True)]  # a NaN passes no gate
+        return scores, [passes_mlp(info, score, enough) for score, enough in zip(scores, least, strict=True)]
 
     def fill(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
         """Project the keys and values of the layers that the chosen sequences' tokens skipped, each token's from the state it
@@ -234,6 +229,19 @@ class Executor:
                 sequence.frontier.arrive(first, stop, step.hidden[stop - 1][begin : begin + count])
             begin += count
         return step
+
+
+def passes_mlp(info: ExitInfo, score: float, least: float) -> bool:
+    """Whether the MLP's ``score`` lets the head be run for a token that stops from ``least`` on. A NaN never does."""
+    return score >= (least if info.decides_before_head else min(least, 0.0) or info.mlp_threshold or 0.0)
+
+
+def head_score(info: ExitInfo, score: float, logits: NDArray[np.floating], token: int) -> float:
+    """What decides about a token with the head's ``logits``, ``token`` their argmax: NaN of logits that hold one, else the
+    MLP's ``score`` or the argmax's probability."""
+    if not info.decides_before_head:
+        return probability(logits, token)
+    return score if is_finite(logits, token) else math.nan
 
 
 def probability(logits: NDArray[np.floating], likeliest: int) -> float:

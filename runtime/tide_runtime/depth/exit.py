@@ -14,7 +14,6 @@ from time import perf_counter
 from typing import cast
 
 from tide_runtime.backends.base import ExecutionContext
-from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.batch_speedup import ExitGate
 from tide_runtime.costs.cost_model import CostModel
@@ -22,23 +21,13 @@ from tide_runtime.depth.early_exit_prefill import ExitingPrefill
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.full import FullDepth
-from tide_runtime.depth.options import DepthOptions, check_fills, check_rotary, check_tails, gate_threshold, no_exit, too_deep
+from tide_runtime.depth.options import DepthOptions, check_fills, check_rotary, check_tails
 from tide_runtime.depth.policy import DevicePlan, PromptChunk
 from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
 from tide_runtime.depth.speculation.record import Backoff, exit_backoff
-from tide_runtime.errors import ParamsError
+from tide_runtime.depth.stops import ANY_SCORE, Stop, adds_up, check_budget, is_over_budget, least_of_sum, stops_of
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence, note_depth_time
-
-_ANY_SCORE = -1.0  # below every score but NaN
-
-
-@dataclass(frozen=True)
-class Stop:
-    """An exit that may be taken, and the least score for it; of the model's own rule the least sum of probabilities."""
-
-    exit: Exit
-    threshold: float
 
 
 @dataclass
@@ -84,22 +73,19 @@ class ExitDepth:
         evaluates_always: exits are evaluated for every token, also where that does not pay.
     """
 
-    name, lookahead, runs_every_layer, loops_as_rows = "exit", 1, False, False
+    name, lookahead, runs_every_layer = "exit", 1, False
+    uses_draft_head, loops_as_rows = False, False
 
     def __init__(self, manifest: Manifest, options: DepthOptions, concurrency: int = 1, evaluates_always: bool = False) -> None:
         self.manifest, self.options = manifest, options
-        self.adds_up = options.exit_rule == "model"
+        self.adds_up = adds_up(options)
         self.evaluates_always = evaluates_always or self.adds_up  # the model's rule is one of quality, whatever it gains
         self.executor = Executor(manifest)
         self.num_layers, self.costs, self.concurrency = manifest.model.num_layers, CostModel.of(manifest), concurrency
         self.full = FullDepth()
         propagate = options.kv == "propagate"
         self.skipped: SkippedLayers = Propagated(self.executor) if propagate else Deferred(self.executor)
-        gate = gate_threshold(manifest, options) if self.adds_up else options.threshold
-        stops = [Stop(e, t) for e in self.executor.exits if (t := e.info.exit_threshold if gate is None else gate) is not None]
-        self.stops = [stop for stop in stops if stop.exit.info.checkpoint >= options.min_depth]
-        if not self.stops:
-            raise ParamsError(too_deep(stops[-1].exit.info.checkpoint, options) if stops else no_exit(manifest))
+        self.stops = stops_of(manifest, options)
         self._exits = [stop.exit for stop in self.stops]
         known = manifest.calibration if options.threshold is None else None  # other thresholds have other shares
         shares = {int(layers): share for layers, share in known.exit_depths.items()} if known is not None else {}
@@ -120,22 +106,8 @@ class ExitDepth:
         drafted = any(stop.exit.info.tail_layers for stop in self.stops)
         return self.options.kv == "deferred" and not self.options.prefill_exit and not drafted
 
-    @property
-    def least_depth(self) -> float:
-        """Layers per token that a text takes at least: the first exit's, and all of them where `max_exit_streak` forces it."""
-        streak, shallow = self.options.max_exit_streak, self.stops[0].exit.layers
-        return (streak * shallow + self.num_layers) / (streak + 1) if streak else shallow
-
     def check_params(self, params: GenerationParams) -> None:
-        budget, least, streak = params.depth_budget, self.least_depth, self.options.max_exit_streak
-        if budget is not None and budget < least:
-            then = (
-                f" and max_exit_streak {streak} sends one token in {streak + 1} through all {self.num_layers}" if streak else ""
-            )
-            raise ParamsError(
-                f"depth_budget is {budget} layers, the first exit comes after {self.stops[0].exit.layers}{then}; "
-                f"set it to at least {least:g}"
-            )
+        check_budget(params, self.stops, self.options, self.num_layers)
 
     def device_plan(self, pads_sequences: bool) -> DevicePlan | str:
         if not pads_sequences:
@@ -221,7 +193,7 @@ class ExitDepth:
                 self.skipped.make_way(context, states, undecided)
                 self.executor.advance(context, states, undecided, first, stop.exit.boundary)
             wanted = [self._least(states[i], stop) for i in undecided]
-            least = [_ANY_SCORE if self._over_budget(states[i]) else enough for i, enough in zip(undecided, wanted, strict=True)]
+            least = [ANY_SCORE if self._over_budget(states[i]) else enough for i, enough in zip(undecided, wanted, strict=True)]
             guesses = self.executor.evaluate(context, states, undecided, stop.exit, least)
             for i, guess, enough, freely in zip(undecided, guesses, least, wanted, strict=True):
                 evaluated[i][number] = 1
@@ -316,8 +288,7 @@ class ExitDepth:
 
     def _over_budget(self, state: ExitState) -> bool:
         """Whether a full-depth token would take more layers per token than the request may."""
-        budget, depths = state.sequence.params.depth_budget, state.sequence.depth.token_depths
-        return budget is not None and sum(depths) + self.num_layers > budget * (len(depths) + 1)
+        return is_over_budget(state.sequence, self.num_layers)
 
     def _must_go_deep(self, state: ExitState) -> bool:
         """Whether as many tokens as allowed have stopped early one after the other."""
@@ -339,11 +310,5 @@ class ExitDepth:
                 states[i].num_complete = states[i].frontier.done[-1]
 
     def _least(self, state: ExitState, stop: Stop) -> float:
-        """The score from which on the last token stops there.
-
-        By the model's own rule (Ouro, arXiv:2510.25741) its gate leaves loop r with the probability λ_r · Π(1 - λ_j) over the
-        loops j before. The token stops where these add up to the threshold: where 1 - (1 - λ_r) · Π(1 - λ_j) reaches it.
-        """
-        if not self.adds_up:
-            return stop.threshold
-        return 1 - (1 - stop.threshold) / state.staying if state.staying else 0.0
+        """The score from which on the last token stops there."""
+        return least_of_sum(stop, state.staying) if self.adds_up else stop.threshold

@@ -14,7 +14,8 @@ from tide_runtime.sequence import TokenSequence
 class FullDepth:
     """Every segment for every token."""
 
-    name, lookahead, can_resume, runs_every_layer, loops_as_rows = "full", 1, True, True, False
+    name, lookahead, can_resume, runs_every_layer = "full", 1, True, True
+    uses_draft_head, loops_as_rows = False, False
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)

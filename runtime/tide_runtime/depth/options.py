@@ -20,9 +20,9 @@ class DepthOptions:
     """Options of the policies ``exact`` and ``exit``; ``full`` has none.
 
     Args:
-        draft: what ``exact`` drafts with: ``router`` (early exits), ``ngram`` (copies from the text so far and from earlier
-            replies), ``head`` (the draft head), ``grammar`` (tokens that a request's grammar forces), ``all`` of them that the
-            bundle has, or ``none``.
+        draft: what ``exact`` drafts with, and ``exit`` where a looped model's loops are rows: ``router`` (early exits, loops),
+            ``ngram`` (copies from the text so far and from earlier replies), ``head`` (the draft head), ``grammar`` (tokens that
+            a request's grammar forces), ``all`` of them that the bundle has, or ``none``.
         draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers; None: the calibration's.
         max_wait_steps: in a batch, how many steps a row that needs depth waits for others that need it too.
         threshold: replaces the certified thresholds of ``exit``, 0 … 1; None keeps them. Shown in the stats.

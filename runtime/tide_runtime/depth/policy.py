@@ -67,6 +67,10 @@ class EnginePolicy(DepthPolicy, Protocol):
         """Whether each token's logits are those of all layers, as a prefill gives them."""
 
     @property
+    def uses_draft_head(self) -> bool:
+        """Whether it runs the draft head, so that rows keep the cache that one may have."""
+
+    @property
     def loops_as_rows(self) -> bool:
         """Whether it steps in a `LoopContext`."""
 

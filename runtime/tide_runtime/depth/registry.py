@@ -5,6 +5,7 @@ from __future__ import annotations
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.exit_wavefront import ExitWavefront, takes_rows
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import BackendFacts, LoadedPolicy
@@ -38,8 +39,9 @@ def make_policy(name: str, manifest: Manifest, options: DepthOptions, facts: Bac
     with_exits = with_exits and not facts.adapted
     if name == "full" or (name == "exact" and facts.rounds and not facts.same_bits):
         return FullDepth()
-    if name == "exact" and facts.loop_costs is not None and options.draft in ("all", "router"):
-        return WavefrontDepth(manifest, options, facts.loop_costs())
+    loops = facts.loop_costs if options.draft in ("all", "router") else None
+    if name == "exact" and loops is not None:
+        return WavefrontDepth(manifest, options, loops())
     if name == "exact":
         return ExactDepth(manifest, options, facts.pass_costs, with_exits, facts.same_bits)
     if name == "exit":
@@ -48,5 +50,7 @@ def make_policy(name: str, manifest: Manifest, options: DepthOptions, facts: Bac
                 "policy exit cannot run this model: a token that skips a recurrent layer leaves its state behind, and bringing "
                 "it up to date takes most of the layer's work, so nothing would be saved; use policy exact, which drafts instead"
             )
+        if loops is not None and takes_rows(manifest, options):
+            return ExitWavefront(manifest, options, loops())
         return ExitDepth(manifest, options, facts.concurrency)
     raise ParamsError(f"policy is {name!r}; set it to one of: auto, full, exact, exit")

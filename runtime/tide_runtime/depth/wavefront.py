@@ -8,20 +8,23 @@ launches.
 
 Copies from texts, and what a grammar forces, go on where the guesses on their way agree with them: several tokens then start
 their first loop at once.
+
+Which loop's choice is final is a method, so that tokens may stop earlier (see `exit_wavefront`). The loops behind it then wait
+until an undecided token runs them, which takes along all that waits before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
 from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.base import ExecutionContext, LoopContext, LoopStep
+from tide_runtime.backends.base import ExecutionContext, LoopContext
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import LOOP, Manifest
 from tide_runtime.costs.cost_model import Graph, Launch, StepTable
@@ -41,6 +44,38 @@ from tide_runtime.sequence import TokenSequence
 _SOURCE = "loop"  # of drafts, in `DepthStats`
 
 
+class Row(NamedTuple):
+    """Tokens that run a loop: of a sequence at a batch index b, row ``index`` b · R + loop.
+
+    Args:
+        slot: the cache slot of the first one.
+        given: what the loop begins with: ids [S] of the first loop's tokens, else states [S, H].
+        wanted: of how many of the last the logits are read.
+    """
+
+    index: int
+    slot: int
+    given: NDArray[np.generic]
+    wanted: int
+
+
+class Ran(NamedTuple):
+    """``states`` [S, H] of a row's tokens after the loop, ``logits`` [N, V] of those wanted and their argmaxes, until the next
+    launch."""
+
+    states: NDArray[np.generic]
+    logits: NDArray[np.floating]
+    tokens: list[int]
+
+
+class Choice(NamedTuple):
+    """What a token chooses finally, after ``loop`` loops of it: its successor's ``logits`` [V] and their argmax."""
+
+    loop: int
+    logits: NDArray[np.floating]
+    likeliest: int
+
+
 class Guessed(NamedTuple):
     """A draft on its way: of which ``source``, after how many loops of the token before it, and how likely a copy is right."""
 
@@ -56,11 +91,13 @@ class WavefrontSequence(SpeculativeSequence):
     Args:
         settled: share of the late tokens whose final guess came after each loop, the latest counting most.
         guessed: the drafts, in their order.
+        held: the text's place → what the draft before it chooses there: output, once that draft is.
         refills: how often its row was computed anew when the frontier was set.
     """
 
     settled: list[float] = field(kw_only=True)
     guessed: list[Guessed] = field(default_factory=list)
+    held: dict[int, Choice] = field(default_factory=dict)
     refills: int = 0
 
     def guess_next(self, place: int, token: int, loop: int) -> bool:
@@ -70,7 +107,8 @@ class WavefrontSequence(SpeculativeSequence):
         if place < known:
             if self.tokens[place] == token:
                 return False
-            if self.guessed[place - self.sequence.num_tokens].chance > sum(self.settled[:loop]):
+            likelier = self.guessed[place - self.sequence.num_tokens].chance > sum(self.settled[:loop])
+            if likelier and place not in self.held:
                 return False
         elif self.room < 1:
             return False
@@ -106,14 +144,23 @@ class WavefrontSequence(SpeculativeSequence):
         """A final guess came after ``loop`` loops, or sooner where nothing was guessed before ``after`` loops."""
         share = rate / sum(self.settled[:after]) if loop == after else 0.0
         self.settled = [(1 - rate + share * (n < after)) * old for n, old in enumerate(self.settled)]
-        if loop > after:
+        if loop != after:
             self.settled[loop - 1] += rate
 
     def cut(self, place: int) -> None:
         """Forget the drafts from ``place`` on."""
         self.num_drafts = place - self.sequence.num_tokens
         del self.guessed[self.num_drafts :]
+        for late in [late for late in self.held if late > place]:
+            del self.held[late]
         self.frontier.roll_back(place)
+
+    def undecided(self, begin: int, end: int) -> int:
+        """The first of the tokens at places ``begin`` … ``end - 1`` that has chosen nothing finally; ``end``: all have."""
+        for place in range(max(begin, self.sequence.num_tokens - 1), end):
+            if place + 1 not in self.held:
+                return place
+        return end
 
 
 class WavefrontDepth:
@@ -123,7 +170,8 @@ class WavefrontDepth:
         costs: what launches of a loop take on this machine, by tokens of each sequence; None: a guess.
     """
 
-    name, can_resume, runs_every_layer, loops_as_rows = "exact", True, True, True
+    name, can_resume, runs_every_layer = "exact", True, True
+    uses_draft_head, loops_as_rows = False, True
 
     def __init__(self, manifest: Manifest, options: DepthOptions, costs: CostTable | None = None) -> None:
         self.loops, self.num_layers, self.tuning = manifest.model.loops, manifest.model.num_layers, options.tuning
@@ -135,6 +183,8 @@ class WavefrontDepth:
             self.text = [*copies, GrammarDrafter(limit)]
         self.most_drafts = limit + self.loops
         self.lookahead = self.most_drafts + self.loops  # loops guess on until the first of the drafts is final
+        self.stopping_loops: Collection[int] = {self.loops}  # after which a token's choice may be final
+        self.most_waiting = self.lookahead  # in front of one loop
         self._costs = StepTable.of(costs, bool(manifest.weights))
         self.launch_ms = cache(self._launch_ms)  # each step asks for a few sizes
 
@@ -142,7 +192,7 @@ class WavefrontDepth:
         refuse_depth_budget(self.name, params)
 
     def device_plan(self, pads_sequences: bool) -> str:
-        return "policy exact decides on the host"
+        return f"policy {self.name} decides on the host"
 
     def reusable_tokens(self, sequence: TokenSequence) -> int:
         return sequence.num_cached_tokens
@@ -169,16 +219,19 @@ class WavefrontDepth:
         state, cached = cast("WavefrontSequence | None", sequence.policy_state), sequence.num_cached_tokens
         if state is None:
             like = context.step(sequence.batch_index, [1]).hidden[0]
-            frontier = Frontier(self.loops, self._hidden_size, self.lookahead, like, cached)
+            frontier = Frontier(self.loops, self._hidden_size, self.most_waiting, like, cached)
             first = self.tuning.settled_after_first_loop
             settled = [first, *[(1 - first) / (self.loops - 1)] * (self.loops - 1)]
-            state = WavefrontSequence(sequence, frontier, settled=settled, record=TrackRecord(self.tuning))
+            state = self._start(sequence, frontier, settled)
             sequence.policy_state = state
         if state.refills != sequence.history.refills:
             state.refills = sequence.history.refills
             state.cut(sequence.num_tokens)
             state.frontier.reset(cached)
         return state
+
+    def _start(self, sequence: TokenSequence, frontier: Frontier, settled: list[float]) -> WavefrontSequence:
+        return WavefrontSequence(sequence, frontier, settled=settled, record=TrackRecord(self.tuning))
 
     def _copy(self, context: ExecutionContext, states: Sequence[WavefrontSequence]) -> None:
         """Put copies from texts behind what is on its way, where they are right often enough for the rows that they take."""
@@ -200,99 +253,134 @@ class WavefrontDepth:
 
     def _advance(self, context: LoopContext, states: Sequence[WavefrontSequence], after: int) -> list[list[int]]:
         """One launch: each token that waits runs its next loop. Returns the tokens that are final."""
-        loops = self.loops
-        base = states[0].sequence.batch_index * loops
-        span = (states[-1].sequence.batch_index + 1) * loops - base
-        counts, slots, wanted = [0] * span, [0] * span, [0] * span
-        for state in states:
-            row = state.sequence.batch_index * loops - base
-            for loop in range(loops):
-                waiting = self._waiting(state, loop)
-                counts[row + loop], slots[row + loop] = waiting, state.frontier.done[loop]
-                wanted[row + loop] = waiting if loop + 1 >= after else 0
-        step = context.loop_step(base, counts, wanted)
-        self._fill(step, states, counts, slots, base)
-        step.place(slots)
-        step.run(LOOP)
-        starts, heads = ([0, *accumulate(of)] for of in (counts, wanted))
-        tokens = step.token[: heads[-1]].tolist()
-        found = []
-        for state in states:
-            row = state.sequence.batch_index * loops - base
-            for loop in reversed(range(loops)):  # the earliest tokens of the text stand at the deepest loop
-                if loop + 1 < loops and counts[row + loop]:
-                    at = starts[row + loop]
-                    state.frontier.arrive(loop, loop + 1, step.after_loop[at : at + counts[row + loop]])
-                else:
-                    state.frontier.pass_through(loop, loop + 1, counts[row + loop])
-            new, wrong = list[int](), False
-            for loop in reversed(range(loops)):
-                at, place = heads[row + loop], slots[row + loop] + counts[row + loop] - wanted[row + loop]
-                for n in range(wanted[row + loop]):
-                    wrong = self._settle(state, loop + 1, place + n + 1, step.logits[at + n], tokens[at + n], new, after)
-                    if wrong:
-                        break
-                if wrong:
-                    break
-            state.confirm(len(new))
-            found.append(new)
+        due = [self._due(state, after) for state in states]
+        rows = [row for of_state in due for row in of_state]
+        ran = self.launch(context, rows)
+        scores, found, end = self._score(context, rows, ran), list[list[int]](), 0
+        for state, own in zip(states, due, strict=True):
+            begin, end = end, end + len(own)
+            found.append(self._take(state, own, ran[begin:end], scores[begin:end], after))
         return found
 
+    def launch(self, context: LoopContext, rows: Sequence[Row]) -> list[Ran]:
+        """Run the ``rows``, which rise, together, or each alone where the padding of a shared launch would overrun one."""
+        first, span = rows[0].index, rows[-1].index - rows[0].index + 1
+        counts, slots, wanted = [0] * span, [0] * span, [0] * span
+        for index, slot, given, logits in rows:
+            counts[index - first], slots[index - first], wanted[index - first] = len(given), slot, logits
+        if len(rows) > 1 and not context.loops_fit(first, counts, slots):
+            return [
+                Ran(states.copy(), logits.copy(), tokens)
+                for row in rows
+                for states, logits, tokens in self.launch(context, [row])
+            ]
+        step, begin = context.loop_step(first, counts, wanted), 0
+        for row in rows:
+            end, starts = begin + len(row.given), row.index % self.loops == 0
+            step.first_loop[begin:end] = starts
+            (step.input_ids if starts else step.before_loop)[begin:end] = row.given
+            begin = end
+        step.place(slots)
+        step.run(LOOP)
+        tokens, ran, begin, at = step.token[: sum(wanted)].tolist(), list[Ran](), 0, 0
+        for row in rows:
+            end, stop = begin + len(row.given), at + row.wanted
+            ran.append(Ran(step.after_loop[begin:end], step.logits[at:stop], tokens[at:stop]))
+            begin, at = end, stop
+        return ran
+
+    def _due(self, state: WavefrontSequence, after: int) -> list[Row]:
+        """The tokens that run now: of each loop all that wait, or none where all of them have chosen."""
+        rows, index, frontier = list[Row](), state.sequence.batch_index * self.loops, state.frontier
+        arriving = 0
+        for loop, done in enumerate(frontier.done):
+            end = frontier.done[loop - 1] if loop else state.num_tokens_with_drafts
+            first = state.undecided(done, end) if loop else done
+            if first == end and end - done + arriving <= self.most_waiting:
+                arriving = 0
+                continue
+            arriving = end - done
+            given = frontier.states[loop][:arriving] if loop else state.tokens[done:end]
+            reads = loop + 1 in self.stopping_loops or loop + 1 >= after
+            rows.append(Row(index + loop, done, given, end - first if reads else 0))
+        return rows
+
+    def _score(self, context: LoopContext, rows: Sequence[Row], ran: Sequence[Ran]) -> list[list[float]]:
+        """What routers say of each row's wanted tokens; 1 where there is none."""
+        return [[1.0] * row.wanted for row in rows]
+
+    def _take(
+        self, state: WavefrontSequence, rows: Sequence[Row], ran: Sequence[Ran], scores: Sequence[Sequence[float]], after: int
+    ) -> list[int]:
+        """Let a sequence's tokens arrive where its ``rows`` have taken them. Returns those that are final."""
+        frontier, new = state.frontier, list[int]()
+        ways = [*zip(rows, ran, scores, strict=True)][::-1]  # the earliest tokens of the text stand at the deepest loop
+        for row, after_loop, _ in ways:
+            loop = row.index % self.loops
+            if loop + 1 < self.loops:
+                frontier.arrive(loop, loop + 1, after_loop.states)
+            else:
+                frontier.pass_through(loop, loop + 1, len(row.given))
+        wrong = False
+        for row, (_, logits, tokens), judged in ways:
+            loop, place = row.index % self.loops, row.slot + len(row.given) - row.wanted
+            for n in range(row.wanted):
+                choice = Choice(loop + 1, logits[n], tokens[n])
+                wrong = wrong or self._settle(state, place + n + 1, choice, judged[n], new, after)
+        state.confirm(len(new))
+        return new
+
+    def _settle(self, state: WavefrontSequence, place: int, choice: Choice, score: float, new: list[int], after: int) -> bool:
+        """The token before the text's ``place`` has run ``choice.loop`` loops; what it chooses finally is appended to ``new``.
+        Returns whether what was drafted from ``place`` on is wrong, or behind the text's end."""
+        next_place = state.sequence.num_tokens + len(new)
+        if place < next_place or place in state.held:  # it ran along with others
+            return False
+        final = self._is_final(state, place, choice, score)
+        if not final or place > next_place:
+            if final:
+                state.held[place] = choice._replace(logits=np.array(choice.logits))
+            return (final or choice.loop >= after) and self._guess(state, place, choice)
+        wrong = self._choose(state, place, choice, new, after)
+        while not wrong and (known := state.held.pop(place := place + 1, None)) is not None:
+            wrong = self._choose(state, place, known, new, after)
+        return wrong
+
+    def _is_final(self, state: WavefrontSequence, place: int, choice: Choice, score: float) -> bool:
+        return choice.loop == self.loops
+
     @staticmethod
-    def _waiting(state: WavefrontSequence, loop: int) -> int:
-        return state.frontier.waiting(loop) if loop else state.num_tokens_with_drafts - state.frontier.done[0]
+    def _guess(state: WavefrontSequence, place: int, choice: Choice) -> bool:
+        try:
+            return state.guess_next(place, state.sequence.pick(choice.logits, choice.likeliest, place), choice.loop)
+        except (NumericsError, GrammarError):  # no guess; the final choice's error ends the sequence
+            return False
 
-    def _fill(
-        self, step: LoopStep, states: Sequence[WavefrontSequence], counts: Sequence[int], slots: Sequence[int], base: int
-    ) -> None:
-        """The tokens and states that the launch begins with."""
-        begin = 0
-        for state in states:
-            row = state.sequence.batch_index * self.loops - base
-            for loop in range(self.loops):
-                count, end = counts[row + loop], begin + counts[row + loop]
-                step.first_loop[begin:end] = loop == 0
-                if loop == 0:
-                    step.input_ids[begin:end] = state.tokens[slots[row] : slots[row] + count]
-                else:
-                    step.before_loop[begin:end] = state.frontier.states[loop][:count]
-                begin = end
-
-    def _settle(
-        self,
-        state: WavefrontSequence,
-        loop: int,
-        place: int,
-        logits: NDArray[np.floating],
-        likeliest: int,
-        new: list[int],
-        after: int,
-    ) -> bool:
-        """The text's token at ``place`` as ``loop`` loops of the one before it choose it; the last one's is appended to ``new``.
-        Returns whether what was drafted from there on is wrong, or behind the text's end."""
+    def _choose(self, state: WavefrontSequence, place: int, choice: Choice, new: list[int], after: int) -> bool:
+        """Append what is chosen at ``place`` to ``new``. Returns as `_settle` does."""
         sequence = state.sequence
-        if loop < self.loops:
-            try:
-                return state.guess_next(place, sequence.pick(logits, likeliest, place), loop)
-            except (NumericsError, GrammarError):  # no guess; the last loop's error ends the sequence
-                return False
-        token = sequence.choose(logits, likeliest, place)
-        drafted, right = len(new) < state.num_drafts, False
-        if drafted:
-            right, guessed = int(state.tokens[place]) == token, state.guessed[len(new)]
-            if guessed.loop:
-                state.learn(guessed.loop if right else loop, after, self.tuning.settled_rate)
-            depth = guessed.loop * self.num_layers // self.loops
-            sequence.depth.record([guessed.source], [depth], int(right), self.num_layers)
-        else:
-            sequence.depth.record_full_step(self.num_layers)
-        if right:
-            del sequence.depth.token_depths[-1]  # `record` counts a token behind the accepted ones, of which there is none
-        else:
+        token = sequence.choose(choice.logits, choice.likeliest, place)
+        drafted = len(new) < state.num_drafts
+        right = drafted and int(state.tokens[place]) == token
+        guessed = state.guessed[len(new)] if drafted else None
+        if guessed is not None and guessed.loop:
+            state.learn(guessed.loop if right else choice.loop, after, self.tuning.settled_rate)
+        self._record(state, choice, guessed, right)
+        if not right:
             state.cut(place)
         new.append(token)
         sequence.num_cached_tokens += 1
         return not right or (token in sequence.eos and not sequence.params.ignore_eos)
+
+    def _record(self, state: WavefrontSequence, choice: Choice, guessed: Guessed | None, right: bool) -> None:
+        """Count a token of the output, and the draft that stood in its place."""
+        depth = state.sequence.depth
+        if guessed is None:
+            depth.record_full_step(self.num_layers)
+            return
+        depth.record([guessed.source], [guessed.loop * self.num_layers // self.loops], int(right), self.num_layers)
+        if right:
+            del depth.token_depths[-1]  # `record` counts a token behind the accepted ones, of which there is none
 
     def _launch_ms(self, size: int, tokens: int) -> float:
         """What a launch of a loop takes for ``tokens`` tokens of each of ``size`` sequences."""
@@ -305,11 +393,14 @@ class WavefrontDepth:
         the more rows a launch has.
         """
         size = len(states)
-        settled = [sum(shares) for shares in zip(*(state.settled for state in states), strict=True)]
 
         def price(after: int) -> float:
-            rows = -(-self.loops // after)
-            launches = sum(share * max(loop, after) for loop, share in enumerate(settled, 1))
-            return launches * self.launch_ms(size, rows)
+            launches, rows = self._launches_and_rows(states, after)
+            return launches * self.launch_ms(size, math.ceil(rows))
 
         return min(range(1, self.loops + 1), key=price)
+
+    def _launches_and_rows(self, states: Sequence[WavefrontSequence], after: int) -> tuple[float, float]:
+        """Launches that a token takes where the next one starts ``after`` loops, and rows of a sequence in each."""
+        settled = [sum(shares) / len(states) for shares in zip(*(state.settled for state in states), strict=True)]
+        return sum(share * max(loop, after) for loop, share in enumerate(settled, 1)), self.loops / after

@@ -100,6 +100,10 @@ class DrivenDepth:
         return self.inner.runs_every_layer
 
     @property
+    def uses_draft_head(self) -> bool:
+        return self.inner.uses_draft_head
+
+    @property
     def loops_as_rows(self) -> bool:
         return self.inner.loops_as_rows
 

@@ -10,15 +10,17 @@ from tide_runtime.backends.kv_caches import KVCaches
 from tide_runtime.bundle.manifest import KVInfo, Manifest
 
 
-def manifest(max_seq_len: int, *kv: KVInfo) -> Manifest:
+def manifest(max_seq_len: int, *kv: KVInfo, draft: KVInfo | None = None) -> Manifest:
     """As much of a manifest as caches read."""
-    caches = dict(enumerate(kv))
-    return cast(Manifest, SimpleNamespace(max_seq_len=max_seq_len, kv=caches, caches=caches, layers=kv))
+    layers = dict(enumerate(kv))
+    caches = layers if draft is None else {**layers, len(kv): draft}
+    return cast(Manifest, SimpleNamespace(max_seq_len=max_seq_len, kv=layers, caches=caches, layers=kv))
 
 
 PAGED = manifest(4096, *[KVInfo(3, 64, 64)] * 2)  # SmolLM2's shapes: 16 slots of float32 fill whole pages
 UNPAGED = manifest(75, KVInfo(3, 5, 7), KVInfo(1, 9, 3))  # rows begin in the middle of pages; keys and values differ
 LOOPED = manifest(75, *[KVInfo(3, 5, 7), KVInfo(1, 9, 3)] * 2)  # of a model with two loops
+WITH_PAIRS = manifest(75, *[KVInfo(3, 5, 7)] * 2, draft=KVInfo(1, 9, 3))
 MIXED = manifest(700, KVInfo(3, 5, 7), KVInfo(2, 32, 32))  # rows contain whole pages and begin in the middle of one
 
 

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from runtime.backends.cache_shapes import LOOPED, MIXED, PAGED, UNPAGED, fill, resident_bytes
+from runtime.backends.cache_shapes import LOOPED, MIXED, PAGED, UNPAGED, WITH_PAIRS, fill, resident_bytes
 from tide_runtime.backends import lazy_memory
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS, KVCaches
 from tide_runtime.backends.prefix_blocks import PrefixBlocks
@@ -91,6 +91,19 @@ def test_blocks_hold_every_loop() -> None:
     blocks.load([1, 0], 1)
     for name, array in caches.arrays.items():
         wanted[name][1, :, : 2 * BLOCK_TOKENS] = wanted[name][0, :, : 2 * BLOCK_TOKENS]
+        np.testing.assert_array_equal(array, wanted[name])
+
+
+def test_pairs_are_kept_with_their_second_tokens() -> None:
+    """Guards against a draft head's pair at the end of a block that has another text's next token."""
+    caches = KVCaches(WITH_PAIRS, np.float32, 2)
+    wanted, blocks = fill(caches), PrefixBlocks(caches, 3)
+    blocks.save(0, 0, [1, 0])
+    blocks.save(0, 2, [2])
+    blocks.load([1, 0, 2], 1)
+    for name, array in caches.arrays.items():
+        end = 3 * BLOCK_TOKENS - name.endswith("_2")
+        wanted[name][1, :, :end] = wanted[name][0, :, :end]
         np.testing.assert_array_equal(array, wanted[name])
 
 

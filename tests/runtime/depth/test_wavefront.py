@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.tiny_generation import Request, generate, output
 from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import LOOP
+from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.exit_wavefront import ExitWavefront
 from tide_runtime.depth.full import FullDepth
-from tide_runtime.depth.options import DepthOptions, Drafters
+from tide_runtime.depth.options import DepthOptions, Drafters, ExitRule
 from tide_runtime.depth.wavefront import WavefrontDepth
 from tide_runtime.generation_params import GenerationParams
 
@@ -17,13 +23,21 @@ UNSURE = (0.7, 0.7, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2)  # deeper loops often change t
 SURE = (0.7, 0.7, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def backend(strengths: tuple[float, ...], seed: int = 1) -> NumpyBackend:
+def backend(strengths: tuple[float, ...], seed: int = 1, exits: Sequence[ExitInfo] = ()) -> NumpyBackend:
     model = TinyTransformer(seed, strengths, 31, SLOTS)
-    return NumpyBackend(tiny_manifest(model, (2, 4, 6), loops=LOOPS), model)
+    manifest = tiny_manifest(model, (2, 4, 6), exits, loops=LOOPS)
+    return NumpyBackend(replace(manifest, model=replace(manifest.model, exit_threshold=1.0)), model)
 
 
 def policy(of: NumpyBackend, after: int | None = None, draft: Drafters = "all") -> WavefrontDepth:
     made = WavefrontDepth(of.manifest, DepthOptions(draft=draft))
+    if after is not None:
+        made.starts_after = lambda states: after  # type: ignore[method-assign]
+    return made
+
+
+def exiting(of: NumpyBackend, after: int | None, options: DepthOptions) -> ExitWavefront:
+    made = ExitWavefront(of.manifest, options)
     if after is not None:
         made.starts_after = lambda states: after  # type: ignore[method-assign]
     return made
@@ -71,3 +85,37 @@ def test_copies_of_the_text_start_together() -> None:
     here.model.weights["position"][:] = 0.0  # each token has one successor, so the text soon goes round
     (row,) = generate(policy(here, 1), here, [Request((1, 2), GenerationParams(max_new_tokens=56), 0)], capacity=1)
     assert row.depth.accepted["ngram"] and here.launches[LOOP] < len(row.new_tokens)
+
+
+@pytest.mark.parametrize(
+    "router, params",
+    [
+        ("max_probability", {}),
+        ("mlp", {"temperature": 0.8, "seed": 7, "logprobs": 2}),
+        ("mlp+max_probability", {"depth_budget": 4.5}),
+        ("gate", {"temperature": 0.8, "seed": 7, "logprobs": 2}),
+        ("gate", {"depth_budget": 4.5}),
+    ],
+)
+def test_exit_stops_where_it_does_without_rows(router: str, params: dict[str, object]) -> None:
+    """A token would leave at another loop because of what was guessed of it, and the certificate would not hold."""
+    exits = [ExitInfo(end, "identity", router, 0.0, at, 0.4) for end, at in ((2, 0.55), (4, 0.45), (6, 0.5))]
+    here, asked = backend(UNSURE, exits=exits), requests(3, **params)
+    rule: ExitRule = "model" if router == "gate" else "threshold"
+    options = DepthOptions(exit_rule=rule, threshold=0.5 if rule == "model" else None)
+    wanted = generate(ExitDepth(here.manifest, options, evaluates_always=True), here, asked, capacity=3)
+    assert len({depth for row in wanted for depth in row.depth.token_depths}) > 2, "the exits do not differ"
+    for after, rows in ((1, 3), (2, 2), (None, 3)):
+        found = generate(exiting(here, after, options), here, asked, capacity=rows)
+        assert [output(row) for row in found] == [output(row) for row in wanted]
+        for one, other in zip(found, wanted, strict=True):
+            assert (one.depth.token_depths, one.depth.forced) == (other.depth.token_depths, other.depth.forced)
+            assert [known.logprob for known in one.logprobs] == pytest.approx([known.logprob for known in other.logprobs])
+
+
+def test_an_exit_frees_its_row_at_once() -> None:
+    """Sequences of a batch would wait for those that run deeper."""
+    here = backend(UNSURE, exits=[ExitInfo(2, "identity", "max_probability", 0.0, 0.5)])
+    rows = generate(exiting(here, LOOPS, DepthOptions(draft="router")), here, requests(4), capacity=4)
+    launches = [sum(depth // 2 for depth in row.depth.token_depths) for row in rows]
+    assert here.launches[LOOP] == max(launches) < sum(launches) / 2

@@ -16,12 +16,15 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from runtime.depth.test_lazy_depth import recomputed, tuned
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
-from runtime.random_bundles import Case, cases
+from runtime.random_bundles import Case, cases, random_exits
 from runtime.simulated_exit import simulation
-from runtime.tiny_generation import Audited, make_row, output
+from runtime.tiny_generation import Audited, exits_pay, make_row, output
 from runtime.tiny_generation import Request as Wanted
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.depth.exit import ExitDepth
+from tide_runtime.depth.exit_wavefront import ExitWavefront
 from tide_runtime.depth.wavefront import WavefrontDepth
+from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions, blocks_of
 from tide_runtime.scheduling.step import append_tokens, run_step
@@ -145,7 +148,7 @@ def test_full_and_exact_are_the_recomputed_model(case: Case, seed: int, name: st
     random = np.random.default_rng(seed)
     case, spare_blocks = crowded(case, random)
     requests = sharing(case.requests, random, case.model.positions)
-    case, policy = wavefront(case, random) if name == "loops" else (case, tuned(case, name))
+    case, policy = wavefront(case, random, WavefrontDepth) if name == "loops" else (case, tuned(case, name))
     outcome = drive(case, policy, requests, random, spare_blocks)
     event(f"preemptions {min(outcome.preemptions, 3)}")
     event(f"prefix hits {outcome.prefix_tokens > 0}")
@@ -158,29 +161,38 @@ def test_full_and_exact_are_the_recomputed_model(case: Case, seed: int, name: st
     assert len(outcome.finished) + len(outcome.aborted) == len(requests) and outcome.left_blocks == 0
 
 
-def wavefront(case: Case, random: np.random.Generator) -> tuple[Case, WavefrontDepth]:
-    """The case with its layers in loops, and their policy, which lets tokens start as early as chance says."""
+def wavefront(case: Case, random: np.random.Generator, kind: type[WavefrontDepth]) -> tuple[Case, WavefrontDepth]:
+    """The case with its layers in loops, at whose ends are exits, and a policy of that ``kind``, which lets tokens start as early
+    as chance says."""
     layers = len(case.model.strengths)
     loops = next(count for count in (3, 2, 5) if layers % count == 0)
     ends = range(layers // loops, layers, layers // loops)
-    case = replace(case, manifest=tiny_manifest(case.model, ends, loops=loops), options=replace(case.options, draft="all"))
-    policy = WavefrontDepth(case.manifest, case.options)
+    exits = [replace(info, head="identity") for info in random_exits(random, [*ends], layers, tails=False)]
+    options = replace(case.options, draft="all", kv="deferred", prefill_exit=False, max_exit_streak=0)
+    options = replace(options, tuning=DepthTuning(exit_room=case.room))
+    case = replace(case, manifest=tiny_manifest(case.model, ends, exits, loops=loops), options=options)
+    policy = kind(case.manifest, case.options)
     policy.starts_after = lambda states: int(random.integers(1, loops + 1))  # type: ignore[method-assign]
     return case, policy
 
 
-@examples(max_examples=70)
-@given(cases(sampling=True, positions=(24, 80)), st.integers(0, 2**32 - 1))
-def test_exit_says_what_its_exits_say(case: Case, seed: int) -> None:
-    """Breaks: an exit that is taken, or not, because of traffic."""
+@examples(max_examples=100)
+@given(cases(sampling=True, positions=(24, 80)), st.integers(0, 2**32 - 1), st.booleans())
+def test_exit_says_what_its_exits_say(case: Case, seed: int, rows: bool) -> None:
+    """Breaks: an exit that is taken, or not, because of traffic, or because of what was guessed while loops were rows."""
     random = np.random.default_rng(seed)
     case, spare_blocks = crowded(case, random)
     requests = sharing(case.requests, random, case.model.positions)
-    policy, simulated = tuned(case, "exit"), simulation(case.options)
-    if not policy.can_resume:
+    if rows:
+        case, driven = wavefront(case, random, ExitWavefront)
+        policy: Any = exits_pay(ExitDepth(case.manifest, case.options))
+    else:
+        policy, driven = tuned(case, "exit"), tuned(case, "exit")
+    simulated = simulation(case.options)
+    if not driven.can_resume:
         requests = [replace(request, params=replace(request.params, use_prefix_cache=False)) for request in requests]
-    outcome = drive(case, tuned(case, "exit"), requests, random, spare_blocks)
-    event(f"preemptions {min(outcome.preemptions, 3)}")
+    outcome = drive(case, driven, requests, random, spare_blocks)
+    event(f"preemptions {min(outcome.preemptions, 3)}, rows {rows}")
     for number, request in outcome.finished.items():
         wanted = simulated(policy, case.manifest, case.model, requests[number])
         assert output(request.sequence) == (wanted.run(), wanted.reason)

@@ -54,6 +54,9 @@ class DeviceTarget:
     def with_bits(self, bits: str) -> Self:
         return self
 
+    def without_draft_head(self) -> Self:
+        return self
+
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         # Step arrays are views of device memory.
         return cast(ExecutionContext, DeviceContext(cast(DeviceBackend, self), capacity))

@@ -148,6 +148,13 @@ class OnnxRuntimeBackend(Sessions):
 
         return [partial(make, first) for first in (0, 1)] if self.adapters else []
 
+    def without_draft_head(self) -> OnnxRuntimeBackend:
+        if DRAFT not in self.layers:
+            return self
+        view = copy(self)
+        view.layers = {graph: count for graph, count in self.layers.items() if graph != DRAFT}
+        return view
+
     @cached_property
     def row_padding(self) -> RowPadding | None:
         return self._uncounted(lambda: self.measure_padding(self)) if self.bits == "same" else None
@@ -186,7 +193,8 @@ class OnnxRuntimeBackend(Sessions):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.manifest.caches, np.dtype(self.cache_dtype).itemsize)
+        caches = self.manifest.caches if DRAFT in self.layers else self.manifest.kv
+        return kv_bytes_per_token(caches, np.dtype(self.cache_dtype).itemsize)
 
     @property
     def state_bytes(self) -> int:
@@ -226,7 +234,9 @@ class OnnxRuntimeContext:
         self.packs_steps, self.has_draft_head, head = backend.packs_steps, DRAFT in backend.layers, backend.manifest.draft_head
         self.has_draft_cache = self.has_draft_head and head is not None and head.kv is not None
         self.loops = backend.manifest.model.loops if loops_as_rows else 1
-        self.caches = KVCaches(backend.manifest, backend.cache_dtype, capacity, padding.sequence.most_added, self.loops)
+        self.caches = KVCaches(
+            backend.manifest, backend.cache_dtype, capacity, padding.sequence.most_added, self.loops, self.has_draft_head
+        )
         self.ends = RowEnds(capacity, self.caches.limit, padding.sequence)
         self.recurrent: RecurrentStates | None = None
         self.prefix_blocks = PrefixBlocks(self.caches, prefix_blocks, self.ends) if prefix_blocks else None
@@ -268,6 +278,9 @@ class OnnxRuntimeContext:
             self._loop_steps.move_to_end(shape)
         step.arrange(counts, wanted)
         return step
+
+    def loops_fit(self, first_index: int, counts: Sequence[int], slots: Sequence[int]) -> bool:
+        return self.ends.loops_fit(self.loops, first_index, counts, slots)
 
     def count(self, graph: str) -> None:
         """Count one launch of ``graph``. Launches are counted here only."""
@@ -453,7 +466,7 @@ class _BoundStep:
         manifest, shape = self._context.backend.manifest, self.shape
         reads, writes = hidden_states(manifest, graph)
         outputs = shape.tokens if graph == HEAD else shape.outputs
-        of_all = graph == UNCUT and self._context.has_draft_cache
+        of_all = graph == UNCUT and manifest.draft_head is not None and manifest.draft_head.kv is not None
         return {
             "input_ids": self.input_ids[None],
             "hidden": self.hidden[reads][None],
@@ -484,11 +497,13 @@ class _BoundLoopStep(_BoundStep):
         self.first_loop = np.zeros((shape.tokens, 1), np.bool_)
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
-        self._check_room(max(num_cached_tokens) + self.shape.seq)
-        for row, (count, slot) in enumerate(zip(self._counts, num_cached_tokens, strict=True), self.shape.first_index):
+        ends, loops, first = self._context.ends, self._context.loops, self.shape.first_index
+        starts = ends.loop_starts(loops, first, self._counts, num_cached_tokens)
+        self._check_room(max(starts) + self.shape.seq)
+        for row, (count, slot) in enumerate(zip(self._counts, num_cached_tokens, strict=True), first):
             if count:
-                self._context.ends.reach(row // self._context.loops, slot + count)
-        self.positions.place(num_cached_tokens)
+                ends.reach(row // loops, slot + count)
+        self.positions.place(starts)
 
     def _bound_caches(self) -> dict[str, ort.OrtValue]:
         rows = slice(self.shape.first_index, self.shape.first_index + self.shape.batch_size)
