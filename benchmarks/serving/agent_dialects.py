@@ -72,6 +72,7 @@ class Conversation(ABC):
             if self._take(event, answer) and answer.first_text_s is None:
                 answer.first_text_s = perf_counter() - began
         answer.seconds = perf_counter() - began
+        _cut_calls_as_text(answer)
         if turn.must_call and not answer.calls:
             raise ArmError(f"the server at {self._address} answered {answer.text!r:.200} where a call was required")
         self._history.append(self._output(answer))
@@ -180,6 +181,20 @@ class Messages(Conversation):
         text = block.get("text", "") + delta.get("text", "")
         answer.text += text
         return bool(text)
+
+
+def _cut_calls_as_text(answer: Answer) -> None:
+    """A call that the limit of tokens has cut off cannot be carried out: the agent takes it for text."""
+    for call in [call for call in answer.calls if not _is_object(call.arguments)]:
+        answer.calls.remove(call)
+        answer.text += f"{call.name} {call.arguments}"
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text or "{}"), dict)
+    except ValueError:
+        return False
 
 
 def _usages(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

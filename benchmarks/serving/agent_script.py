@@ -119,10 +119,10 @@ def _turns(tokenizer: Tokenizer, number: int, task: _Task) -> tuple[Turn, ...]:
     excerpt = _excerpt(tokenizer, task.path, task.start, _EXCERPT_TOKENS)
     tests = _TESTS.format(path=task.path, folder=Path("tests", Path(task.path).parent.name).as_posix(), number=number)
     return (
-        Turn(f"Task {number}: {task.wanted} Read {task.path} first.", must_call=True, max_tokens=64),
+        Turn(f"Task {number}: {task.wanted} Read {task.path} first.", must_call=True, max_tokens=96),
         Turn(excerpt, must_call=False, max_tokens=64),
         Turn(f"{task.edit} Answer with the code and nothing else.", must_call=False, max_tokens=192),
-        Turn(tests, must_call=True, max_tokens=64),
+        Turn(tests, must_call=True, max_tokens=96),
     )
 
 

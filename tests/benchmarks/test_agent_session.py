@@ -140,6 +140,15 @@ def test_a_failed_answer_ends_the_session(events: list[dict[str, Any]]) -> None:
         DIALECTS["chat"](address, "m", "", tools()).ask(CALL)
 
 
+def test_a_call_that_was_cut_off_is_text() -> None:
+    """The next turn would be refused, as its history has a call whose arguments are no JSON."""
+    cut = [_piece(id="c1", function={"name": "read", "arguments": ARGUMENTS[:4]}), _usage(50, 8, 0)]
+    with _answering([cut, cut]) as (address, bodies):
+        agent = DIALECTS["chat"](address, "m", "", tools())
+        assert (agent.ask(TEXT).text, agent.ask(TEXT).calls) == (f"read {ARGUMENTS[:4]}", [])
+    assert [message["role"] for message in bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
+
+
 def test_what_counts_as_computed_twice() -> None:
     """New tokens of a turn would count as computed again, or the unfinished blocks of a cache as nothing."""
 
