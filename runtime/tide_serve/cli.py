@@ -127,9 +127,10 @@ def serve(
 
     On a network: `TIDE_API_KEYS=… tide-serve engine/ --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem`
 
-    /health, /ready and /metrics are for what watches the server; each request is a line of JSON on stderr.
+    /health, /ready and /metrics are for what watches the server; each request is a line of JSON on stderr. A socket that systemd
+    hands over takes the place of --host and --port.
     """
-    from tide_serve.http.server import bound_socket, is_loopback, tls_context
+    from tide_serve.http.server import bound_socket, inherited_socket, is_loopback, tls_context
 
     config = ServeConfig(
         model_names=tuple(model_name or ()),
@@ -167,7 +168,7 @@ def serve(
         bits=bits,
     )
     tls = tls_context(config)
-    with bound_socket(host, port) as listener:
+    with inherited_socket() or bound_socket(host, port) as listener:
         loopback = is_loopback(listener)
         if loopback and config.allowed_hosts is None:
             config = replace(config, allowed_hosts=())
