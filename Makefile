@@ -53,6 +53,8 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.engine_load --plot build/engine_load.png --json docs/results/$(DATE)-engine_load.json
 	$(BIN)/python -m benchmarks.engine_soak --json docs/results/$(DATE)-engine_soak.json
 	$(BIN)/python -m benchmarks.serve_load --json docs/results/$(DATE)-serve_load.json
+	$(BIN)/python -m benchmarks.agent_session --json docs/results/$(DATE)-agent_session.json
+	$(BIN)/python -m benchmarks.sizing --json docs/results/$(DATE)-sizing.json
 	$(BIN)/python -m benchmarks.structured_outputs --json docs/results/$(DATE)-structured_outputs.json
 	$(BIN)/python -m benchmarks.serve_hostile --json docs/results/$(DATE)-serve_hostile.json
 	$(BIN)/python -m benchmarks.ray_failover --json docs/results/$(DATE)-ray_failover.json

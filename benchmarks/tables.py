@@ -42,7 +42,9 @@ PAGES = {
     "docs/certificate.md": (
         "certificate", "certificate_joint", "policy_quality", "calibration_quality", "capture_memory", "capture_memory_demo",
     ),
-    "docs/serving.md": ("serve_load", "structured_outputs", "http_loglik", "serve_hostile", "ray_failover"),
+    "docs/serving.md": (
+        "sizing", "serve_load", "agent_session", "structured_outputs", "http_loglik", "serve_hostile", "ray_failover",
+    ),
     "docs/targets.md": ("gpu_kit",),
 }  # fmt: skip
 BRIEF = ("README.md",)  # pages that show the first table of a run and no other

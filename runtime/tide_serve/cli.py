@@ -160,9 +160,10 @@ def serve(
 
     On a network: `TIDE_API_KEYS=… tide-serve engine/ --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem`
 
-    /health, /ready and /metrics are for what watches the server; each request is a line of JSON on stderr.
+    /health, /ready and /metrics are for what watches the server; each request is a line of JSON on stderr. A socket that systemd
+    hands over takes the place of --host and --port.
     """
-    from tide_serve.http.server import bound_socket, is_loopback, tls_context
+    from tide_serve.http.server import bound_socket, inherited_socket, is_loopback, tls_context
     from tide_serve.models.named import make_pool
 
     config = ServeConfig(
@@ -209,7 +210,7 @@ def serve(
     if several and lora:
         raise ParamsError("--lora is for a single model; serve that one alone, or merge the adapter into it")
     tls = tls_context(config)
-    with bound_socket(host, port) as listener:
+    with inherited_socket() or bound_socket(host, port) as listener:
         loopback = is_loopback(listener)
         if loopback and config.allowed_hosts is None:
             config = replace(config, allowed_hosts=())

@@ -1,7 +1,10 @@
 """Which block of keys and values belongs to which text: a radix tree over token ids, one node for each block.
 
-The tree knows ids only; `PrefixBlocks` holds the values. Radix trees over prefixes with eviction of the least recently used
-leaves: RadixAttention (Zheng et al. 2023, SGLang, arXiv:2312.07104).
+The tree knows ids only; `PrefixBlocks` holds the values. The end of a text that fills no whole block may have one too, a tail,
+which no block continues: the next turn of a chat goes on there and computes none of its history again.
+
+Radix trees over prefixes with eviction of the least recently used leaves: RadixAttention (Zheng et al. 2023, SGLang,
+arXiv:2312.07104).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 
+_ID_BYTES = np.dtype(np.int64).itemsize
 _Key = bytes | tuple[Hashable, bytes]  # a block's tokens as int64; the first block of a text has the salt beside them
 
 
@@ -32,7 +36,7 @@ class PrefixTree:
     """Block ids by salt and text. Texts of different salts share no block. Not thread-safe."""
 
     def __init__(self, block_tokens: int = BLOCK_TOKENS) -> None:
-        self._block_bytes = block_tokens * np.dtype(np.int64).itemsize
+        self._block_bytes = block_tokens * _ID_BYTES
         self._root = self._pinned = _Node(None, b"", -1, 0)  # pinned: `evict` leaves it alone
         self._nodes: dict[int, _Node] = {}  # by block
         # (last_used, block) of every leaf, once, and of some blocks that were leaves. An entry may be older than the block's
@@ -45,21 +49,45 @@ class PrefixTree:
         return len(self._nodes)
 
     def match(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> list[int]:
-        """Ids of the longest known prefix of whole blocks, in order; marks them as used."""
-        return [node.block for node in self._walk(self._keys(tokens, salt))]
+        """Ids of the longest known prefix, in order; marks them as used. The last one may be a tail, see `tokens_of`."""
+        path, size = self._walk(self._keys(tokens, salt)), self._block_bytes
+        if path:
+            rest = np.asarray(tokens, np.int64)[len(path) * size // _ID_BYTES :][: size // _ID_BYTES - 1].tobytes()
+            tails = (path[-1].children.get(rest[:end]) for end in range(len(rest), 0, -_ID_BYTES))
+            if (tail := next((node for node in tails if node is not None), None)) is not None:
+                tail.last_used = self._clock
+                path.append(tail)
+        return [node.block for node in path]
+
+    def tokens_of(self, ids: Sequence[int]) -> int:
+        """The number of tokens of what `match` has returned."""
+        if not ids:
+            return 0
+        key = self._nodes[ids[-1]].key  # of the first block of a text a pair: it is whole
+        last = self._block_bytes if isinstance(key, tuple) else len(key)
+        return ((len(ids) - 1) * self._block_bytes + last) // _ID_BYTES
 
     def insert(
-        self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable, allocate: Callable[[], int | None]
+        self,
+        tokens: Sequence[int] | NDArray[np.integer],
+        salt: Hashable,
+        allocate: Callable[[], int | None],
+        tail: bool = False,
     ) -> tuple[int, list[int]]:
-        """Add the whole blocks of ``tokens`` that are missing, in order, until ``allocate`` returns None instead of an id.
+        """Add the blocks of ``tokens`` that are missing, in order, until ``allocate`` returns None instead of an id.
 
         ``allocate`` may make room with `evict`, which leaves the known prefix of ``tokens`` alone. When it raises, the tree
         has no new blocks.
+
+        Args:
+            tail: also a last block that is not whole, after a whole one.
 
         Returns:
             The number of blocks that were known, and the ids of the new ones after them.
         """
         keys = self._keys(tokens, salt)
+        if tail and keys and (rest := np.asarray(tokens, np.int64).tobytes()[len(keys) * self._block_bytes :]):
+            keys.append(rest)
         path = self._walk(keys)
         parent = self._pinned = path[-1] if path else self._root
         new: list[int] = []

@@ -256,7 +256,10 @@ class Scheduler:
         if isinstance(self.tree, SnapshotTree):
             ends = sequence.num_cached_tokens in request.snapshot_points or sequence.finish_reason is not None
             return self._save_snapshot(sequence, self.tree) if ends and reusable == sequence.num_cached_tokens else None
-        known, ids = self.tree.insert(sequence.tokens[:reusable], _salt(sequence), self._allocate)
+        tokens = sequence.tokens[: min(reusable, sequence.num_tokens)]  # accepted drafts may stand behind the end of the text
+        # The next turn of a chat goes on where this text ends. A block that reaches beyond the row cannot be copied.
+        tail = sequence.finish_reason is not None and blocks_of(len(tokens)) * BLOCK_TOKENS <= self.options.slots
+        known, ids = self.tree.insert(tokens, _salt(sequence), self._allocate, tail)
         return Copies(sequence.batch_index, known, ids) if ids else None
 
     def _save_snapshot(self, sequence: TokenSequence, tree: SnapshotTree) -> Copies | None:
@@ -400,7 +403,7 @@ class Scheduler:
         ids = self.tree.match(sequence.tokens[: sequence.logits_from], _salt(sequence))
         if ids:
             plan.loads.append((ids, sequence.batch_index))
-            sequence.num_cached_tokens = len(ids) * BLOCK_TOKENS
+            sequence.num_cached_tokens = self.tree.tokens_of(ids)
             if sequence.num_tokens == sequence.prompt_tokens:
                 sequence.history.prefix_tokens = sequence.num_cached_tokens
 

@@ -26,6 +26,7 @@ _LAST_WORDS_S = 2  # for answers that were cut short to reach their clients
 _MOST_FILES = 65536
 # Bounds the kernel's memory for a client that does not read, and lets `GuardedConnection` notice it after 256 KiB.
 _SEND_BUFFER_BYTES = 256 * 2**10
+_FIRST_FD = 3  # SD_LISTEN_FDS_START
 
 
 class DrainingServer(uvicorn.Server):
@@ -36,11 +37,13 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         listening: called when connections are accepted.
+        shared: others hold the listening socket too, so new connections are left to the server that follows.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, listening: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, listening: Callable[[], None], shared: bool = False) -> None:
         super().__init__(config)
         self._service, self._listening, self._drain_until = service, listening, 0.0
+        self._shared = shared
         self.forced_by: int | None = None  # the second signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -58,6 +61,8 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called by uvicorn ten times a second."""
         if self._service.draining and not self.should_exit:
+            for server in self.servers if self._shared else ():
+                server.close()
             if monotonic() >= self._drain_until:
                 await self._cut_short()
             self.should_exit = self.should_exit or not self._service.metrics.in_progress
@@ -85,7 +90,8 @@ def run_server(
         listening: called when connections are accepted.
     """
     _allow_many_connections()
-    server = DrainingServer(uvicorn_config(app, service.config, tls), service, listening)
+    shared = bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))  # listens already: see `inherited_socket`
+    server = DrainingServer(uvicorn_config(app, service.config, tls), service, listening, shared)
     try:
         server.run(sockets=[listener])
     finally:
@@ -141,6 +147,35 @@ def bound_socket(host: str, port: int) -> socket.socket:
         listener.close()
         raise _cannot_listen(host, port, error) from error
     return listener
+
+
+def inherited_socket() -> socket.socket | None:
+    """The listening socket that systemd, or whatever else started this process, has handed to it; None: there is none.
+
+    It is the file descriptor 3 where ``LISTEN_PID`` is this process and ``LISTEN_FDS`` is 1 (sd_listen_fds(3)). Whoever holds it
+    keeps it open from one server to the next: what connects between them, or while the next one loads, waits.
+
+    Raises ParamsError where it is not one TCP socket that listens.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    count = os.environ.get("LISTEN_FDS")
+    problem = f"LISTEN_FDS is {count}"
+    if count == "1":
+        try:
+            listener = socket.socket(fileno=_FIRST_FD)
+            listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and listener.family in (socket.AF_INET, socket.AF_INET6):  # only streams listen
+                listener.set_inheritable(False)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+                return listener
+            problem = f"the socket handed over is of {listener.family.name} and {'listens' if listens else 'does not listen'}"
+            listener.detach()
+        except OSError as error:
+            problem = f"the file descriptor {_FIRST_FD} is no socket ({error})"
+    raise ParamsError(
+        f"{problem}; hand over one TCP socket that listens, as a .socket unit of systemd with one ListenStream does"
+    )
 
 
 def url_of(listener: socket.socket, tls: bool) -> str:

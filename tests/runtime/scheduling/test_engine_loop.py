@@ -106,7 +106,7 @@ def test_a_loaded_prefix_may_be_evicted_in_the_same_step() -> None:
     with NumpyEngine(capacity=1, blocks=4, chunk=POSITIONS) as engine:
         prompt = [1, 2, 3, 4] * 4
         result(engine.submit([*prompt, 5], 2))
-        assert (engine.scheduler.blocks_in_tree, engine.scheduler.free_blocks) == (1, 3)
+        assert (engine.scheduler.blocks_in_tree, engine.scheduler.free_blocks) == (2, 2)
         handle = engine.submit([*prompt, *[6, 7] * 20], 6)
         assert result(handle) == text(engine, [*prompt, *[6, 7] * 20], 6)
         assert handle.result(0).stats.prefix_tokens == 16

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 
-BLOCK, CAPACITY = 2, 7
-Text = tuple[str | None, tuple[int, ...]]  # salt, and tokens of whole blocks
+BLOCK, CAPACITY = 3, 7
+Text = tuple[str | None, tuple[int, ...]]  # salt, and tokens of whole blocks, or of such and a tail
 texts = st.lists(st.integers(0, 1), max_size=4 * BLOCK + 1)
 salts = st.sampled_from([None, "", "a"])
 
@@ -27,13 +27,27 @@ class KnownPrefixes:
         self.last_used: dict[Text, int] = {}
         self._now = 0
 
-    def prefixes(self, tokens: list[int], salt: str | None) -> list[Text]:
-        return [(salt, tuple(tokens[:end])) for end in range(BLOCK, len(tokens) + 1, BLOCK)]
+    def prefixes(self, tokens: list[int], salt: str | None, tail: bool) -> list[Text]:
+        ends = [*range(BLOCK, len(tokens) + 1, BLOCK)]
+        if tail and ends and ends[-1] < len(tokens):
+            ends.append(len(tokens))
+        return [(salt, tuple(tokens[:end])) for end in ends]
 
-    def use(self, tokens: list[int], salt: str | None) -> list[Text]:
+    def match(self, tokens: list[int], salt: str | None) -> list[Text]:
+        known = self.use(tokens, salt, tail=False)
+        if known:
+            whole = len(known) * BLOCK
+            ends = range(whole + 1, min(whole + BLOCK, len(tokens) + 1))
+            tails = [text for end in ends if (text := (salt, tuple(tokens[:end]))) in self.blocks]
+            for text in tails[-1:]:
+                self.last_used[text] = self._now
+                known.append(text)
+        return known
+
+    def use(self, tokens: list[int], salt: str | None, tail: bool) -> list[Text]:
         self._now += 1
         known: list[Text] = []
-        for text in self.prefixes(tokens, salt):
+        for text in self.prefixes(tokens, salt, tail):
             if text not in self.blocks:
                 break
             known.append(text)
@@ -46,7 +60,7 @@ class KnownPrefixes:
     def evict(self, number: int, pinned: Text | None = None) -> list[int]:
         evicted = []
         for _ in range(number):
-            parents = {(salt, tokens[:-BLOCK]) for salt, tokens in self.blocks}
+            parents = {(salt, tokens[: (len(tokens) - 1) // BLOCK * BLOCK]) for salt, tokens in self.blocks}
             leaves = [text for text in self.blocks if text not in parents and text != pinned]
             if not leaves:
                 break
@@ -65,12 +79,14 @@ class TreeAndModel(RuleBasedStateMachine):
 
     @rule(tokens=texts, salt=salts, as_array=st.booleans())
     def match(self, tokens: list[int], salt: str | None, as_array: bool) -> None:
-        wanted = [self.model.blocks[text] for text in self.model.use(tokens, salt)]
-        assert self.tree.match(np.array(tokens, np.int32) if as_array else tokens, salt) == wanted
+        wanted = self.model.match(tokens, salt)
+        ids = self.tree.match(np.array(tokens, np.int32) if as_array else tokens, salt)
+        assert ids == [self.model.blocks[text] for text in wanted]
+        assert self.tree.tokens_of(ids) == (len(wanted[-1][1]) if wanted else 0)
 
-    @rule(tokens=texts, salt=salts, evicts=st.integers(0, 2), most=st.integers(0, 5))
-    def insert(self, tokens: list[int], salt: str | None, evicts: int, most: int) -> None:
-        known = self.model.use(tokens, salt)
+    @rule(tokens=texts, salt=salts, evicts=st.integers(0, 2), most=st.integers(0, 5), tail=st.booleans())
+    def insert(self, tokens: list[int], salt: str | None, evicts: int, most: int, tail: bool) -> None:
+        known = self.model.use(tokens, salt, tail)
         allocated: list[int] = []
 
         def allocate() -> int | None:
@@ -85,9 +101,9 @@ class TreeAndModel(RuleBasedStateMachine):
             allocated.append(self.free.pop())
             return allocated[-1]
 
-        before, new = self.tree.insert(tokens, salt, allocate)
+        before, new = self.tree.insert(tokens, salt, allocate, tail)
         assert (before, new) == (len(known), allocated)
-        missing = self.model.prefixes(tokens, salt)[before:]
+        missing = self.model.prefixes(tokens, salt, tail)[before:]
         assert len(new) == len(missing) or len(new) == most or not self.free
         for text, block in zip(missing, new, strict=False):
             self.model.add(text, block)
@@ -119,7 +135,7 @@ def ids(start: int = 0) -> Callable[[], int]:
     return lambda: next(counter)
 
 
-def test_only_whole_blocks_are_known() -> None:
+def test_only_whole_blocks_are_known_without_a_tail() -> None:
     """Guards against a prefix hit on tokens that are in no kept block."""
     tree = PrefixTree(4)
     assert tree.insert(list(range(11)), None, ids()) == (0, [0, 1])
@@ -127,6 +143,19 @@ def test_only_whole_blocks_are_known() -> None:
     assert tree.match(list(range(7)), None) == [0]
     assert tree.match([*range(7), 99], None) == [0]
     assert tree.match(list(range(3)), None) == tree.match([], None) == []
+
+
+def test_a_text_goes_on_at_the_tail_of_another() -> None:
+    """Guards against turns of a chat that compute the end of the last answer again, or take over more than they share."""
+    tree = PrefixTree(4)
+    assert tree.insert(list(range(6)), None, ids(), tail=True) == (0, [0, 1])
+    assert tree.insert(list(range(7)), None, ids(2), tail=True) == (1, [2])
+    assert (tree.match(list(range(20)), None), tree.tokens_of([0, 2])) == ([0, 2], 7)
+    assert (tree.match([*range(6), 99], None), tree.tokens_of([0, 1])) == ([0, 1], 6)
+    assert tree.match(list(range(5)), None) == [0]
+    assert tree.insert(list(range(9)), None, ids(3)) == (1, [3])  # beside the tails, which end
+    assert tree.match(list(range(9)), None) == [0, 3]
+    assert tree.insert([7, 8], None, ids(9), tail=True) == (0, [])
 
 
 def test_a_block_belongs_to_the_text_before_it() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import configparser
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from ray.serve.schema import ServeDeploySchema
 from tide_runtime.errors import ParamsError
+from tide_serve.cli import app as tide_serve
 from tide_serve.ray import INGRESS, MODEL, ServingArgs, app, build_app
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,7 +117,8 @@ def test_image_has_nothing_from_elsewhere():
     instructions = _instructions()
     assert not [argument for name, argument in instructions if name == "ADD"]
     assert not [argument for name, argument in instructions if name == "RUN" and re.search(r"curl|wget|https?:|git ", argument)]
-    assert {a.split()[0].rpartition(":")[2] for n, a in instructions if n == "FROM"} == {"3.11-slim"}
+    assert {argument.split()[0] for name, argument in instructions if name == "FROM"} == {"${BASE}"}
+    assert instructions[0] == ("ARG", "BASE=docker.io/library/python:3.11-slim")
 
 
 def test_image_is_built_from_what_is_there():
@@ -133,6 +138,23 @@ def test_image_tells_its_health():
     """Breaks: a server that hangs is never restarted."""
     check = dict(_instructions())["HEALTHCHECK"]
     assert "http://127.0.0.1:8000/health'" in check and '"8000"' in dict(_instructions())["CMD"]
+
+
+def _unit(name: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, comment_prefixes=("#",))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((DEPLOY / "systemd" / name).read_text(encoding="utf-8"))
+    return parser
+
+
+def test_units_of_systemd_keep_the_port_and_let_answers_finish():
+    """Breaks: systemd kills a server in the middle of its answers, or starts it without its socket."""
+    service, sockets = _unit("tide-serve.service"), _unit("tide-serve.socket")
+    assert "tide-serve.socket" in service["Unit"]["Requires"].split() and "tide-serve.socket" in service["Unit"]["After"].split()
+    assert "," not in sockets["Socket"]["ListenStream"] and sockets["Socket"].get("Accept", "no") == "no"
+    command, *arguments = shlex.split(service["Service"]["ExecStart"])
+    parsed = typer.main.get_command(tide_serve).make_context(Path(command).name, arguments).params
+    assert float(service["Service"]["TimeoutStopSec"]) > parsed["drain_timeout"]
 
 
 def _pods() -> dict[str, dict[str, Any]]:

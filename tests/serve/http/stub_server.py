@@ -97,6 +97,21 @@ def stub_app(service: Service, seen: Seen) -> FastAPI:
         finally:
             seen.left.set()
 
+    @app.post("/v1/events")
+    async def events(until: Path) -> StreamingResponse:
+        """A stream that ends when the file ``until`` is there, with a last word."""
+        return StreamingResponse(words(until))
+
+    async def words(until: Path) -> AsyncIterator[str]:
+        while not until.exists():
+            yield "word "
+            await asyncio.sleep(0.02)
+        yield "end"
+
+    @app.post("/v1/name")
+    async def name() -> str:
+        return service.model_names[0]
+
     @app.post("/v1/wait/{seconds}")
     async def wait(seconds: float, until: Path | None = None) -> dict[str, bool]:
         """Ends early when the engine is closed, as a generation does, and when the file ``until`` is there."""

@@ -98,6 +98,15 @@ def test_variable_without_a_key_is_refused(tide_serve: Run, monkeypatch: pytest.
     assert done.code == 2 and "TIDE_API_KEYS has no API key" in done.err
 
 
+@pytest.mark.parametrize("count", ["2", "none"])
+def test_wrong_sockets_handed_over_are_refused(tide_serve: Run, monkeypatch: pytest.MonkeyPatch, count: str) -> None:
+    """Breaks: a unit of systemd with two addresses is served on one of them, or on the default port."""
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", count)
+    done = tide_serve("engine")
+    assert done.code == 2 and "hand over one TCP socket" in done.err
+
+
 def test_port_that_is_taken_is_named_before_the_engine_is_loaded(tide_serve: Run) -> None:
     """Breaks: a second server loads a model for nothing."""
     with socket.socket() as other:

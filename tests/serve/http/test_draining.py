@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,15 +17,24 @@ import httpx
 from serve.http.processes import ROOT, end_of
 
 LONG = 600  # seconds that no test waits for
+# A program that hands its file descriptor over and becomes Python with the other arguments.
+HAND_OVER = """import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"""
 
 
 @contextmanager
-def server(drain_timeout: float) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A running server's address and process; it has to end by itself."""
+def server(
+    drain_timeout: float, name: str = "stub", handed: socket.socket | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A running server's address and process; it has to end by itself. ``handed``: its socket, as systemd hands it over."""
     paths = {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in ("runtime", "tests"))}
+    handing = [] if handed is None else ["-c", HAND_OVER, str(handed.fileno())]
     process = subprocess.Popen(
-        [sys.executable, "-m", "serve.http.stub_process", str(drain_timeout)],
+        [sys.executable, *handing, "-m", "serve.http.stub_process", str(drain_timeout), name],
         env={**os.environ, **paths},
+        pass_fds=() if handed is None else [handed.fileno()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -54,9 +64,11 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def test_sigterm_lets_answers_finish_and_refuses_new_requests(tmp_path: Path) -> None:
-    """Breaks: each rolling update cuts off answers, or fails the requests that come meanwhile."""
+    """Breaks: each rolling update cuts off answers and streams, or fails the requests that come meanwhile."""
     with server(LONG) as (url, process), ThreadPoolExecutor() as pool, httpx.Client(base_url=url, timeout=60) as client:
         running = start(pool, client, tmp_path / "end")
+        stream = pool.submit(httpx.post, f"{url}/v1/events", params={"until": str(tmp_path / "end")}, timeout=60)
+        wait_until(lambda: "in_progress 2.0" in client.get("/metrics").text)
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: client.get("/ready").status_code == 503)
         refused = httpx.post(f"{url}/v1/count", json={}, timeout=60)  # over a new connection
@@ -64,9 +76,10 @@ def test_sigterm_lets_answers_finish_and_refuses_new_requests(tmp_path: Path) ->
         assert client.get("/health").status_code == 200
         (tmp_path / "end").touch()
         assert running.result().json() == {"cut_short": False}
+        assert stream.result().text.endswith("word end")
         code, log = end_of(process)
     assert code == 0
-    assert {f"/v1/wait/{LONG}", "/v1/count"} <= {line["path"] for line in log}
+    assert {f"/v1/wait/{LONG}", "/v1/events", "/v1/count"} <= {line["path"] for line in log}
 
 
 def test_what_takes_longer_than_the_drain_timeout_ends_with_what_it_has() -> None:
@@ -96,3 +109,31 @@ def test_idle_server_ends_at_once_in_spite_of_open_connections() -> None:
         process.send_signal(signal.SIGTERM)
         code, log = end_of(process)
     assert (code, log) == (0, [])
+
+
+def test_the_next_server_takes_over_the_socket_without_a_refused_connection(tmp_path: Path) -> None:
+    """Breaks: an update cuts off streams, or fails requests that come while no server or two servers run."""
+    with socket.create_server(("127.0.0.1", 0)) as handed, ThreadPoolExecutor() as pool:
+        with server(LONG, "old", handed) as (url, old):
+            stream = pool.submit(httpx.post, f"{url}/v1/events", params={"until": str(tmp_path / "end")}, timeout=60)
+            with httpx.Client(base_url=url) as client:
+                wait_until(lambda: "in_progress 1.0" in client.get("/metrics").text)
+            with server(LONG, "new", handed) as (_, new):
+                old.send_signal(signal.SIGTERM)
+                wait_until(lambda: new_connections_reach(url, "new"))
+                assert all(new_connections_reach(url, "new") for _ in range(10))
+                (tmp_path / "end").touch()
+                assert stream.result().text.endswith("word end")
+                assert end_of(old)[0] == 0
+                new.send_signal(signal.SIGTERM)
+                assert end_of(new)[0] == 0
+        waits = pool.submit(httpx.post, f"{url}/v1/name", timeout=60)  # no server runs
+        with server(LONG, "next", handed):
+            assert waits.result().json() == "next"
+
+
+def new_connections_reach(url: str, name: str) -> bool:
+    """Whether the server ``name`` answers. The one that ends refuses with 503 what it has accepted; nothing else is right."""
+    answer = httpx.post(f"{url}/v1/name", timeout=60)
+    assert answer.status_code == 200 or (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    return answer.status_code == 200 and answer.json() == name

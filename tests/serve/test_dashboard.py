@@ -1,0 +1,48 @@
+"""deploy/grafana/tide-serve.json beside what the server says at /metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+
+DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana" / "tide-serve.json"
+PARTS = ("_bucket", "_sum", "_count")  # of a histogram
+
+
+def _expressions() -> list[str]:
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    panels = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    return panels + [one["definition"] for one in dashboard["templating"]["list"] if "definition" in one]
+
+
+def _kinds(http: httpx.Client) -> dict[str, str]:
+    """Metric → counter or gauge; the parts of a histogram are counters."""
+    found = dict(re.findall(r"^# TYPE (\w+) (\w+)$", http.get("/metrics").text, re.MULTILINE))
+    parts = {f"{name}{part}": "counter" for name, kind in found.items() if kind == "histogram" for part in PARTS}
+    return {name: kind for name, kind in found.items() if kind != "histogram"} | parts
+
+
+def test_every_metric_of_the_dashboard_is_one_of_the_servers(http: httpx.Client) -> None:
+    """Breaks: a panel stays empty because a metric was renamed, or shows the rate of what is no counter."""
+    kinds, used = _kinds(http), set[str]()
+    for expression in _expressions():
+        names = re.findall(r"\b(?:tide|process)_\w+", expression)
+        assert names, expression
+        for name in names:
+            assert name in kinds, f"{name} in {expression}"
+            assert (f"rate({name}" in expression) == (kinds[name] == "counter"), expression
+        used |= set(names)
+    assert len(used) > 20
+
+
+def test_every_label_of_a_legend_survives_the_sum() -> None:
+    """Breaks: lines of a panel without a name."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", target["expr"])))) - {"le"}
+            if "sum" in target["expr"]:
+                assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) == kept, target
