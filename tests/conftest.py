@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ TESTS = Path(__file__).parent
 LONG = (
     "benchmarks/test_cpu_kinds.py",
     "test_readme.py",
-    "serve/ray/test_cluster.py",
+    "serve/cluster/test_cluster.py",
     "calibrate/test_calibrate_cli.py",
     "calibrate/capture/test_compiled_pass.py",
     "export/quantization/test_gguf_tokenizer.py",
@@ -26,21 +27,17 @@ LONG = (
     "export/quantization/test_gptq.py",
 )
 
-# Files that trace the same models: a trace takes most of an export.
-SHARED_TRACES = ("benchmarks/test_cpu_kinds.py", "export/test_recurrent.py", "runtime/test_recurrent.py")
-
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook (not under pytest 9, which keeps node ids elsewhere)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of one architecture share its traced graph, as do the files of SHARED_TRACES; other tests stay with their file."""
+    """Tests of one architecture share its bundle; other tests stay with their file."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     architectures = getattr(sys.modules.get("export.architectures"), "ARCHITECTURES", ())
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         name = str(parameters.get("name"))
-        group = SHARED_TRACES[0] if _file(item) in SHARED_TRACES else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(name if name in architectures else group))
+        item.add_marker(pytest.mark.xdist_group(name if name in architectures else str(item.path)))
     items.sort(key=_place)
 
 
@@ -60,16 +57,24 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def trace_in_torch() -> Iterator[Callable[..., object] | None]:
-    """`torch.onnx.export` itself: tests find one in its place that traces a structure once in a process."""
+def trace_in_torch(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., object] | None]:
+    """`torch.onnx.export` itself: tests find one in its place that traces a structure once in a run."""
     if "torch" not in sys.modules:  # importing it takes seconds, and no test of this run uses it
         yield None
         return
     import torch.onnx
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
     from traced_once import remembering
 
+    # Every export reads the signatures of hundreds of operators anew, for more than half a second.
+    ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
     original = torch.onnx.export
-    torch.onnx.export = remembering(original)
+    base = tmp_path_factory.getbasetemp()
+    traces = (base.parent if hasattr(request.config, "workerinput") else base) / "traces"
+    traces.mkdir(exist_ok=True)
+    torch.onnx.export = remembering(original, traces)
     yield original
     torch.onnx.export = original
 

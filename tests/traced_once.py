@@ -1,11 +1,15 @@
-"""Graphs that torch traced before in this process: a trace of a tiny model takes seconds, and many tests export equal structures.
+"""Graphs that torch traced before in this run: a trace of a tiny model takes seconds, and many tests export equal structures.
 
-Weights have no part in a trace, so a model of the same structure gets a copy of the graph with its own weights.
+Weights have no part in a trace, so a model of the same structure gets a copy of the graph with its own weights. Graphs lie in
+files without weights, as tests run in several processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,19 +22,29 @@ from torch.utils._pytree import tree_leaves
 _ORIGIN = ("name_or_path", "_name_or_path", "architectures", "transformers_version")  # set where a model was saved and loaded
 
 
-def remembering(export: Callable[..., Any]) -> Callable[..., Any]:
-    """``export``, which is `torch.onnx.export`, for the calls of `tide_export.trace`, with a memory."""
-    graphs: dict[str, ir.Model] = {}
+def remembering(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """``export``, which is `torch.onnx.export`, for the calls of `tide_export.trace`, with a memory in ``folder``."""
 
     def remember(step: nn.Module, args: tuple, **options: Any) -> Any:
         key = _structure(step, args, options)
         if " at 0x" in key:  # an attribute that no text describes
             return export(step, args, **options)
-        if key not in graphs:
-            graphs[key] = export(step, args, **options).model
-        return SimpleNamespace(model=_with_weights_of(step, graphs[key].clone()))  # lowering works in place
+        file = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.onnx"
+        if not file.exists():
+            _write(export(step, args, **options).model, _tensors(step), file)
+        return SimpleNamespace(model=_with_weights_of(step, ir.load(file)))
 
     return remember
+
+
+def _write(graph: ir.Model, weights: Collection[str], file: Path) -> None:
+    """Write the graph, which keeps the weights' types and shapes only."""
+    for name, value in graph.graph.initializers.items():
+        if name in weights and (tensor := value.const_value) is not None:
+            value.const_value = ir.ExternalTensor("none", None, None, tensor.dtype, shape=tensor.shape, name=name)
+    whole = file.with_suffix(f".{os.getpid()}")
+    ir.save(graph, whole)
+    whole.replace(file)  # another process may write the same
 
 
 def _structure(step: nn.Module, args: tuple, options: dict[str, Any]) -> str:

@@ -62,9 +62,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten training and replace rendering of charts, which test_exit_heads.py and test_report.py cover."""
+    """Shorten training, and replace rendering of charts: test_exit_heads.py, test_draft_head.py and test_report.py cover them."""
     monkeypatch.setattr(training_plan, "STEPS", 24)
     monkeypatch.setattr(training_plan, "STEPS_FROM_NEIGHBOUR", 24)
+    monkeypatch.setattr(train_module, "_DRAFT_HEAD_STEPS", 40)  # 400 take more than half of a calibration here
+    monkeypatch.setattr(train_module, "_REPLIES", train_module._LEAST_REPLIES)
     monkeypatch.setattr(draw_module, "png", lambda figure: repr([axes.get_title() for axes in figure.axes]).encode())
 
 

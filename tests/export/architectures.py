@@ -38,6 +38,7 @@ from transformers import (
 
 VOCAB = 128
 LAYERS = 4
+FEW_LAYERS = 2  # one of each kind, in tests of every architecture: each layer of a trace takes two seconds
 MAX_POSITIONS = 128
 WINDOW = 8  # shorter than the prompts of the tests
 
@@ -145,9 +146,14 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 
 
-def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:
+def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, layers: int = LAYERS) -> PreTrainedModel:
     """A random model of the architecture, see `random_model`."""
-    return random_model(ARCHITECTURES[name](), dtype, seed)
+    config = ARCHITECTURES[name]()
+    if layers != LAYERS:
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:layers]
+    return random_model(config, dtype, seed)
 
 
 def random_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
-from export.architectures import MAX_POSITIONS, tiny_model
+from export.architectures import FEW_LAYERS, MAX_POSITIONS, tiny_model
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 from tide_runtime.bundle.manifest import Manifest
 from transformers import PreTrainedModel
@@ -37,14 +37,14 @@ class Exported:
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Exported]]:
-    """``exported(architecture)``: a bundle of two segments in fp32."""
+    """``exported(architecture)``: a bundle of two segments of one layer in fp32."""
     made: dict[str, Exported] = {}
 
     def make(name: str) -> Exported:
         if name not in made:
-            model = tiny_model(name)
+            model = tiny_model(name, layers=FEW_LAYERS)
             directory: Path = tmp_path_factory.mktemp(name)
-            config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False, targets=("cpu", "torch"))
+            config = ExportConfig(checkpoints="1", max_seq_len=MAX_POSITIONS // 2, verify=False, targets=("cpu", "torch"))
             traced = trace(model)
             copy = replace(traced, model=traced.model.clone())  # lowering works in place; tests need the trace too
             manifest, _ = write_bundle(LoadedModel(model, None, name), directory, config, ExportProgress(quiet=True), traced=copy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -21,13 +23,13 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def prompt_logits(engine: Engine, ids: list[int]) -> NDArray[np.float32]:
-    """Logits [S, V] for every token of a prompt, from an empty cache, by the segments."""
+def prompt_logits(engine: Engine, ids: list[int], graphs: Sequence[str] = ()) -> NDArray[np.float32]:
+    """Logits [S, V] for every token of a prompt, from an empty cache, by ``graphs``, or by the segments."""
     step = engine.backend.context(1).step(0, [len(ids)], [len(ids)])
     step.input_ids[: len(ids)] = ids
     step.place([0])
-    for segment in engine.manifest.segments:
-        step.run(segment.name)
+    for graph in graphs or [segment.name for segment in engine.manifest.segments]:
+        step.run(graph)
     return step.logits[: len(ids)].astype(np.float32)
 
 
@@ -39,9 +41,12 @@ def test_prefill_logits_equal_eager(exported, name):
     assert len(ids) > 2 * WINDOW
     with torch.no_grad():
         expected = case.model(input_ids=torch.tensor([ids])).logits[0].numpy()
-    difference = abs(prompt_logits(case.engine, ids) - expected).max()
-    print(f"{name}: max |Δlogit| {difference:.1e}")
-    assert difference <= MAX_LOGIT_DIFFERENCE
+    whole = case.engine.backend.context(1).every_layer
+    assert UNCUT in whole
+    for graphs in ((), whole):  # one layer each, and all in one graph
+        difference = abs(prompt_logits(case.engine, ids, graphs) - expected).max()
+        print(f"{name}: max |Δlogit| {difference:.1e}")
+        assert difference <= MAX_LOGIT_DIFFERENCE
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

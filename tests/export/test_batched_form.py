@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from export.architectures import MAX_POSITIONS, VOCAB, tiny_model
+from export.architectures import FEW_LAYERS, MAX_POSITIONS, VOCAB, tiny_model
 from runtime.host_device import HostDevice
 from tide_runtime import ThreadOptions
 from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
@@ -59,8 +59,9 @@ class Sequences:
 def write(directory: Path, name: str, dtype: torch.dtype = torch.float32) -> Bundle:
     """The bundle of ``name`` for both targets."""
     half = "fp16" if dtype == torch.float16 else "fp32"
-    config = ExportConfig(targets=("cpu", "cuda"), dtype=half, checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
-    write_bundle(LoadedModel(tiny_model(name, dtype), None, name), directory, config, ExportProgress(quiet=True))
+    config = ExportConfig(targets=("cpu", "cuda"), dtype=half, checkpoints="1", max_seq_len=MAX_POSITIONS // 2, verify=False)
+    model = tiny_model(name, dtype, layers=FEW_LAYERS)
+    write_bundle(LoadedModel(model, None, name), directory, config, ExportProgress(quiet=True))
     return Bundle.open(directory)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from export.architectures import LAYERS, MAX_POSITIONS, VOCAB, tiny_model
+from export.architectures import FEW_LAYERS, LAYERS, MAX_POSITIONS, VOCAB, tiny_model
 from export.stub_calibration import write_calibration
 from export.test_padded_attention import PLANS, check
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
@@ -30,7 +30,7 @@ from tide_export.verify import GraphCheck, PromptCheck, verify_bundle
 # Rotary fused and partial, learned positions, windows and soft-caps, sinks, multi-head.
 NAMES = ("llama", "gemma2", "gpt2", "phi", "gpt_oss")
 SLOTS = MAX_POSITIONS // 2
-CONFIG = ExportConfig(checkpoints="2", max_seq_len=SLOTS, kv="int8")
+CONFIG = ExportConfig(checkpoints="1", max_seq_len=SLOTS, kv="int8")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[
 
     def make(name: str) -> tuple[LoadedModel, Path]:
         if name not in made:
-            loaded, directory = LoadedModel(tiny_model(name), None, name), tmp_path_factory.mktemp(name)
+            loaded, directory = LoadedModel(tiny_model(name, layers=FEW_LAYERS), None, name), tmp_path_factory.mktemp(name)
             write_bundle(loaded, directory, CONFIG, ExportProgress(quiet=True))
             made[name] = loaded, directory
         return made[name]
@@ -88,7 +88,7 @@ def test_caches_take_a_byte_a_number(exported, load):
     manifest = read_manifest(exported("llama")[1])
     assert (manifest.kv_dtype, manifest.cache_dtype, manifest.dtype) == ("int8", "int8", "fp32")
     caches = {t.name: t.dtype for g in manifest.segments for t in (*g.inputs, *g.outputs) if "_cache_" in t.name}
-    assert len(caches) == 4 * LAYERS and set(caches.values()) == {"int8"}
+    assert len(caches) == 4 * FEW_LAYERS and set(caches.values()) == {"int8"}
     context = load("llama").backend.context(2)
     assert {array.dtype for array in context.caches.arrays.values()} == {np.dtype(np.int8)}
 
@@ -111,7 +111,7 @@ def test_exact_is_full(load, name):
 
 def test_half_precision(tmp_path):
     """Scales are fp32 in every graph; a bundle in fp16 would be refused at load."""
-    loaded = LoadedModel(tiny_model("llama").half(), None, "llama")
+    loaded = LoadedModel(tiny_model("llama", layers=FEW_LAYERS).half(), None, "llama")
     write_bundle(loaded, tmp_path, replace(CONFIG, dtype="fp16"), ExportProgress(quiet=True))
     assert read_manifest(tmp_path).cache_dtype == "int8"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from export.architectures import ARCHITECTURES, tiny_model
+from export.architectures import ARCHITECTURES, FEW_LAYERS, LAYERS, tiny_model
 from export.quantization.test_gguf_source import written
 from export.quantization.tiny_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
 from export.quantization.tiny_gguf import tiny
@@ -25,9 +25,9 @@ from tide_export.progress import ExportProgress
 QUIET = ExportProgress(quiet=True)
 
 
-def saved(architecture: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+def saved(architecture: str, folder: Path, dtype: torch.dtype = torch.float32, layers: int = LAYERS) -> Path:
     """Parameters other than the initial ones and zeros."""
-    model = tiny_model(architecture).to(dtype)
+    model = tiny_model(architecture, layers=layers).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape) * 0.05)
@@ -83,7 +83,7 @@ def source_of(kind: str, folder: Path) -> Path:
         return written(folder, "Q5_0", tied=True)[0]
     if kind.startswith("gguf"):
         return tiny(kind.removeprefix("gguf ")).write(folder / "model.gguf")
-    return saved(kind.split()[0], folder, torch.bfloat16 if kind.endswith("bf16") else torch.float32)
+    return saved(kind.split()[0], folder, torch.bfloat16 if kind.endswith("bf16") else torch.float32, FEW_LAYERS)
 
 
 def files(bundle: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from export.architectures import MAX_POSITIONS, VOCAB, WINDOW
+from export.architectures import MAX_POSITIONS, VOCAB, WINDOW, tiny_model
 from export.stub_calibration import exit_tensors
 from tide_runtime.bundle.calibration import ExitInfo
 
@@ -18,6 +18,7 @@ from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.passes.tensorrt_10_4 import ELEMENT_TYPES
 from tide_export.targets import TARGETS
+from tide_export.trace import TracedModel, trace
 
 # Grouped heads, sliding window, window and soft-cap, learned positions, sinks.
 NAMES = ("llama", "mistral", "gemma2", "gpt2", "gpt_oss")
@@ -26,22 +27,26 @@ SLOTS = MAX_POSITIONS // 2
 STEPS = ([21, 3, 9], [1, 1, 1], [1, 1, 1], [4, 2, 1], [1, 5, 1])
 TOLERANCE = 1e-4  # fp32
 CONTEXT = LoweringContext(SLOTS)
-EXIT = ExitInfo(2, "identity", "max_probability", 0.5)
 
 
 @pytest.fixture(scope="module")
 def lowered(exported):
-    """``lowered(architecture)``: its graphs for V100: two segments, the head, and what fills the caches behind layer 2."""
+    """``lowered(architecture)``: its graphs for V100: two segments, the head, and what fills the cache behind the first layer."""
     made: dict[str, list[CutGraph]] = {}
 
     def make(name: str) -> list[CutGraph]:
         if name not in made:
-            traced = exported(name).traced
-            prepare(traced, TARGETS["trt-sm_70"], CONTEXT)
-            made[name] = lower(traced, TARGETS["trt-sm_70"], [2], CONTEXT, skips=[EXIT]).graphs
+            made[name] = lowered_after(exported(name).traced, 1)
         return made[name]
 
     return make
+
+
+def lowered_after(traced: TracedModel, layer: int) -> list[CutGraph]:
+    """The graphs with a cut and an exit after ``layer``. ``traced`` is modified."""
+    prepare(traced, TARGETS["trt-sm_70"], CONTEXT)
+    stop = ExitInfo(layer, "identity", "max_probability", 0.5)
+    return lower(traced, TARGETS["trt-sm_70"], [layer], CONTEXT, skips=[stop]).graphs
 
 
 class Steps:
@@ -90,7 +95,7 @@ def test_logits_are_the_models(exported, lowered, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operator_is_in_the_table(lowered, name):
     """TensorRT 10.4 would refuse the file, on the machine that the export was meant for."""
-    layers = {"segment_0": 2, "segment_1": 2, "head": 0, "kv_fill_2": 2}
+    layers = {"segment_0": 1, "segment_1": 1, "head": 0, "kv_fill_1": 1}
     assert [graph.name for graph in lowered(name)] == list(layers)
     for graph in lowered(name):
         proto = ir.to_proto(graph.model)
@@ -102,10 +107,10 @@ def test_every_operator_is_in_the_table(lowered, name):
         assert len(caches) == 4 * layers[graph.name]
 
 
-def test_skipped_layers_are_filled_in_place(lowered):
+def test_skipped_layers_are_filled_in_place():
     """After an exit, the keys that a V100 puts in for the skipped layers would be another token's, or another layer's."""
     random = np.random.default_rng(3)
-    graphs = {graph.name: session(graph.model) for graph in lowered("llama")}
+    graphs = {graph.name: session(graph.model) for graph in lowered_after(trace(tiny_model("llama")), 2)}
     given = {"write_index": np.array([4, 0]), "position_ids": np.array([[4, 5, 6], [0, 1, 2]]), "logits_index": np.array([0])}
     results = []
     for segment in (graphs["segment_1"], graphs["kv_fill_2"]):

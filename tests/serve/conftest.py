@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,6 +13,8 @@ import openai
 import pytest
 from serve.live import Served, serving
 from serve.tiny_model import make_bundle, make_model
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # LiteLLM's import looks for one on the internet otherwise
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 from serve.live import Served
 
-litellm = pytest.importorskip("litellm", reason="LiteLLM is not installed; pip install 'tide-llm[dev]'")
 HI = [{"role": "user", "content": "Hi"}]
 
 
+@pytest.fixture(scope="module")
+def litellm() -> Any:
+    """The module, whose import takes seconds."""
+    return pytest.importorskip("litellm", reason="LiteLLM is not installed; pip install 'tide-llm[dev]'")
+
+
 @pytest.fixture
-def ask(served: Served, model: str) -> Any:
+def ask(litellm: Any, served: Served, model: str) -> Any:
     """`litellm.completion` against the shared server."""
 
     def ask(**fields: Any) -> Any:
@@ -44,7 +49,7 @@ def test_a_stream_is_the_answer(ask: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls(ask: Any, stream: bool) -> None:
+def test_tool_calls(litellm: Any, ask: Any, stream: bool) -> None:
     """Breaks: agents on LiteLLM do not see the calls."""
     parameters = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
@@ -60,7 +65,7 @@ def test_tool_calls(ask: Any, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_anthropics_route(served: Served, model: str, ask: Any, stream: bool) -> None:
+def test_anthropics_route(litellm: Any, served: Served, model: str, ask: Any, stream: bool) -> None:
     """Breaks: LiteLLM's models of Anthropic, called at this server: texts, calls, and results that go back."""
 
     def claude(**fields: Any) -> Any:
@@ -83,7 +88,7 @@ def test_anthropics_route(served: Served, model: str, ask: Any, stream: bool) ->
         claude(temperature=5)
 
 
-def test_text_completions(served: Served, model: str) -> None:
+def test_text_completions(litellm: Any, served: Served, model: str) -> None:
     """Breaks: LiteLLM's text_completion, which programs with prompts use."""
     made = litellm.text_completion(
         model=f"text-completion-openai/{model}", prompt="def add", max_tokens=4, api_base=f"{served.url}/v1", api_key="none"
@@ -91,7 +96,7 @@ def test_text_completions(served: Served, model: str) -> None:
     assert made.choices[0].text
 
 
-def test_errors_are_its_own(ask: Any) -> None:
+def test_errors_are_its_own(litellm: Any, ask: Any) -> None:
     """Breaks: LiteLLM tries a bad request again, or reports it as a failure of the server."""
     with pytest.raises(litellm.BadRequestError, match="temperature"):
         ask(temperature=5)

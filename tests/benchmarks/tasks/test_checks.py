@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.tasks.check_fields import CHECK_FIELDS, read_check
@@ -194,11 +195,20 @@ def test_code_runs_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_the_code_started_ends_with_it(tmp_path: Path) -> None:
     """Processes of replies would go on and disturb the timings."""
-    child = f"import time; time.sleep(2); open({str(tmp_path / 'late')!r}, 'w')"
-    code = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n"
+    file = str(tmp_path / "pid")
+    code = f"import subprocess\nchild = subprocess.Popen(['sleep', '60'])\nopen({file!r}, 'w').write(str(child.pid))\n"
     assert passing_share(code, ["assert True"]) == 1
-    time.sleep(2.5)
-    assert not (tmp_path / "late").exists()
+    pid, end = int((tmp_path / "pid").read_text()), time.monotonic() + 5
+    while runs(pid):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(

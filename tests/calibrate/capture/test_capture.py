@@ -23,8 +23,8 @@ CANDIDATES = (1, 2, LAYERS - 1, LAYERS)
 SPLIT = np.array([0, 1, 2], np.int8)
 
 
-def loaded(name: str = "llama", dtype: torch.dtype = torch.float32) -> LoadedModel:
-    return LoadedModel(tiny_model(name, dtype), None, name)
+def loaded(name: str = "llama", dtype: torch.dtype = torch.float32, layers: int = LAYERS) -> LoadedModel:
+    return LoadedModel(tiny_model(name, dtype, layers=layers), None, name)
 
 
 def ragged(count: int = 11, seed: int = 0) -> Windows:

@@ -10,7 +10,7 @@ import pytest
 import tide_calibrate.capture.compiled_pass as compiled_module
 import torch
 from calibrate.capture.test_capture import CANDIDATES, SPLIT, files, loaded, ragged
-from export.architectures import LAYERS, VOCAB
+from export.architectures import FEW_LAYERS, LAYERS, VOCAB
 from tide_calibrate.capture.capture import capture
 from tide_calibrate.capture.compiled_pass import CompiledPass, fastest_pass
 from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
@@ -30,16 +30,17 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> TemporaryBundle:
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "cohere", "granite", "mistral"])
 def test_states_and_logits_are_pytorchs(name: str, tmp_path: Path) -> None:
     """Heads are trained on the capture and run on the model: a soft-cap, scale or window that differed would mistrain them."""
-    model, windows = loaded(name), ragged()
-    eager = capture(model, windows, SPLIT, CANDIDATES, tmp_path / "eager", batch_size=4, top_k=5)
-    with TemporaryBundle(model, "fp32", CANDIDATES[:-1], tmp_path) as temporary:
-        fast = CompiledPass(temporary.path(), model.model, CANDIDATES, logit_bytes=5 * 4 * 4 * VOCAB)
-        made = capture(model, windows, SPLIT, CANDIDATES, tmp_path / "fast", batch_size=4, top_k=5, make_pass=lambda: fast)
+    model, windows = loaded(name, layers=FEW_LAYERS), ragged()
+    candidates = (1, FEW_LAYERS)
+    eager = capture(model, windows, SPLIT, candidates, tmp_path / "eager", batch_size=4, top_k=5)
+    with TemporaryBundle(model, "fp32", candidates[:-1], tmp_path) as temporary:
+        fast = CompiledPass(temporary.path(), model.model, candidates, logit_bytes=5 * 4 * 4 * VOCAB)
+        made = capture(model, windows, SPLIT, candidates, tmp_path / "fast", batch_size=4, top_k=5, make_pass=lambda: fast)
     assert not list(tmp_path.glob("bundle.*"))
     np.testing.assert_allclose(made.top_logits, eager.top_logits, rtol=0, atol=1e-4)
     np.testing.assert_allclose(made.logsumexp, eager.logsumexp, rtol=0, atol=1e-4)
     assert (made.top_ids[..., 0] == eager.top_ids[..., 0]).mean() > 0.999
-    for boundary in CANDIDATES:
+    for boundary in candidates:
         np.testing.assert_allclose(made.hidden[boundary], eager.hidden[boundary], rtol=2e-3, atol=2e-3)
 
 

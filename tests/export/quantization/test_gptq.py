@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from export.architectures import MAX_POSITIONS, VOCAB, tiny_model
+from export.architectures import FEW_LAYERS, MAX_POSITIONS, VOCAB, tiny_model
 from torch import Tensor
 
 from tide_export.config import ExportConfig
@@ -120,7 +120,8 @@ def test_a_matrix_that_the_text_does_not_reach_is_rounded() -> None:
 
 def quantised_model(architecture: str, quantizer: str = "gptq") -> LoadedModel:
     tokens = torch.randint(VOCAB, (4, 64), generator=torch.Generator().manual_seed(1))
-    return quantized(LoadedModel(tiny_model(architecture), None, architecture), "int4", quantizer, tokens=tokens)
+    model = tiny_model(architecture, layers=FEW_LAYERS)
+    return quantized(LoadedModel(model, None, architecture), "int4", quantizer, tokens=tokens)
 
 
 def test_two_runs_give_the_same_weights() -> None:
@@ -139,6 +140,6 @@ def test_the_bundle_computes_with_the_quantised_matrices(architecture: str, quan
     """Blocks, zero points or the order of a Conv1D's matrix would be others in ONNX Runtime than in the eager model."""
     loaded = quantised_model(architecture, quantizer)
     assert "int4 gptq" in {weight.origin for weight in loaded.quantized.values()}
-    config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)
+    config = ExportConfig(checkpoints="1", max_seq_len=MAX_POSITIONS // 2, verify=False)
     write_bundle(loaded, tmp_path, config, ExportProgress(quiet=True))
     assert all(check.passed for check in verify_bundle(loaded, tmp_path, "fp32"))

@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -138,6 +139,7 @@ def test_a_seeds_text_does_not_depend_on_its_company() -> None:
         assert row.new_tokens.tolist() == text
 
 
+@cache
 def _differing(draft: str, verification: Callable[..., Any] = verify) -> int:
     """Texts of `exact` that differ from `full`'s over 40 seeds, with drafts verified by ``verification``."""
     differing, drafted = 0, Counter[str]()
