@@ -130,7 +130,7 @@ class PrefixDisk:
             return (length if length and self._read_snapshot(keys, length, row, first) else cached), False
         end = int(min(len(keys.blocks), first + most))
         read = self._read_blocks(keys.blocks[first:end], row, first)
-        return (first + read) * BLOCK_TOKENS, 0 < read == most
+        return max(cached, (first + read) * BLOCK_TOKENS), 0 < read == most  # ``cached`` may end inside a block
 
     def store(self, tree: PrefixTree, tokens: NDArray[np.int64], salt: Hashable) -> None:
         """Have what ``tree`` holds of a text written; what is evicted before its turn is not."""

@@ -202,7 +202,7 @@ class OnnxRuntimeBackend(Sessions):
 
     @property
     def bits_key(self) -> list[str]:
-        return [*self.machine_key, str(self.default_padding)]
+        return [*self.machine_key, str(self.default_padding), *(adapter.digest for adapter in self.adapters)]
 
     @cached_property
     def operands(self) -> dict[str, list[int]]:
