@@ -321,7 +321,7 @@ def test_what_cannot_be_done_is_refused(http: httpx.Client, model: str, fields: 
     error = ErrorResponse.model_validate(answer.json(), strict=True).error
     assert (answer.status_code, error.type) == (400, INVALID), answer.text
     assert name in error.message and len(error.message) > 15, error
-    for other in ("function", "parameters", "response_format", "max_completion_tokens", "'stop'", "reasoning"):
+    for other in (".function", ".parameters", "response_format", "max_completion_tokens", "'stop'", "reasoning"):
         assert other not in error.message
 
 
