@@ -61,6 +61,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.structured_outputs --json docs/results/$(DATE)-structured_outputs.json
 	$(BIN)/python -m benchmarks.serve_hostile --json docs/results/$(DATE)-serve_hostile.json
 	$(BIN)/python -m benchmarks.ray_failover --json docs/results/$(DATE)-ray_failover.json
+	$(BIN)/python -m benchmarks.lora --json docs/results/$(DATE)-lora.json
 	$(BIN)/python -m benchmarks.reading_path --json docs/results/$(DATE)-reading_path.json
 	$(BIN)/python -m benchmarks.size --json docs/results/$(DATE)-size.json
 	$(BIN)/python -m benchmarks.quantised_decode --json docs/results/$(DATE)-quantised_decode.json

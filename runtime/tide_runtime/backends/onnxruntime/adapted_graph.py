@@ -71,7 +71,10 @@ def adapted_graph(model: bytes, adapters: Sequence[LoraAdapter], dtype: type[np.
 def _check(adapter: LoraAdapter, found: Sequence[Product]) -> None:
     shapes = {module.name: module for product in found for module in product.modules}
     if not shapes:
-        raise AdapterError("the bundle does not tell which modules its products are; export it again with this version")
+        raise AdapterError(
+            "the bundle does not tell which modules its products are: export it again, if an earlier version wrote it; models whose "
+            "linear layers add their bias in the product (GPT-2) take no adapters"
+        )
     absent = sorted(set(adapter.modules) - set(shapes))
     if absent:
         more = f" and {len(absent) - _MOST_LISTED} more" if len(absent) > _MOST_LISTED else ""
