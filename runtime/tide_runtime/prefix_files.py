@@ -74,7 +74,7 @@ class PrefixFiles:
         except OSError:
             return None
         try:
-            whole = os.fstat(file).st_size == size + _DIGEST_BYTES == os.readv(file, [digest, content])
+            whole = os.fstat(file).st_size == size + _DIGEST_BYTES == os.readv(file, [digest, content.data])
             whole = whole and digest == _digest(key, [content])
             if whole:
                 os.utime(file)
@@ -102,7 +102,7 @@ class PrefixFiles:
         file, new = tempfile.mkstemp(prefix=_NEW, dir=self.folder)
         try:
             try:
-                written = os.writev(file, [_digest(key, content), *content])
+                written = os.writev(file, [_digest(key, content), *(part.data for part in content)])
             finally:
                 os.close(file)
             if written == size and unchanged():
@@ -165,7 +165,7 @@ class PrefixFiles:
 def _digest(key: bytes, content: Parts) -> bytes:
     digest = _DIGEST(key)
     for part in content:
-        digest.update(part)
+        digest.update(part.data)
     return digest.digest()
 
 
