@@ -54,7 +54,7 @@ def test_texts_are_those_of_full_depth_in_fewer_passes(bundle: Bundle, params: d
 
 
 def test_a_prompt_that_joins_between_others(bundle: Bundle) -> None:
-    """The padding of the others' launch would overwrite the first keys of a row that does not decode yet."""
+    """The others' launch, which spans the row of a prompt that is just being computed, would write over its first keys."""
     lengths = (24, 4, 24, 20)  # the last one takes the second's row
     with Engine.load(bundle[0], OPTIONS) as engine:
         asked = [GenerationParams(max_new_tokens=count, ignore_eos=True) for count in lengths]

@@ -110,8 +110,8 @@ class NumpyContext:
     def loop_step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> NumpyLoopStep:
         return NumpyLoopStep(self, first_row, counts, wanted)
 
-    def loops_fit(self, first_row: int, counts: Sequence[int], slots: Sequence[int]) -> bool:
-        return self.ends.loops_fit(self.loops, first_row, counts, slots)
+    def loops_fit(self, counts: Sequence[int], slots: Sequence[int]) -> bool:
+        return max(slots) + max(counts) <= self.ends.limit
 
     @property
     def loops(self) -> int:
@@ -292,12 +292,8 @@ class NumpyLoopStep:
         self._places: Sequence[int] | None = None
 
     def place(self, lengths: Sequence[int]) -> None:
-        context, longest = self._context, max(self._counts)
-        self._places = context.ends.loop_starts(context.loops, self._first, self._counts, lengths)
-        assert max(self._places) + longest <= context.ends.limit, "padding overruns a row"
-        for row, (place, count) in enumerate(zip(self._places, self._counts, strict=True), self._first):
-            if count:
-                context.ends.reach(row // context.loops, place + count)
+        assert self._context.loops_fit(self._counts, lengths), "padding overruns a row"
+        self._places = lengths
 
     def run(self, graph: str) -> None:
         context, backend = self._context, self._context.backend
@@ -310,7 +306,8 @@ class NumpyLoopStep:
             (row, loop), end = divmod(self._first + index, context.loops), begin + count
             assert (self.first_loop[begin:end] == (loop == 0)).all()
             layers, positions = range(loop * count_of_loop, (loop + 1) * count_of_loop), place + np.arange(count)
-            context.keys[layers, row, place + count : place + max(self._counts)] = GARBAGE  # padding
+            if count:  # and a row of padding; rows without tokens are left alone
+                context.keys[layers, row, place + count : place + count + 1] = GARBAGE
             visible = np.arange(context.keys.shape[2]) <= positions[:, None]
             hidden = backend.model.embed(self.input_ids[begin:end], positions) if loop == 0 else self.before_loop[begin:end]
             for layer in layers:

@@ -211,8 +211,8 @@ class LoopContext(ExecutionContext, Protocol):
     def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
         """A step of ``counts[i]`` tokens of each row from ``first_index`` on, and logits of the last ``wanted[i]`` of them."""
 
-    def loops_fit(self, first_index: int, counts: Sequence[int], slots: Sequence[int]) -> bool:
-        """`fits_together` for a `loop_step`."""
+    def loops_fit(self, counts: Sequence[int], slots: Sequence[int]) -> bool:
+        """Whether a `loop_step` of ``counts`` tokens in cache slots from ``slots`` on fits into the rows, padding included."""
 
 
 class Backend(Protocol):

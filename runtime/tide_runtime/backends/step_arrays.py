@@ -259,15 +259,6 @@ class RowEnds:
                 starts[row - first] = min(self.ends[row], self.limit - longest)
         return starts
 
-    def loop_starts(self, loops: int, first: int, counts: Sequence[int], slots: Sequence[int]) -> list[int]:
-        """`extend` for rows of ``loops``, ``first`` among them, of which each row here has as many; rows stay as they are."""
-        rows = enumerate(zip(counts, slots, strict=True), first)
-        return [slot if count else self.ends[row // loops] for row, (count, slot) in rows]
-
-    def loops_fit(self, loops: int, first: int, counts: Sequence[int], slots: Sequence[int]) -> bool:
-        """`fit` for rows of loops, see `loop_starts`."""
-        return max(self.loop_starts(loops, first, counts, slots)) + self._sequence.up(max(counts)) <= self.limit
-
     def reach(self, row: int, end: int) -> None:
         """The first ``end`` slots of the row are filled."""
         self.ends[row] = max(self.ends[row], end)

@@ -75,7 +75,7 @@ class ExitWavefront(WavefrontDepth):
     def _score(self, context: LoopContext, rows: Sequence[Row], ran: Sequence[Ran]) -> list[list[float]]:
         scores = super()._score(context, rows, ran)
         for loop, stop in self.stops.items():
-            mine = [i for i, row in enumerate(rows) if row.index % self.loops + 1 == loop and row.wanted]
+            mine = [i for i, row in enumerate(rows) if row.number % self.loops + 1 == loop and row.wanted]
             if stop.exit.graph is None or not mine:
                 continue
             states = np.concatenate([ran[i].states[-rows[i].wanted :] for i in mine])

@@ -45,7 +45,7 @@ _SOURCE = "loop"  # of drafts, in `DepthStats`
 
 
 class Row(NamedTuple):
-    """Tokens that run a loop: of a sequence at a batch index b, row ``index`` b · R + loop.
+    """Tokens that run a loop: of the sequence at batch index b in the row with the ``number`` b · R + loop.
 
     Args:
         slot: the cache slot of the first one.
@@ -53,7 +53,7 @@ class Row(NamedTuple):
         wanted: of how many of the last the logits are read.
     """
 
-    index: int
+    number: int
     slot: int
     given: NDArray[np.generic]
     wanted: int
@@ -264,11 +264,11 @@ class WavefrontDepth:
 
     def launch(self, context: LoopContext, rows: Sequence[Row]) -> list[Ran]:
         """Run the ``rows``, which rise, together, or each alone where the padding of a shared launch would overrun one."""
-        first, span = rows[0].index, rows[-1].index - rows[0].index + 1
+        first, span = rows[0].number, rows[-1].number - rows[0].number + 1
         counts, slots, wanted = [0] * span, [0] * span, [0] * span
-        for index, slot, given, logits in rows:
-            counts[index - first], slots[index - first], wanted[index - first] = len(given), slot, logits
-        if len(rows) > 1 and not context.loops_fit(first, counts, slots):
+        for number, slot, given, logits in rows:
+            counts[number - first], slots[number - first], wanted[number - first] = len(given), slot, logits
+        if len(rows) > 1 and not context.loops_fit(counts, slots):
             return [
                 Ran(states.copy(), logits.copy(), tokens)
                 for row in rows
@@ -276,7 +276,7 @@ class WavefrontDepth:
             ]
         step, begin = context.loop_step(first, counts, wanted), 0
         for row in rows:
-            end, starts = begin + len(row.given), row.index % self.loops == 0
+            end, starts = begin + len(row.given), row.number % self.loops == 0
             step.first_loop[begin:end] = starts
             (step.input_ids if starts else step.before_loop)[begin:end] = row.given
             begin = end
@@ -291,7 +291,7 @@ class WavefrontDepth:
 
     def _due(self, state: WavefrontSequence, after: int) -> list[Row]:
         """The tokens that run now: of each loop all that wait, or none where all of them have chosen."""
-        rows, index, frontier = list[Row](), state.sequence.batch_index * self.loops, state.frontier
+        rows, base, frontier = list[Row](), state.sequence.batch_index * self.loops, state.frontier
         arriving = 0
         for loop, done in enumerate(frontier.done):
             end = frontier.done[loop - 1] if loop else state.num_tokens_with_drafts
@@ -302,7 +302,7 @@ class WavefrontDepth:
             arriving = end - done
             given = frontier.states[loop][:arriving] if loop else state.tokens[done:end]
             reads = loop + 1 in self.stopping_loops or loop + 1 >= after
-            rows.append(Row(index + loop, done, given, end - first if reads else 0))
+            rows.append(Row(base + loop, done, given, end - first if reads else 0))
         return rows
 
     def _score(self, context: LoopContext, rows: Sequence[Row], ran: Sequence[Ran]) -> list[list[float]]:
@@ -316,14 +316,14 @@ class WavefrontDepth:
         frontier, new = state.frontier, list[int]()
         ways = [*zip(rows, ran, scores, strict=True)][::-1]  # the earliest tokens of the text stand at the deepest loop
         for row, after_loop, _ in ways:
-            loop = row.index % self.loops
+            loop = row.number % self.loops
             if loop + 1 < self.loops:
                 frontier.arrive(loop, loop + 1, after_loop.states)
             else:
                 frontier.pass_through(loop, loop + 1, len(row.given))
         wrong = False
         for row, (_, logits, tokens), judged in ways:
-            loop, place = row.index % self.loops, row.slot + len(row.given) - row.wanted
+            loop, place = row.number % self.loops, row.slot + len(row.given) - row.wanted
             for n in range(row.wanted):
                 choice = Choice(loop + 1, logits[n], tokens[n])
                 wrong = wrong or self._settle(state, place + n + 1, choice, judged[n], new, after)

@@ -279,8 +279,8 @@ class OnnxRuntimeContext:
         step.arrange(counts, wanted)
         return step
 
-    def loops_fit(self, first_index: int, counts: Sequence[int], slots: Sequence[int]) -> bool:
-        return self.ends.loops_fit(self.loops, first_index, counts, slots)
+    def loops_fit(self, counts: Sequence[int], slots: Sequence[int]) -> bool:
+        return max(slots) + self.padding.sequence.up(max(counts)) <= self.caches.limit
 
     def count(self, graph: str) -> None:
         """Count one launch of ``graph``. Launches are counted here only."""
@@ -497,13 +497,11 @@ class _BoundLoopStep(_BoundStep):
         self.first_loop = np.zeros((shape.tokens, 1), np.bool_)
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
-        ends, loops, first = self._context.ends, self._context.loops, self.shape.first_index
-        starts = ends.loop_starts(loops, first, self._counts, num_cached_tokens)
-        self._check_room(max(starts) + self.shape.seq)
-        for row, (count, slot) in enumerate(zip(self._counts, num_cached_tokens, strict=True), first):
+        self._check_room(max(num_cached_tokens) + self.shape.seq)
+        for row, (count, slot) in enumerate(zip(self._counts, num_cached_tokens, strict=True), self.shape.first_index):
             if count:
-                ends.reach(row // loops, slot + count)
-        self.positions.place(starts)
+                self._context.ends.reach(row // self._context.loops, slot + count)
+        self.positions.place(num_cached_tokens)
 
     def _bound_caches(self) -> dict[str, ort.OrtValue]:
         rows = slice(self.shape.first_index, self.shape.first_index + self.shape.batch_size)
