@@ -3,20 +3,19 @@
     python -m benchmarks.agent_session                            # 10 minutes on 2 cores
     python -m benchmarks.agent_session --dialects chat --rounds 1
 
-The agent is a script of 20 turns (see `benchmarks.serving.agent_script`): it has the model call a tool, sends it a part of a file
-of this repository, has it explain the part and write an edit, and has it report as JSON. Each turn sends the whole history with
-the model's own answers; what the agent sends next does not depend on them. Both servers get the same turns, tools and limits of
-tokens, answer greedily, keep prefixes as they do by default, and hold 8,192 tokens; each session has a server of its own that has
-answered one short request. Both have the same chat template, which shows tools: the one in the file does not, and with it
-llama.cpp's server leaves out the tools. Answers end where the model ends them, so their lengths differ; the table has them.
+The agent is a script of 20 turns (see `benchmarks.serving.agent_script`): it has the model call a tool with JSON, sends it a part
+of a file of this repository, has it explain the part and write an edit, and has it report as JSON. Each turn sends the whole
+history with the model's own answers; what the agent sends next does not depend on them. Both servers get the same turns and
+limits of tokens, answer greedily, keep prefixes as they do by default, and hold 8,192 tokens; each session has a server of its
+own that has answered one short request. Answers end where the model ends them, so their lengths differ; the table has them.
 
-Dialects: chat (chat completions) and messages (Anthropic's). Computed twice: tokens of a turn's prompt that the server had
-computed in the turn before and computes again, over all tokens of the session. Results without a dialect are the worse of both.
+Dialects: chat (chat completions, calls by JSON schema) and messages (Anthropic's, calls as text). Computed twice: tokens of a
+turn's prompt that the server had computed in the turn before and computes again, over all tokens of the session. Results without
+a dialect are the worse of both.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -29,7 +28,6 @@ from urllib.parse import urlsplit
 import typer
 from rich.progress import Progress
 from tide_bench.arms.process import ArmError, ArmProcess
-from tide_bench.build_cache import cached_folder, files_digest
 from tide_bench.bundles import export_bundle
 from tide_bench.paired_ratio import paired_ratio
 from tide_bench.report import Report
@@ -39,16 +37,15 @@ from tokenizers import Tokenizer
 from benchmarks.models.gguf_files import GGUF_MODELS
 from benchmarks.models.model_folders import CACHE
 from benchmarks.serving.agent_dialects import DIALECTS, Answer
-from benchmarks.serving.agent_script import Session, Turn, session, tools
+from benchmarks.serving.agent_script import Session, Turn, session
 from benchmarks.serving.http_server import tide_serve
 
 MODEL, CONTEXT = GGUF_MODELS["smollm2"], 8192
 ARMS = {"tide": "tide-serve", "llamacpp": "llama.cpp server"}
-TEMPLATE = Path(__file__).parent / "serving" / "agent_template.jinja"
 _NAME = "agent"
-_WARM_UP = Turn("Say hello.", must_call=False, max_tokens=8)
+_WARM_UP = Turn("Say hello.", 8)
 COLUMNS = [
-    "API", "server", "session, s", "turn, ms, p50 / longest", "first text, ms, p50 / longest", "tokens of the session",
+    "API", "server", "session, s", "turn, ms, p50 / longest", "first token, ms, p50 / longest", "tokens of the session",
     "written", "computed twice, %",
 ]  # fmt: skip
 
@@ -79,20 +76,6 @@ class Run:
         return 100 * self.recomputed / self.tokens
 
 
-def agent_bundle(cache: Path) -> Path:
-    """The model in int4 with `TEMPLATE`, kept in ``cache``."""
-    weights, key = MODEL.weights(cache), f"{MODEL.identity()} {files_digest([TEMPLATE])}"
-
-    def write(folder: Path) -> None:
-        for file in weights.iterdir():
-            (folder / file.name).symlink_to(file.resolve())
-        (folder / "chat_template.jinja").unlink()
-        shutil.copy(TEMPLATE, folder / "chat_template.jinja")
-
-    source = cached_folder(cache / "smollm2" / "agent" / "weights", key, write)
-    return export_bundle(source, key, cache / "smollm2" / "agent" / "int4", max_seq_len=CONTEXT, form="int4")
-
-
 @contextmanager
 def server(arm: str, bundle: Path, file: Path) -> Iterator[str]:
     """Host and port of a new server of the arm. Raises ArmError when it does not start."""
@@ -101,14 +84,14 @@ def server(arm: str, bundle: Path, file: Path) -> Iterator[str]:
             yield serving.address
     else:
         with closing(ArmProcess("llamacpp", file)) as process:
-            yield urlsplit(process.call("serve", 1, CONTEXT, TEMPLATE.read_text(encoding="utf-8"))).netloc
+            yield urlsplit(process.call("serve", 1, CONTEXT, keep_prefixes=True)).netloc
 
 
 def hold(dialect: str, address: str, script: Session) -> Run:
     """The whole session in ``dialect`` with the server at ``address``."""
     conversation = DIALECTS[dialect]
-    conversation(address, _NAME, "Be brief.", tools()).ask(_WARM_UP)
-    agent = conversation(address, _NAME, script.system, tools())
+    conversation(address, _NAME, "Be brief.").ask(_WARM_UP)
+    agent = conversation(address, _NAME, script.system)
     return Run([agent.ask(turn) for turn in script.turns])
 
 
@@ -123,11 +106,11 @@ def report_dialect(report: Report, dialect: str, rounds: Sequence[dict[str, Run]
         ]
         seconds, recomputed = median(run.seconds for run in runs), max(run.recomputed_pct for run in runs)
         turns = [1e3 * answer.seconds for run in runs for answer in run.answers]
-        firsts = [1e3 * answer.first_text_s for run in runs for answer in run.answers if answer.first_text_s is not None]
+        firsts = [1e3 * answer.first_s for run in runs for answer in run.answers]
         suffix = f"{dialect}_{arm}"
         report.add(f"agent_session_s_{suffix}", seconds)
         report.add(f"agent_turn_ms_{suffix}", median(turns))
-        report.add(f"agent_first_text_ms_{suffix}", median(firsts))
+        report.add(f"agent_first_token_ms_{suffix}", median(firsts))
         report.add(f"agent_recomputed_tokens_pct_{suffix}", recomputed)
         written = sum(answer.new_tokens for answer in runs[0].answers)
         times = f"{median(turns):.0f} / {max(turns):.0f}", f"{median(firsts):.0f} / {max(firsts):.0f}"
@@ -149,8 +132,9 @@ def main(
     if unknown := [name for name in names if name not in DIALECTS]:
         raise typer.BadParameter(f"dialects {', '.join(unknown)}; choose from: {', '.join(DIALECTS)}")
     report = Report("agent_session", model=MODEL.title, dialects=dialects, rounds=rounds, context=CONTEXT)
-    bundle, file = agent_bundle(cache), MODEL.gguf(cache)
-    script = session(Tokenizer.from_file(str(MODEL.weights(cache) / "tokenizer.json")))
+    weights, file = MODEL.weights(cache), MODEL.gguf(cache)
+    bundle = export_bundle(weights, MODEL.identity(), cache / "smollm2" / "agent", max_seq_len=CONTEXT, form="int4")
+    script = session(Tokenizer.from_file(str(weights / "tokenizer.json")))
     cells = list[list[str]]()
     try:
         with Progress(console=console()) as progress:

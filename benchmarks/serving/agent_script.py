@@ -2,11 +2,15 @@
 
 A turn is what a coding agent sends its model: a task, the part of a file that a call was answered with, an edit to write, the
 tests' output. Nothing of it depends on what the model wrote, so every server gets the same turns.
+
+The agent describes its tools in the system message, and calls are JSON of a schema. Fields for tools would not compare: the
+model's template shows none, and llama.cpp's server lets a required call begin with any text, of which this model writes no end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +23,11 @@ _RULES, _RULES_TOKENS, _EXCERPT_TOKENS = "CONTRIBUTING.md", 300, 500
 
 @dataclass(frozen=True)
 class Turn:
-    """``text``: sent as the result of the call before it, or as the user's where there was none; ``must_call``: the answer is a
-    call; ``max_tokens``: of the answer."""
+    """``text``: what the agent sends; ``max_tokens``: of the answer; ``schema``: of the call that it is to be, None: text."""
 
     text: str
-    must_call: bool
     max_tokens: int
+    schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,11 @@ FAILED {folder}: AssertionError: assert 3 == 4
 
 Report what is to be done next."""
 _SYSTEM = """You are a coding agent in a repository. You read files with tools before you edit them, you write whole functions,
-and you report what you did. The rules of the repository:
+and you report what you did. Your tools, which you call with JSON:
+
+{tools}
+
+The rules of the repository:
 
 {rules}"""
 
@@ -83,21 +90,12 @@ def _object(**fields: Sequence[str]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(fields), "additionalProperties": False}
 
 
-def tools() -> list[dict[str, Any]]:
-    """Name, description and JSON schema of each tool. Arguments are choices, so that a call is as long for every model."""
-    paths = [task.path for task in _TASKS]
-    return [
-        {
-            "name": "read_file",
-            "description": "Read a part of a file of the repository.",
-            "schema": _object(path=paths, part=("beginning", "middle", "end")),
-        },
-        {
-            "name": "report",
-            "description": "Report the state of the task as JSON.",
-            "schema": _object(status=("done", "failed"), file=paths, next=("read_again", "edit_again", "run_tests", "ask_user")),
-        },
-    ]
+# Arguments are choices, so that a call is as long for every model.
+_PATHS = [task.path for task in _TASKS]
+READ = _object(tool=("read_file",), path=_PATHS, part=("beginning", "middle", "end"))
+REPORT = _object(
+    tool=("report",), status=("done", "failed"), file=_PATHS, next=("read_again", "edit_again", "run_tests", "ask_user")
+)
 
 
 @dataclass(frozen=True)
@@ -112,17 +110,17 @@ def session(tokenizer: Tokenizer) -> Session:
     """The whole session, its excerpts cut by ``tokenizer``. Raises ValueError where a text of the repository has moved."""
     rules = _excerpt(tokenizer, _RULES, "## Where things are", _RULES_TOKENS)
     turns = tuple(turn for number, task in enumerate(_TASKS, 1) for turn in _turns(tokenizer, number, task))
-    return Session(_SYSTEM.format(rules=rules), turns)
+    return Session(_SYSTEM.format(rules=rules, tools="\n".join(json.dumps(tool) for tool in (READ, REPORT))), turns)
 
 
 def _turns(tokenizer: Tokenizer, number: int, task: _Task) -> tuple[Turn, ...]:
     excerpt = _excerpt(tokenizer, task.path, task.start, _EXCERPT_TOKENS)
     tests = _TESTS.format(path=task.path, folder=Path("tests", Path(task.path).parent.name).as_posix(), number=number)
     return (
-        Turn(f"Task {number}: {task.wanted} Read {task.path} first.", must_call=True, max_tokens=96),
-        Turn(excerpt, must_call=False, max_tokens=64),
-        Turn(f"{task.edit} Answer with the code and nothing else.", must_call=False, max_tokens=192),
-        Turn(tests, must_call=True, max_tokens=96),
+        Turn(f"Task {number}: {task.wanted} Read {task.path} first.", 96, READ),
+        Turn(f"The tool answers:\n{excerpt}", 64),
+        Turn(f"{task.edit} Answer with the code and nothing else.", 192),
+        Turn(tests, 96, REPORT),
     )
 
 

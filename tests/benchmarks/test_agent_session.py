@@ -15,18 +15,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from benchmarks.agent_session import Run
 from benchmarks.serving.agent_dialects import DIALECTS, Answer
-from benchmarks.serving.agent_script import Turn, session, tools
+from benchmarks.serving.agent_script import READ, Turn, session
 
-CALL, TEXT = Turn("Read a.py", must_call=True, max_tokens=8), Turn("Explain", must_call=False, max_tokens=8)
-ARGUMENTS = '{"path": "a.py"}'
+CALL, TEXT = Turn("Read a.py", 8, READ), Turn("Explain", 8)
 
 
 def _delta(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"delta": fields}]}
-
-
-def _piece(**fields: Any) -> dict[str, Any]:
-    return _delta(tool_calls=[{"index": 0, **fields}])
 
 
 def _usage(prompt: int, new: int, cached: int) -> dict[str, Any]:
@@ -34,64 +29,31 @@ def _usage(prompt: int, new: int, cached: int) -> dict[str, Any]:
     return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": new, **details}}
 
 
-def _block(**fields: Any) -> dict[str, Any]:
-    return {"type": "content_block_start", "index": 0, "content_block": fields}
-
-
-def _part(kind: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "content_block_delta", "index": 0, "delta": {"type": kind, **fields}}
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
 
 
 def _start(**usage: int) -> dict[str, Any]:
     return {"type": "message_start", "message": {"usage": {**usage, "output_tokens": 0}}}
 
 
-def _end(reason: str, new: int) -> dict[str, Any]:
-    return {"type": "message_delta", "delta": {"stop_reason": reason}, "usage": {"output_tokens": new}}
+def _end(**usage: int) -> dict[str, Any]:
+    return {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}
 
 
 ANSWERS: dict[str, list[list[dict[str, Any]]]] = {
     "chat": [
-        [
-            _delta(role="assistant", content=""),
-            _piece(id="c1", function={"name": "read", "arguments": ARGUMENTS[:4]}),
-            _piece(function={"arguments": ARGUMENTS[4:]}),
-            _usage(50, 9, 0),
-        ],
-        [_delta(content="It "), _delta(content="adds."), _usage(70, 4, 48)],
+        [_delta(role="assistant", content=""), _delta(content="{}"), _usage(50, 9, 0)],
+        [_delta(role="assistant", content=None), _delta(content="It "), _delta(content="adds."), _usage(70, 4, 48)],
     ],
     "messages": [
+        [_start(input_tokens=50), _text("{}"), _end(output_tokens=9)],  # llama.cpp's server says at once what it has cached
         [
-            _start(input_tokens=50),
-            _block(type="tool_use", id="c1", name="read"),
-            _part("input_json_delta", partial_json=ARGUMENTS[:4]),
-            _part("input_json_delta", partial_json=ARGUMENTS[4:]),
-            _end("tool_use", 9),
+            _start(input_tokens=70),
+            _text("It "),
+            _text("adds."),
+            _end(input_tokens=22, cache_read_input_tokens=48, output_tokens=4),
         ],
-        [
-            _start(input_tokens=22, cache_read_input_tokens=48),
-            _block(type="text", text=""),
-            _part("text_delta", text="It "),
-            _part("text_delta", text="adds."),
-            _end("end_turn", 4),
-        ],
-    ],
-}
-HISTORY: dict[str, list[dict[str, Any]]] = {
-    "chat": [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Read a.py"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "read", "arguments": ARGUMENTS}}],
-        },
-        {"role": "tool", "tool_call_id": "c1", "content": "Explain"},
-    ],
-    "messages": [
-        {"role": "user", "content": "Read a.py"},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "read", "input": {"path": "a.py"}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "Explain"}]},
     ],
 }
 
@@ -123,30 +85,22 @@ def _answering(answers: list[list[dict[str, Any]]]) -> Iterator[tuple[str, list[
 def test_both_dialects_hold_the_same_conversation(dialect: str) -> None:
     """A history without the answer, or a figure that is another one in this dialect, would compare unlike sessions."""
     with _answering(ANSWERS[dialect]) as (address, bodies):
-        agent = DIALECTS[dialect](address, "m", "Be brief.", tools())
+        agent = DIALECTS[dialect](address, "m", "Be brief.")
         called, text = agent.ask(CALL), agent.ask(TEXT)
-    assert [(call.name, call.arguments) for call in called.calls] == [("read", ARGUMENTS)] and called.first_text_s is None
-    assert (text.text, text.calls) == ("It adds.", []) and text.first_text_s is not None
+    assert (called.text, text.text) == ("{}", "It adds.") and 0 < text.first_s <= text.seconds
     figures = [(one.prompt_tokens, one.cached_tokens, one.new_tokens) for one in (called, text)]
     assert figures == [(50, 0, 9), (70, 48, 4)]
-    assert bodies[1]["messages"] == HISTORY[dialect]
-    assert len(bodies[1]["tools"]) == len(tools()) and bodies[0]["temperature"] == 0
+    said = [(message["role"], message["content"]) for message in bodies[1]["messages"] if message["role"] != "system"]
+    assert said == [("user", "Read a.py"), ("assistant", "{}"), ("user", "Explain")]
+    assert "Be brief." in json.dumps(bodies[1]) and bodies[1]["temperature"] == 0
+    assert ["response_format" in body for body in bodies] == [dialect == "chat", False]
 
 
-@pytest.mark.parametrize("events", [[{"error": {"message": "lost"}}], ANSWERS["chat"][1]])
+@pytest.mark.parametrize("events", [[{"error": {"message": "lost"}}], [_usage(50, 1, 0)], [_delta(content="It ")]])
 def test_a_failed_answer_ends_the_session(events: list[dict[str, Any]]) -> None:
     """A session of refusals and broken streams would be the fastest one."""
-    with _answering([events]) as (address, _), pytest.raises(ArmError, match=r"lost|call was required"):
-        DIALECTS["chat"](address, "m", "", tools()).ask(CALL)
-
-
-def test_a_call_that_was_cut_off_is_text() -> None:
-    """The next turn would be refused, as its history has a call whose arguments are no JSON."""
-    cut = [_piece(id="c1", function={"name": "read", "arguments": ARGUMENTS[:4]}), _usage(50, 8, 0)]
-    with _answering([cut, cut]) as (address, bodies):
-        agent = DIALECTS["chat"](address, "m", "", tools())
-        assert (agent.ask(TEXT).text, agent.ask(TEXT).calls) == (f"read {ARGUMENTS[:4]}", [])
-    assert [message["role"] for message in bodies[1]["messages"]] == ["system", "user", "assistant", "user"]
+    with _answering([events]) as (address, _), pytest.raises(ArmError, match=r"lost|no text, or without"):
+        DIALECTS["chat"](address, "m", "").ask(TEXT)
 
 
 def test_what_counts_as_computed_twice() -> None:
@@ -164,7 +118,7 @@ def test_the_session_is_20_turns_of_texts_of_this_repository() -> None:
     tokenizer = Tokenizer(models.WordLevel({"?": 0}, "?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     script = session(tokenizer)
-    assert len(script.turns) == 20 and sum(turn.must_call for turn in script.turns) == 10
+    assert len(script.turns) == 20 and sum(turn.schema is not None for turn in script.turns) == 10
     excerpts = [turn.text for turn in script.turns[1::4]]
-    assert len(set(excerpts)) == 5 and all(300 < len(tokenizer.encode(text).ids) <= 500 for text in excerpts)
-    assert {name for tool in tools() for name in tool["schema"]["required"]} == {"path", "part", "status", "file", "next"}
+    assert len(set(excerpts)) == 5 and all(300 < len(tokenizer.encode(text).ids) <= 510 for text in excerpts)
+    assert "read_file" in script.system and "Where things are" in script.system

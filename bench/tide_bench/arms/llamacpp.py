@@ -35,7 +35,7 @@ class LlamacppArm:
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start gdb
         self._library, self.folder = xllamacpp, folder
         self._server: Any = None
-        self._sizes, self._chat_template = (0, 0), ""
+        self._sizes, self._keeps = (0, 0), False
         self._load(rows=1, tokens=_FEWEST_SLOTS)
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
@@ -50,21 +50,21 @@ class LlamacppArm:
         decode_s = min(row["timings"]["predicted_ms"] for row in rows) / 1e3
         return Timing([row["tokens"] for row in rows], wall - decode_s, decode_s)
 
-    def serve(self, sequences: int, tokens: int, chat_template: str = "") -> str:
+    def serve(self, sequences: int, tokens: int, keep_prefixes: bool = False) -> str:
         """The HTTP address of its server, loaded for ``sequences`` sequences at once of up to ``tokens`` tokens each.
 
-        ``chat_template``: of a server for chats, which keeps keys and values of earlier texts, as is its default.
+        ``keep_prefixes``: keep the keys and values of earlier texts, as llama.cpp's server does by default.
         """
-        self._load(sequences, max(_FEWEST_SLOTS, tokens), chat_template)
+        self._load(sequences, max(_FEWEST_SLOTS, tokens), keep_prefixes)
         return str(self._server.listening_address)
 
     def system_info(self) -> str:
         """The processor's instructions that llama.cpp was compiled for and found."""
         return str(self._library.get_system_info())
 
-    def _load(self, rows: int, tokens: int, chat_template: str = "") -> None:
+    def _load(self, rows: int, tokens: int, keep_prefixes: bool = False) -> None:
         """A server for ``rows`` sequences of ``tokens`` tokens, unless the one that runs is large enough."""
-        if self._sizes[0] == rows and self._sizes[1] >= tokens and self._chat_template == chat_template:
+        if self._sizes[0] == rows and self._sizes[1] >= tokens and self._keeps == keep_prefixes:
             return
         self._server = None  # ends the one before
         params = self._library.CommonParams()
@@ -72,9 +72,7 @@ class LlamacppArm:
         params.n_parallel, params.n_ctx, params.cont_batching = rows, rows * tokens, True
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = cores()
         params.n_gpu_layers, params.fit_params = 0, False  # the processor; these sizes, whatever memory is free
-        if chat_template:
-            params.chat_template = chat_template
-        else:
+        if not keep_prefixes:
             params.cache_prompt, params.cache_ram_mib, params.cache_idle_slots = False, 0, False
         params.verbosity = -1
         try:
@@ -82,7 +80,7 @@ class LlamacppArm:
         except RuntimeError as error:
             raise ArmError(f"llama.cpp cannot load {self.folder} ({error}); give a complete .gguf with --gguf") from error
         self._call("/health")  # a server that ends before it accepts connections waits forever
-        self._sizes, self._chat_template = (rows, tokens), chat_template
+        self._sizes, self._keeps = (rows, tokens), keep_prefixes
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """The server's answer to GET, or to POST of ``body``."""
