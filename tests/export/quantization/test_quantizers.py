@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 
 import numpy as np
@@ -195,17 +194,15 @@ def test_nothing_is_logged(capfd: pytest.CaptureFixture[str], caplog: pytest.Log
     assert capfd.readouterr() == ("", "") and not caplog.records
 
 
-def test_the_root_logger_is_left_alone() -> None:
+def test_the_root_logger_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing ONNX Runtime's module sets it to INFO: every library of the program would begin to print."""
-    code = (
-        "import logging, numpy as np; from transformers import LlamaConfig, LlamaForCausalLM;"
-        "from tide_export.quantization.quantizers import quantize_model;"
-        "model = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,"
-        "vocab_size=8)); quantize_model(model, 4, 'rtn', {});"
-        "root = logging.getLogger(); print(root.level, root.handlers)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == f"{logging.WARNING} []"
+    module, root = "onnxruntime.quantization.matmul_nbits_quantizer", logging.getLogger()
+    for name in (module, *(name for name in sys.modules if name.startswith("onnxruntime.quantization"))):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # as in a program that has not imported it
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    one_matrix("k_quant", 4)
+    assert module in sys.modules and (root.level, root.handlers) == (logging.WARNING, [])
 
 
 @pytest.mark.parametrize(("bits", "symmetric"), [(4, False), (8, True)])
