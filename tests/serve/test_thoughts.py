@@ -269,7 +269,7 @@ def test_anthropics_messages_have_thinking_blocks(thinking: Served) -> None:
         aloud, silent = {"role": "user", "content": "@aloud"}, {"role": "user", "content": "@silent"}
         assert blocks(aloud) == [("thinking", THOUGHT), ("text", "Forty two.")]
         assert turns_back[0]["content"][0].signature
-        assert blocks(aloud, turns_back[0], silent) == [("text", "Just this")]
+        assert blocks(aloud, turns_back[0], silent) == [("text", " Just this")]
         assert blocks(aloud, thinking={"type": "disabled"}) == [("text", "Forty two.")]
         assert blocks(aloud, thinking={"type": "enabled", "budget_tokens": 2})[0][1] != THOUGHT
         tool = {"name": "f", "input_schema": {"type": "object"}}
