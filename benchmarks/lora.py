@@ -43,7 +43,7 @@ def peft_logits(weights: Path, folder: Path, prompts: Sequence[Sequence[int]]) -
         torch.manual_seed(seed)
         config = LoraConfig(r=RANK, lora_alpha=RANK // 2, target_modules="all-linear", init_lora_weights=False)
         adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32), config).eval()
-        adapted.save_pretrained(folder / name)
+        adapted.save_pretrained(str(folder / name))
         with torch.no_grad():
             found[name] = [adapted(input_ids=torch.tensor([[*prompt]])).logits[0].numpy() for prompt in prompts]
     return found

@@ -5,6 +5,10 @@ adapters side by side, R their ranks together. The mask m [T, R] is looked up by
 leaves a token its own adapter's ranks, and none where it has no adapter. The rest of the sum is then exact zeros, so that a token
 has the same bits whichever adapters the others in its launch have. A product of several modules (query, key and value; gate and
 up) has their ranks side by side too, and B is zero outside of each module's part.
+
+Beside weights in few bits A has 8 bits, and B the precision of the activations: of the forms that ran in turn this took the
+least, then B in 8 bits too, then both in fp32. `benchmarks.lora` measures what is left. Matrices gathered for each row would be
+read once for each token.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from tide_runtime.errors import AdapterError
 from tide_runtime.lora import LoraAdapter
 
 MS_DOMAIN = "com.microsoft"
-_DOWN_BLOCK, _UP_BLOCK = 32, 16  # weights with one scale
+_BLOCK = 32  # weights with one scale
 _MOST_LISTED = 5
 _MOST_BYTES = 2**31 - 2**20  # of a message with all its tensors
 
@@ -72,8 +76,8 @@ def _check(adapter: LoraAdapter, found: Sequence[Product]) -> None:
     shapes = {module.name: module for product in found for module in product.modules}
     if not shapes:
         raise AdapterError(
-            "the bundle does not tell which modules its products are: export it again, if an earlier version wrote it; models whose "
-            "linear layers add their bias in the product (GPT-2) take no adapters"
+            "the bundle does not tell which modules its products are: export it again, if an earlier version wrote it; models "
+            "whose linear layers add their bias in the product (GPT-2) take no adapters"
         )
     absent = sorted(set(adapter.modules) - set(shapes))
     if absent:
@@ -101,7 +105,7 @@ class _Edit:
 
     def add(self, product: Product) -> bool:
         """Add the low-rank products beside ``product``; False: no adapter has one of its modules."""
-        parts = [[_ranks(a, m, _UP_BLOCK if product.low_bits else 1) for m in product.modules] for a in self.adapters]
+        parts = [[_rank(adapter, module) for module in product.modules] for adapter in self.adapters]
         widths = [sum(ranks) for ranks in parts]
         if not any(widths):
             return False
@@ -114,9 +118,9 @@ class _Edit:
                 down[rank : rank + len(pair.down)] = pair.down
                 up[row : row + module.outputs, rank : rank + len(pair.down)] = pair.up
         value = product.value
-        self._product(product.source, down, f"{value}.down", product.low_bits, _DOWN_BLOCK)
+        self._product(product.source, down, f"{value}.down", product.low_bits)
         self.nodes.append(node_message("Mul", [f"{value}.down", self._mask(widths)], f"{value}.own"))
-        self._product(f"{value}.own", up, f"{value}.up", product.low_bits, _UP_BLOCK)
+        self._product(f"{value}.own", up, f"{value}.up", low_bits=False)
         self.nodes.append(node_message("Add", [f"{value}.base", f"{value}.up"], value))
         return True
 
@@ -140,13 +144,13 @@ class _Edit:
             self.nodes.append(node_message("Gather", [f"{name}.rows", ADAPTER_ROWS], name))
         return name
 
-    def _product(self, source: str, weight: NDArray[np.float32], value: str, low_bits: bool, block: int) -> None:
+    def _product(self, source: str, weight: NDArray[np.float32], value: str, low_bits: bool) -> None:
         """Add ``value`` = ``source`` · ``weight`` [N, K] transposed."""
         rows, columns = weight.shape
         if low_bits:
-            values, scales = _in_8_bits(weight, block)
+            values, scales = _in_8_bits(weight)
             self.arrays |= {f"{value}.values": values, f"{value}.scales": scales.astype(self.dtype)}
-            attributes = {"K": columns, "N": rows, "bits": 8, "block_size": block, "accuracy_level": 4}
+            attributes = {"K": columns, "N": rows, "bits": 8, "block_size": _BLOCK, "accuracy_level": 4}
             inputs = [source, f"{value}.values", f"{value}.scales"]
             self.nodes.append(node_message("MatMulNBits", inputs, value, MS_DOMAIN, attributes))
         else:
@@ -154,18 +158,17 @@ class _Edit:
             self.nodes.append(node_message("MatMul", [source, f"{value}.weight"], value))
 
 
-def _ranks(adapter: LoraAdapter, module: ModuleShape, multiple: int) -> int:
-    """The ranks that an adapter takes for a module, rounded up so that no block of weights has two modules'."""
+def _rank(adapter: LoraAdapter, module: ModuleShape) -> int:
     pair = adapter.modules.get(module.name)
-    return 0 if pair is None else -(-len(pair.down) // multiple) * multiple
+    return 0 if pair is None else len(pair.down)
 
 
-def _in_8_bits(weight: NDArray[np.float32], block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+def _in_8_bits(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Values [N, blocks, block] and scales [N, blocks]: scale · (value - 128) is ``weight`` [N, K], padded with zeros."""
     rows, columns = weight.shape
-    padded = np.zeros((rows, -(-columns // block) * block), np.float32)
+    padded = np.zeros((rows, -(-columns // _BLOCK) * _BLOCK), np.float32)
     padded[:, :columns] = weight
-    blocks = padded.reshape(rows, -1, block)
+    blocks = padded.reshape(rows, -1, _BLOCK)
     scales = np.abs(blocks).max(-1) / 127
     steps = np.rint(blocks / np.where(scales == 0, 1, scales)[..., None])
     return (steps + 128).astype(np.uint8), scales.astype(np.float32)
