@@ -35,6 +35,7 @@ class DeviceTarget:
     """
 
     packs_steps, has_prefix_blocks = False, False
+    bits_key: Sequence[str] = ()
     state_bytes = 0  # models with recurrent layers are refused
     padding_price, loop_costs, private_weights = 1.0, None, ""
     machine_key: Sequence[str] = ()
