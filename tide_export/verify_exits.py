@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tide_runtime import Engine, EngineOptions
+from tide_runtime import ThreadOptions
+from tide_runtime.backends import load_backend
+from tide_runtime.backends.base import Backend
 from tide_runtime.backends.graph_contract import hidden_states
+from tide_runtime.bundle.bundle import Bundle
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import exit_graph
+from tide_runtime.bundle.manifest import Manifest, exit_graph
 from tide_runtime.errors import VerificationError
+from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_export.exit_graphs import RMS_EPSILON, ExitTensors
 from tide_export.verify import prompts
@@ -36,8 +40,9 @@ class ExitCheck:
 
 def verify_exits(directory: Path, tensors: ExitTensors, target: str = "cpu") -> list[ExitCheck]:
     """Check every exit's graph of ``target``. Raises VerificationError naming graphs whose difference exceeds rounding."""
-    with Engine.load(directory, EngineOptions(target=target, policy="full", verify=False)) as engine:
-        checks = _checks(engine, tensors)
+    bundle = Bundle.open(directory, verify=False)
+    # Without an engine, which times passes when it is loaded: minutes for a model of a billion parameters and four loops.
+    checks = _checks(bundle, load_backend(bundle, target, ThreadOptions()), tensors)
     failed = [check for check in checks if not check.passed]
     if failed:
         lines = "; ".join(f"{c.output} of {c.graph} by {c.max_difference:.1e} (allowed {c.tolerance:.1e})" for c in failed)
@@ -64,29 +69,33 @@ def exit_reference(info: ExitInfo, tensors: ExitTensors, hidden: NDArray[np.gene
     return outputs
 
 
-def _checks(engine: Engine, tensors: ExitTensors) -> list[ExitCheck]:
+def _checks(bundle: Bundle, backend: Backend, tensors: ExitTensors) -> list[ExitCheck]:
     """One check per output of each exit's graph."""
     worst: dict[tuple[str, str], float] = {}
-    for _, ids in prompts(engine.manifest, engine.tokenizer):
-        for key, difference in _differences(engine, ids, tensors).items():
+    info = bundle.manifest.tokenizer
+    tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
+    for _, ids in prompts(bundle.manifest, tokenizer):
+        for key, difference in _differences(bundle.manifest, backend, ids, tensors).items():
             worst[key] = float(np.maximum(worst.get(key, 0.0), difference))  # NaN stays
-    return [ExitCheck(*key, value, TOLERANCE[engine.manifest.dtype]) for key, value in sorted(worst.items())]
+    return [ExitCheck(*key, value, TOLERANCE[bundle.manifest.dtype]) for key, value in sorted(worst.items())]
 
 
-def _differences(engine: Engine, ids: list[int], tensors: ExitTensors) -> dict[tuple[str, str], float]:
+def _differences(
+    manifest: Manifest, backend: Backend, ids: list[int], tensors: ExitTensors
+) -> dict[tuple[str, str], float]:
     """(graph, output) → max |Δ| over a prompt, absolute for a score, relative to the largest value for a state."""
-    assert engine.manifest.calibration is not None
-    step = engine.backend.context(1).step(0, [len(ids)])
+    assert manifest.calibration is not None
+    step = backend.context(1).step(0, [len(ids)])
     step.input_ids[:] = ids
     step.place([0])
-    for segment in engine.manifest.segments:
+    for segment in manifest.segments:
         step.run(segment.name)
     found = {}
-    for info in reversed(engine.manifest.calibration.exits):  # deep first: an exit's output is no input of a shallower exit
+    for info in reversed(manifest.calibration.exits):  # deep first: an exit's output is no input of a shallower exit
         graph = exit_graph(info)
         if not info.graph_outputs():
             continue
-        reads, writes = hidden_states(engine.manifest, graph)
+        reads, writes = hidden_states(manifest, graph)
         expected = exit_reference(info, tensors, step.hidden[reads].copy())
         step.run(graph)
         outputs = {"score": (step.score, 1.0), "hidden_out": (step.hidden[writes], float(np.abs(step.hidden[writes]).max()))}

@@ -34,7 +34,7 @@ _CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a sho
 _ROUNDS, _BUDGET_S = 7, 6.0  # no further round begins after so many seconds
 _MOST_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 next to four busy processes
 _PRICE_PASSES = 80
-_QUANTILE = 0.25  # of a shape's times over the rounds: a low one, because other load only adds time
+_QUANTILE = 0.25
 
 
 Takes = Callable[[int, int], bool]  # whether steps of so many sequences, and so many tokens of each, can be run
@@ -78,18 +78,17 @@ def measure_pass_costs(
     context = make_context(max(len(counts) for counts in shapes))
     times: dict[tuple[int, ...], list[float]] = {counts: [] for counts in shapes}
     began = clock()
-    for measured in range(_ROUNDS + 1):
-        if measured > 1 and clock() - began > _BUDGET_S:
+    for finished in range(_ROUNDS + 1):
+        if finished and clock() - began > _BUDGET_S:
             break
         for counts, ms in times.items():
             _run(context, (1,) * len(counts), cached)
             start = clock()
             _run(context, counts, cached)
-            if measured:  # the first time, memory is allocated
-                ms.append((clock() - start) * 1e3)
+            ms.append((clock() - start) * 1e3)
     drafts = _draft_head_ms(context, cached, clock) if context.has_draft_head else {}
     context.close()
-    return pass_table({counts: float(np.quantile(ms, _QUANTILE)) for counts, ms in times.items()}, target, machine, drafts)
+    return pass_table({counts: _typical(ms) for counts, ms in times.items()}, target, machine, drafts)
 
 
 def kept_loop_costs(key: Sequence[str], make_context: Callable[[int], LoopContext], max_seq_len: int, target: str) -> CostTable:
@@ -120,8 +119,8 @@ def measure_loop_costs(
     shapes = [(sequences, tokens) for sequences, tokens in LOOP_SHAPES if cached + tokens <= max_seq_len]
     times: dict[tuple[int, ...], list[float]] = {(tokens,) * sequences: [] for sequences, tokens in shapes}
     began = clock()
-    for measured in range(_ROUNDS + 1):
-        if measured > 1 and clock() - began > _BUDGET_S:
+    for finished in range(_ROUNDS + 1):
+        if finished and clock() - began > _BUDGET_S:
             break
         for of_each, ms in times.items():
             counts = [count for tokens in of_each for count in _by_loop(tokens, loops)]
@@ -130,10 +129,15 @@ def measure_loop_costs(
             step.input_ids[: sum(counts)] = 0
             step.place([cached] * len(counts))
             step.run(LOOP)
-            if measured:
-                ms.append((clock() - start) * 1e3)
+            ms.append((clock() - start) * 1e3)
     context.close()
-    return pass_table({counts: float(np.quantile(ms, _QUANTILE)) for counts, ms in times.items()}, target, machine)
+    return pass_table({counts: _typical(ms) for counts, ms in times.items()}, target, machine)
+
+
+def _typical(ms: Sequence[float]) -> float:
+    """A low quantile of a shape's times: other load only adds time. The first time memory is allocated, which a slow model, whose
+    first round takes all of the budget, does not notice."""
+    return float(np.quantile(ms[1:] or ms, _QUANTILE))
 
 
 def _by_loop(tokens: int, loops: int) -> list[int]:
