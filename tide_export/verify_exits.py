@@ -80,9 +80,7 @@ def _checks(bundle: Bundle, backend: Backend, tensors: ExitTensors) -> list[Exit
     return [ExitCheck(*key, value, TOLERANCE[bundle.manifest.dtype]) for key, value in sorted(worst.items())]
 
 
-def _differences(
-    manifest: Manifest, backend: Backend, ids: list[int], tensors: ExitTensors
-) -> dict[tuple[str, str], float]:
+def _differences(manifest: Manifest, backend: Backend, ids: list[int], tensors: ExitTensors) -> dict[tuple[str, str], float]:
     """(graph, output) → max |Δ| over a prompt, absolute for a score, relative to the largest value for a state."""
     assert manifest.calibration is not None
     step = backend.context(1).step(0, [len(ids)])

@@ -133,9 +133,9 @@ class GenerationParams:
         g = self.grammar
         _require(g is None or isinstance(g, Grammar), "grammar", g, "a Grammar, such as Grammar.json_schema({…}), or None")
 
-        t = self.thoughts
-        valid = t is None or (isinstance(t, Thoughts) and (t.budget is None or _is_int(t.budget, 1)))
-        _require(valid, "thoughts", t, "Thoughts with a budget >= 1 or None, or None")
+        thoughts = self.thoughts
+        valid = thoughts is None or (isinstance(thoughts, Thoughts) and (thoughts.budget is None or _is_int(thoughts.budget, 1)))
+        _require(valid, "thoughts", thoughts, "Thoughts with a budget >= 1 or None, or None")
 
         b = self.depth_budget
         _require(b is None or (_is_number(b) and b > 0), "depth_budget", b, "a number of layers > 0, or None")
