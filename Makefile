@@ -57,6 +57,8 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.engine_soak --json docs/results/$(DATE)-engine_soak.json
 	$(BIN)/python -m benchmarks.serve_load --json docs/results/$(DATE)-serve_load.json
 	$(BIN)/python -m benchmarks.agent_session --json docs/results/$(DATE)-agent_session.json
+	$(BIN)/python -m benchmarks.restart --json docs/results/$(DATE)-restart.json
+	$(BIN)/python -m benchmarks.model_swap --json docs/results/$(DATE)-model_swap.json
 	$(BIN)/python -m benchmarks.sizing --json docs/results/$(DATE)-sizing.json
 	$(BIN)/python -m benchmarks.structured_outputs --json docs/results/$(DATE)-structured_outputs.json
 	$(BIN)/python -m benchmarks.serve_hostile --json docs/results/$(DATE)-serve_hostile.json

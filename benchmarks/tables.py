@@ -43,7 +43,8 @@ PAGES = {
         "certificate", "certificate_joint", "policy_quality", "calibration_quality", "capture_memory", "capture_memory_demo",
     ),
     "docs/serving.md": (
-        "sizing", "serve_load", "agent_session", "structured_outputs", "http_loglik", "serve_hostile", "ray_failover",
+        "sizing", "serve_load", "agent_session", "restart", "model_swap", "lora", "structured_outputs", "http_loglik",
+        "serve_hostile", "ray_failover",
     ),
     "docs/targets.md": ("gpu_kit",),
 }  # fmt: skip
