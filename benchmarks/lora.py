@@ -11,57 +11,23 @@ difference of a logit to that of PEFT on PyTorch, in fp32. Needs the extras [ben
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 from tide_bench.build_cache import run_in_process
 from tide_bench.report import Report
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
 from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
+from benchmarks.peft_logits import NAMES, RANK, logit_error, peft_logits
 
-RANK, NAMES = 16, ("first", "second", "third")
 _PROMPT, _NEW, _TEXTS, _WARM = 64, 64, 24, 2
 ASKED = GenerationParams(max_new_tokens=_NEW, ignore_eos=True, use_prefix_cache=False)
-
-
-def peft_logits(weights: Path, folder: Path, prompts: Sequence[Sequence[int]]) -> dict[str, list[NDArray[np.float32]]]:
-    """Write an adapter for each of `NAMES` into ``folder``, and return the logits [tokens, V] of the prompts with it."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    found = {}
-    for seed, name in enumerate(NAMES):
-        torch.manual_seed(seed)
-        config = LoraConfig(r=RANK, lora_alpha=RANK // 2, target_modules="all-linear", init_lora_weights=False)
-        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32), config).eval()
-        adapted.save_pretrained(str(folder / name))
-        with torch.no_grad():
-            found[name] = [adapted(input_ids=torch.tensor([[*prompt]])).logits[0].numpy() for prompt in prompts]
-    return found
-
-
-def logit_error(engine: Engine, prompts: Sequence[Sequence[int]], wanted: Mapping[str, Sequence[NDArray[np.float32]]]) -> float:
-    """The largest difference of a logit of the ``prompts``, which run together, to ``wanted``."""
-    error, context = 0.0, engine.backend.context(len(prompts))
-    for number, name in enumerate(wanted, 1):
-        context.adapters[:] = [number] * len(prompts)
-        counts = [len(prompt) for prompt in prompts]
-        step = context.step(0, counts, counts)
-        step.input_ids[: sum(counts)] = np.concatenate(prompts)
-        step.place([0] * len(prompts))
-        step.run_all(context.every_layer)
-        error = max(error, float(np.abs(step.logits[: sum(counts)] - np.concatenate(wanted[name])).max()))
-    context.close()
-    return error
 
 
 def step_ms(engine: Engine, prompts: Sequence[Sequence[int]], adapters: Sequence[str | None]) -> float:

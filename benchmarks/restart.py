@@ -74,7 +74,8 @@ def answers(bundle: Path, folder: Path, prompts: Sequence[list[int]], times: int
 
     shared = ThreadOptions(shared=True)
     with Engine.load(bundle, EngineOptions(threads=shared, prefix_dir=folder)) as engine:
-        memory = kv_texts * SLOTS * engine.backend.kv_bytes_per_token or None
+        token_bytes = 4 * sum(kv.heads * (kv.key_dim + kv.value_dim) for kv in engine.manifest.kv.values())
+        memory = kv_texts * SLOTS * token_bytes or None
         with engine.with_options(EngineOptions(threads=shared, prefix_dir=folder, kv_memory=memory)) as used:
             used.generate([1, 2, 3], GenerationParams(max_new_tokens=2, use_prefix_cache=False))
             found = []

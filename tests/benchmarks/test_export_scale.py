@@ -43,4 +43,4 @@ def test_bytes_of_a_bundle(tmp_path: Path) -> None:
     (tmp_path / "onnx" / "weights.bin").write_bytes(bytes(100))
     (tmp_path / "manifest.json").write_bytes(bytes(10))
     assert measured_bytes(tmp_path) == 110 and measured_bytes(tmp_path / "manifest.json") == 10
-    assert set(CASES) == {"smollm2", "1b_bf16", *SHAPES}
+    assert {"smollm2", "1b_bf16"} < set(CASES) <= {"smollm2", "1b_bf16", *SHAPES}

@@ -22,7 +22,8 @@ MODULES = {
     "bench": _CALIBRATE | {"onnxruntime_genai", "sacrebleu", "xllamacpp"},
     "eval": frozenset({"lm_eval"}),
     "grammar": _GRAMMAR,
-    "serve": _GRAMMAR | {"fastapi", "httptools", "openai", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop"},
+    "serve": _GRAMMAR
+    | {"anthropic", "fastapi", "httptools", "openai", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop"},
 }
 
 

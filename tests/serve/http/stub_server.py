@@ -40,6 +40,7 @@ class StubEngine:
     max_queue: int = 4
     healthy: bool = True
     closed: threading.Event = field(default_factory=threading.Event)
+    adapters: dict[str, str] = field(default_factory=dict)
 
     @property
     def options(self) -> StubEngine:
