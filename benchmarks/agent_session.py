@@ -1,7 +1,7 @@
 """A coding agent's session, on `tide-serve` and llama.cpp's server in turn: SmolLM2-135M-Instruct, int4 and Q4_1, on the CPU.
 
     python -m benchmarks.agent_session                            # 10 minutes on 2 cores
-    python -m benchmarks.agent_session --dialects chat --rounds 1
+    python -m benchmarks.agent_session --rounds 3                 # half an hour
 
 The agent is a script of 20 turns (see `benchmarks.serving.agent_script`): it has the model call a tool with JSON, sends it a part
 of a file of this repository, has it explain the part and write an edit, and has it report as JSON. Each turn sends the whole
@@ -123,7 +123,7 @@ def report_dialect(report: Report, dialect: str, rounds: Sequence[dict[str, Run]
 
 def main(
     dialects: Annotated[str, typer.Option(help=f"Some of {','.join(DIALECTS)}.")] = ",".join(DIALECTS),
-    rounds: Annotated[int, typer.Option(min=1, help="Sessions of each server in each dialect.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Sessions of each server in each dialect.")] = 1,
     cache: Annotated[Path, typer.Option(help="Where weights and engines are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
