@@ -209,7 +209,7 @@ def test_a_streamed_text_has_all_events(claude: anthropic.Anthropic, live_server
         "message_start", "content_block_start", *middle, "content_block_stop", "message_delta", "message_stop",
     ]  # fmt: skip
     whole = claude.messages.create(model=model, messages=ASK, max_tokens=8)
-    assert len(deltas) > 1 and "".join(deltas) == _text(whole)
+    assert deltas and "".join(deltas) == _text(whole)  # tokens that are there together share a delta
     ending = events[-2]
     assert (ending.delta.stop_reason, ending.usage.output_tokens) == ("max_tokens", 8)
     read = ending.usage.cache_read_input_tokens
