@@ -62,7 +62,7 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Of the whole session, the last answer included."""
+        """Tokens of the whole session, the last answer included."""
         return self.answers[-1].prompt_tokens + self.answers[-1].new_tokens
 
     @property

@@ -28,7 +28,7 @@ _DIGEST = hashlib.sha256  # of the processor's own instructions: 1 to 2 GB/s, as
 _DIGEST_BYTES = 32
 _PAGE = 4096  # a file takes whole ones
 _NEW = ".tide-"  # begins the names of files that are being written
-_OWN = re.compile(rf"[0-9a-f]{{64}}|{re.escape(_NEW)}\w+")  # other files of the folder are somebody else's
+_OWN = re.compile(rf"[0-9a-f]{{64}}|{re.escape(_NEW)}\w+")  # other files of the folder are left alone
 _SHARE = 32  # of the limit: after so much of it is written, the folder is looked through for what other processes wrote
 
 

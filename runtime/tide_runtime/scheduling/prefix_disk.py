@@ -1,4 +1,4 @@
-"""The prefix cache's second floor: blocks and snapshots of finished texts on disk, from where a returning prompt takes them over.
+"""The prefix cache's second level: blocks and snapshots of finished texts on disk, from which a returning prompt is read.
 
 A key is a digest of all that decides a piece's bits: the model's files, the kernels, the policy, and the tokens from the first
 one on. So a piece of another bundle, another machine or another text is never found. Pieces are read in the engine's thread,
@@ -161,6 +161,7 @@ class PrefixDisk:
             self._queue.put(None)
             self._writer.join()
             self._writer = None
+        self._readers.shutdown()
 
     @property
     def _memory(self) -> PrefixMemory:

@@ -50,7 +50,7 @@ class ServedModel:
 
     @property
     def seconds_left(self) -> float:
-        """Of the server's time limit; 0 or less: it is over."""
+        """Seconds left of the server's time limit; 0 or less: it is over."""
         return self.deadline - monotonic()
 
 
@@ -96,7 +96,7 @@ class Service(ServerState):
             if isinstance(error, TimeoutError):
                 raise out_of_time(self.config) from error
             if client.left:
-                raise ApiError(499, "the client has left") from error  # nobody reads it
+                raise ApiError(499, "the client has left") from error  # so this answer is not sent
             raise
         finally:
             client.close()

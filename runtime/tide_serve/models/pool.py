@@ -191,7 +191,7 @@ class ModelPool(ModelRegistry):
         model.refuse_waiting(unloadable(model.name, model.failure))
 
     async def _make_room(self, model: PooledModel) -> bool:
-        """Unload others until ``model`` fits. False, and nothing has to leave, once nobody waits for it any more."""
+        """Unload others until ``model`` fits. False, and nothing has to leave, once no request waits for it any more."""
         try:
             while model.waits:
                 leaving = self._to_leave(model.bytes)
@@ -221,7 +221,7 @@ class ModelPool(ModelRegistry):
         return leaving
 
     async def _unload(self, model: PooledModel) -> None:
-        """Close the engine of ``model``, which nobody uses, and free its memory."""
+        """Close the engine of ``model``, which has no answer in progress, and free its memory."""
         engine, model.engine = model.engine, None
         if engine is None:
             return

@@ -28,7 +28,7 @@ class ModelRegistry(ABC):
     def wait(self, name: str) -> Future[Engine]:
         """What gives the engine as `take` does, once it is loaded. Raises QueueFullError where too many requests wait already.
 
-        Its result has to be released even where nobody awaits it any more.
+        Its result has to be released even where the request that waited for it has ended.
         """
         raise NotImplementedError(f"the engine of {name} is always loaded")
 
@@ -86,7 +86,7 @@ class OneEngine(ModelRegistry):
         return self.engine
 
     def release(self, name: str) -> None:
-        """The engine stays, whoever uses it."""
+        """The engine stays loaded."""
 
     def adapter(self, name: str) -> str | None:
         return name if name in self.engine.options.adapters else None

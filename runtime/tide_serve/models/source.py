@@ -81,7 +81,7 @@ class BundleSource:
 
 
 def _stamp(bundle: Bundle) -> _Stamp:
-    """Of the manifest and the files in it; a file that is gone has no entry."""
+    """The stamp of the manifest and of the files in it; a file that is gone has no entry."""
     found = []
     for name in (MANIFEST_NAME, *bundle.manifest.files):
         with suppress(OSError):
