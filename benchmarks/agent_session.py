@@ -1,7 +1,7 @@
 """A coding agent's session, on `tide-serve` and llama.cpp's server in turn: SmolLM2-135M-Instruct, int4 and Q4_1, on the CPU.
 
-    python -m benchmarks.agent_session                            # 10 minutes on 2 cores
-    python -m benchmarks.agent_session --rounds 3                 # half an hour
+    python -m benchmarks.agent_session                            # both APIs, on 2 cores
+    python -m benchmarks.agent_session --dialects chat            # 3 minutes
 
 The agent is a script of 20 turns (see `benchmarks.serving.agent_script`): it has the model call a tool with JSON, sends it a part
 of a file of this repository, has it explain the part and write an edit, and has it report as JSON. Each turn sends the whole
