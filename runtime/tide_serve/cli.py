@@ -164,7 +164,7 @@ def serve(
     hands over takes the place of --host and --port.
     """
     from tide_serve.http.server import bound_socket, inherited_socket, is_loopback, tls_context
-    from tide_serve.models.named import make_pool
+    from tide_serve.models.named import make_pool, named_paths
 
     config = ServeConfig(
         model_names=tuple(model_name or ()),
@@ -202,7 +202,7 @@ def serve(
         threads=ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
         verify=verify,
         bits=bits,
-        adapters=_adapters(lora or ()),
+        adapters=named_paths(lora or (), "adapter"),
     )
     several = _models_of(model, models or (), config, of_several=memory is not None or idle_unload is not None or export)
     if several and weights is not None and not export:
@@ -231,11 +231,11 @@ def _models_of(model: str | None, models: Sequence[str], config: ServeConfig, of
     Args:
         of_several: an option is given that is for several models.
     """
-    from tide_serve.models.named import models_in, named_models
+    from tide_serve.models.named import models_in, named_paths
 
     if (model is None) != bool(models):
         raise ParamsError("give either a model or a folder of bundles, or models as --model NAME=DIR")
-    several = named_models(models) or models_in(Path(str(model)))
+    several = named_paths(models) or models_in(Path(str(model)))
     if several and config.model_names:
         raise ParamsError("--model-name is for a single model; name several with --model NAME=DIR, or by their folders")
     if not several and of_several:
@@ -321,17 +321,6 @@ def _announce(service: Service, url: str) -> None:
     if config.page:
         lines.append(f"  or open {url}/ in a browser")
     print(*lines, sep="\n", flush=True)
-
-
-def _adapters(given: Sequence[str]) -> dict[str, Path]:
-    """Folders by name from ``NAME=DIR``. Raises ParamsError."""
-    folders: dict[str, Path] = {}
-    for text in given:
-        name, _, folder = text.partition("=")
-        if not name or not folder or name in folders:
-            raise ParamsError(f"--lora is {text!r}; set it to NAME=DIR, each with a name of its own")
-        folders[name] = Path(folder)
-    return folders
 
 
 def _bytes(name: str, text: str) -> int:

@@ -15,8 +15,8 @@ from serve.live import Served
 from tide_runtime import GenerationParams
 from tide_runtime.errors import ParamsError
 from tide_runtime.lora import CONFIG, TENSORS
-from tide_serve.cli import _adapters
 from tide_serve.config import ServeConfig
+from tide_serve.models.named import named_paths
 
 PROMPT = "def add(a, b):"
 
@@ -64,9 +64,9 @@ def test_names_are_checked(serve_app: Callable[..., AbstractContextManager[Serve
     """Breaks: an adapter that hides the model, or one that its option does not name."""
     for wrong in ("name", "=folder", "name="):
         with pytest.raises(ParamsError, match="NAME=DIR"):
-            _adapters([wrong])
-    with pytest.raises(ParamsError, match="NAME=DIR"):
-        _adapters(["a=b", "a=c"])
+            named_paths([wrong], "adapter")
+    with pytest.raises(ParamsError, match="two adapters have the name a"):
+        named_paths(["a=b", "a=c"], "adapter")
     with (
         pytest.raises(ParamsError, match="one is the name of a model and of an adapter"),
         serve_app(ServeConfig(model_names=("one",)), adapters={"one": write_adapter(tmp_path, 1)}),

@@ -36,15 +36,15 @@ def _is_bundle_or_model(path: Path) -> bool:
     return path.is_dir() and ((path / MANIFEST_NAME).exists() or is_model(str(path)))
 
 
-def named_models(given: Sequence[str]) -> dict[str, str]:
-    """Name → path of ``given``, each NAME=PATH. Raises ParamsError."""
+def named_paths(given: Sequence[str], what: str = "model") -> dict[str, str]:
+    """Name → path of ``given``, each NAME=PATH of ``what``. Raises ParamsError."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
-            raise ParamsError(f"the model is {text!r}; write NAME=DIR, such as small=engines/smollm2")
+            raise ParamsError(f"the {what} is {text!r}; write NAME=DIR, such as small=folder/small")
         if name in found:
-            raise ParamsError(f"two models have the name {name}; give each its own")
+            raise ParamsError(f"two {what}s have the name {name}; give each its own")
         found[name] = path
     return found
 

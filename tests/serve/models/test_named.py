@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tide_runtime import EngineOptions, ThreadOptions
 from tide_runtime.errors import ParamsError
-from tide_serve.models.named import make_pool, models_in, named_models
+from tide_serve.models.named import make_pool, models_in, named_paths
 
 OPTIONS = EngineOptions(max_batch=4, threads=ThreadOptions(1))
 
@@ -43,14 +43,14 @@ def test_two_models_of_a_name_are_refused(engines: Path, bundle: Path, tmp_path:
     with pytest.raises(ParamsError, match="two models of the name a"):
         models_in(tmp_path)
     with pytest.raises(ParamsError, match="name a"):
-        named_models(["a=x", "a=y"])
+        named_paths(["a=x", "a=y"])
 
 
 @pytest.mark.parametrize("text", ["engine", "=engine", "name="])
 def test_a_name_without_a_path(text: str) -> None:
     """Breaks: a mistyped --model serves something else."""
     with pytest.raises(ParamsError, match="NAME=DIR"):
-        named_models([text])
+        named_paths([text])
 
 
 def test_models_are_exported_only_where_that_is_allowed(engines: Path, bundle: Path) -> None:
