@@ -1,6 +1,6 @@
 """Looped models: how much faster `exact` and `exit` decode the looped demo than `full`, and what an Ouro-1.4B takes to export.
 
-    python -m benchmarks.looped                  # within 15 minutes on 2 cores; 8 GB of free disk in --folder
+    python -m benchmarks.looped                  # 15 minutes on 2 cores, and 10 to calibrate; 8 GB of free disk in --folder
     python -m benchmarks.looped --quick          # fewer prompts, no certificates, no export
 
 The demo is calibrated and exported with default options. Policies take turns with `full` on the same weights, greedily, on
