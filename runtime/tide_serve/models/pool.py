@@ -168,8 +168,7 @@ class ModelPool(ModelRegistry):
             return
         model.loading, began = True, perf_counter()
         try:
-            plan = model.plan = await asyncio.to_thread(model.source.verified)
-            if not await self._make_room(model):
+            if (plan := await self._make_room(model)) is None:
                 return
             model.engine, model.failure = await asyncio.to_thread(model.source.load, plan), None
             model.used = monotonic()
@@ -190,10 +189,11 @@ class ModelPool(ModelRegistry):
         self._metrics.failed(model.name)
         model.refuse_waiting(unloadable(model.name, model.failure))
 
-    async def _make_room(self, model: PooledModel) -> bool:
-        """Unload others until ``model`` fits. False, and nothing has to leave, once no request waits for it any more."""
+    async def _make_room(self, model: PooledModel) -> LoadPlan | None:
+        """Unload others until ``model`` fits. None, and nothing has to leave, once no request waits for it any more."""
         try:
             while model.waits:
+                plan = model.plan = await asyncio.to_thread(model.source.verified)  # its files may change during a long wait
                 leaving = self._to_leave(model.bytes)
                 for other in self._models.values():
                     other.leaving = other in leaving
@@ -201,9 +201,9 @@ class ModelPool(ModelRegistry):
                 if all(not other.users for other in leaving):
                     for other in leaving:
                         await self._unload(other)
-                    return True
+                    return plan
                 await self._change()
-            return False
+            return None
         finally:
             for other in self._models.values():
                 other.leaving = False
