@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from tide_runtime import Chunk
 from tide_runtime.text.held_back import held_back
 from tide_runtime.text.thoughts import ThoughtSplitter
 
@@ -37,6 +38,10 @@ class AnswerParser:
     def calls(self) -> list[ToolCall]:
         """All calls so far."""
         return self._tools.calls if self._tools is not None else []
+
+    def read(self, chunks: Sequence[Chunk]) -> AnswerParts:
+        """`feed` for ``chunks``, which follow each other."""
+        return self.feed("".join([chunk.text for chunk in chunks]), last=chunks[-1].generation is not None)
 
     def feed(self, text: str, last: bool = False) -> AnswerParts:
         """Add output; returns the parts that are certain now, which are all where ``text`` is the ``last``."""
