@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tide_runtime.admission import Admission, Prompt
-from tide_runtime.backends import load_backend, with_adapters
+from tide_runtime.backends import load_backend
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.observed import Observer, observed
 from tide_runtime.backends.recurrent_states import StateMemory
@@ -79,7 +79,9 @@ class Engine:
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
         loaded = backend or load_backend(bundle, self.target, options.threads, device.ordinal, device.kind)
         adapters = read_adapters(options.adapters)
-        self.backend: Backend = with_adapters(loaded.with_bits(options.bits), adapters, self.target)
+        self.backend: Backend = loaded.with_bits(options.bits)
+        if adapters:
+            self.backend = self.backend.with_adapters(adapters)
         capture_steps(self.backend)
         self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
         self.policy = self.drive.policy

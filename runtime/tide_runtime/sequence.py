@@ -102,6 +102,7 @@ class TokenSequence:
         thoughts: which tokens were thoughts; it is the ``grammar`` where there is one, or a budget.
         batch_index: its row of the KV cache; -1 while it has none.
         num_cached_tokens: the first ones, which its row holds.
+        snapshot_points: lengths at which its prefill stops so that a snapshot can be taken, rising.
         prefilled: its row holds all that decoding needs; a preempted sequence is prefilled again.
         adapter: number of its adapter, see `OnnxRuntimeContext.adapters`; 0: none; None: the engine has none.
         adapter_digest: of its adapter's files; empty without one.
@@ -122,6 +123,7 @@ class TokenSequence:
     thoughts: ThoughtState | None = None
     batch_index: int = -1
     num_cached_tokens: int = 0
+    snapshot_points: Sequence[int] = ()
     prefilled: bool = False
     adapter: int | None = None
     adapter_digest: str = ""

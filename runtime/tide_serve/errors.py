@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 from tide_runtime.errors import EngineClosedError, ParamsError, PromptError, QueueFullError, TideError
 
+RETRY_S = 5.0  # after an error that other requests, or another server, may not have
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -66,6 +67,11 @@ class ApiError(Exception):
     def response(self, scope: Scope) -> JSONResponse:
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
         return JSONResponse(self.body(scope), self.status, headers)
+
+
+def stopping() -> ApiError:
+    """The error of requests that a server which ends has not answered."""
+    return ApiError(503, "the server is stopping; send the request to another one", None, "cancelled", RETRY_S)
 
 
 def path_of(scope: Scope) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from runtime.numpy_backend import NumpyBackend, NumpyContext, NumpyStep, tiny_manifest
 from runtime.tiny_generation import Request, make_row
 from runtime.tiny_transformer import Array, TinyTransformer
+from tide_runtime.backends.kv_caches import blocks_of
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.metrics import EngineMetrics
@@ -22,7 +23,7 @@ from tide_runtime.outputs import finished
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scheduling.loop import EngineLoop, Submitted
 from tide_runtime.scheduling.prefix_tree import PrefixTree
-from tide_runtime.scheduling.scheduler import Scheduler, SchedulerOptions, blocks_of
+from tide_runtime.scheduling.scheduler import Scheduler, SchedulerOptions
 
 POSITIONS, VOCAB = 64, 12
 POISON = VOCAB - 1  # a token that the model never says, and after which everything is NaN

@@ -17,7 +17,7 @@ from tide_runtime.backends.kept_pieces import KeptPieces
 from tide_runtime.cached_folders import folder_bytes
 from tide_runtime.errors import ParamsError
 from tide_runtime.prefix_files import PrefixFiles
-from tide_runtime.scheduling import scheduler as scheduler_module
+from tide_runtime.scheduling import prefix_cache
 
 OPTIONS = EngineOptions(policy="full", max_batch=2, threads=ThreadOptions(1))
 ASKED = GenerationParams(max_new_tokens=6, logprobs=2, ignore_eos=True)
@@ -95,7 +95,7 @@ def test_reading_beside_decodes_changes_no_text(
     start: Callable[..., Engine], alone: Callable[[list[int]], Generation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Breaks: requests that wait for the disk, which are read a block a step here, and those that run meanwhile."""
-    monkeypatch.setattr(scheduler_module, "BLOCKS_BESIDE", 1)
+    monkeypatch.setattr(prefix_cache, "BLOCKS_BESIDE", 1)
     long = PROMPT[:4]
     with start() as engine:
         for last in (1, 2, 3):
@@ -139,7 +139,7 @@ def test_a_damaged_file_is_a_miss(
     foreign = [path.read_bytes() for path in files(tmp_path / "kept")]
     with start() as engine:
         ask(engine, PROMPT)
-        keys = engine._loop.scheduler.disk.keys(np.array(PROMPT), (None, False))  # type: ignore[union-attr]
+        keys = engine._loop.scheduler.cache.disk.keys(np.array(PROMPT), (None, False))  # type: ignore[union-attr]
     path = tmp_path / "kept" / keys.blocks[which].hex()[:2] / keys.blocks[which].hex()
     whole = path.read_bytes()
     path.write_bytes(damage(whole, foreign[0]))

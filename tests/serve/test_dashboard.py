@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
+from tide_serve.observe.request_record import ServerMetrics
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana" / "tide-serve.json"
 PARTS = ("_bucket", "_sum", "_count")  # of a histogram
 
 
+def _dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return found
+
+
 def _expressions() -> list[str]:
-    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    dashboard = _dashboard()
     panels = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     return panels + [one["definition"] for one in dashboard["templating"]["list"] if "definition" in one]
 
@@ -38,10 +45,17 @@ def test_every_metric_of_the_dashboard_is_one_of_the_servers(http: httpx.Client)
     assert len(used) > 20
 
 
+def test_there_are_instances_to_choose_while_no_model_is_loaded() -> None:
+    """Breaks: a server whose models are all unloaded shows nothing, not even its memory."""
+    own = ServerMetrics().text()
+    variables = [one["definition"] for one in _dashboard()["templating"]["list"] if "definition" in one]
+    metrics = [name for definition in variables for name in re.findall(r"\btide_\w+", definition)]
+    assert len(metrics) == 2 and all(f"\n{name} " in own for name in metrics)
+
+
 def test_every_label_of_a_legend_survives_the_sum() -> None:
     """Breaks: lines of a panel without a name."""
-    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    for panel in dashboard["panels"]:
+    for panel in _dashboard()["panels"]:
         for target in panel.get("targets", ()):
             kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", target["expr"])))) - {"le"}
             if "sum" in target["expr"]:

@@ -14,6 +14,9 @@ from serve.live import Served, serving
 from serve.scripted_model import make_scripted_bundle
 from serve.sse import parsed, raw_events
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.text.thoughts import ThoughtMarks, ThoughtSplitter
+from tide_serve.request.answer_parser import AnswerParser
+from tide_serve.request.tool_calls import ToolCallParser
 
 # The model's answer depends on the last token only, so a turn has no marks. Thoughts of earlier turns are left out.
 TEMPLATE = """\
@@ -130,6 +133,16 @@ def test_formats_apply_behind_the_thoughts(thinking_http: httpx.Client) -> None:
 def test_stop_strings_end_the_answer_only(thinking_http: httpx.Client) -> None:
     """Breaks: an answer is empty because its thoughts have what ends it."""
     assert chat(thinking_http, "@aloud", stop=["see", " two"])[:2] == (THOUGHT, "Forty")
+
+
+def test_tags_in_an_answer_are_hidden_wherever_its_stream_is_cut() -> None:
+    """Breaks: a client sees a piece of a tag, which a stop string such as ">>>" has had held back until the next token."""
+    text, tags = "Well<think>a > b</think></tool_call>.", ["<think>", "</think>"]
+    for at in range(len(text)):
+        splitter, tools = ThoughtSplitter(ThoughtMarks(*tags), begun=False), ToolCallParser({"f"}, ["</tool_call>"])
+        parser = AnswerParser(splitter, tools, tags)
+        parts = parser.feed(text[:at]), parser.feed(text[at:], last=True)
+        assert "".join(part.text for part in parts) == "Wella > b.", at
 
 
 def test_logprobs_are_those_of_all_tokens(thinking_http: httpx.Client) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
 
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
-from tide_runtime.errors import AdapterError, TargetError
-from tide_runtime.lora import LoraAdapter
+from tide_runtime.errors import TargetError
 
 
 def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
@@ -53,18 +51,6 @@ BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions, str, int], Backend]] =
     "tensorrt": _tensorrt,
     "torch": _torch,
 }
-
-
-def with_adapters(backend: Backend, adapters: Sequence[LoraAdapter], target: str) -> Backend:
-    """``backend`` with LoRA ``adapters``, if there are any.
-
-    Raises AdapterError where they do not fit the model, or its ``target`` takes none.
-    """
-    if not adapters:
-        return backend
-    if backend.name != "onnxruntime-cpu":
-        raise AdapterError(f"target {target} takes no adapters, target cpu does; set target to cpu")
-    return cast(Backend, cast(Any, backend).with_adapters(adapters))
 
 
 def load_backend(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int = 0, kind: str = "auto") -> Backend:

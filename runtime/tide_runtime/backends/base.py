@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tide_runtime.backends.step_arrays import RowPadding
 from tide_runtime.bundle.calibration import CostTable
+from tide_runtime.lora import LoraAdapter
 
 
 class Logits(NamedTuple):
@@ -267,6 +268,10 @@ class Backend(Protocol):
     def with_bits(self, bits: str) -> Backend:
         """The same sessions as `EngineOptions.bits` says; ``fast``: launches are not padded and `row_padding` is None. Targets of
         GPUs, which do not pad, are the same with both."""
+
+    def with_adapters(self, adapters: Sequence[LoraAdapter]) -> Backend:
+        """The same sessions for steps with LoRA ``adapters``. Raises AdapterError where the model or the target takes none of
+        them: of the targets only ``cpu`` does."""
 
     def without_draft_head(self) -> Backend:
         """The same sessions for policies that do not run the draft head: rows have no cache for it. Targets of GPUs keep it."""

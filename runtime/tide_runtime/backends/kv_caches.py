@@ -23,6 +23,11 @@ _MOST_ADDED = 8  # slots are rounded up by at most 1/8, because batched attentio
 _CLEANED_SLOTS = 128  # slots that are searched for NaN at a time where memory cannot be given back
 
 
+def blocks_of(tokens: int) -> int:
+    """Blocks that hold ``tokens``."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
 class KVCaches:
     """Caches of ``rows`` sequences.
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from tide_runtime.backends.kv_caches import blocks_of
 from tide_runtime.backends.recurrent_states import StateMemory
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.errors import ParamsError
-from tide_runtime.scheduling.scheduler import blocks_of
 
 _SHARE = 0.25  # of the memory that is free when the engine is loaded
 _PREFIX_FACTOR = 4  # memory for this many times the running requests is all that is taken by default

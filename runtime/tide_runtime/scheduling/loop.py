@@ -15,7 +15,6 @@ from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.errors import DeviceMemoryError, EngineClosedError
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation
-from tide_runtime.prefix_files import FileCounts
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scheduling.scheduler import Request, Scheduler, StepPlan
 from tide_runtime.scheduling.step import append_tokens, run_step
@@ -77,11 +76,11 @@ class EngineLoop:
                 preemptions=scheduler.preemptions,
                 rotary_restarts=scheduler.rotary_restarts,
                 kv_bytes=scheduler.blocks_in_rows * block_bytes,
-                prefix_bytes=scheduler.blocks_in_tree * block_bytes,
+                prefix_bytes=scheduler.cache.blocks * block_bytes,
                 free_bytes=scheduler.free_blocks * block_bytes,
                 kv_memory=scheduler.options.blocks * block_bytes,
-                snapshots=scheduler.snapshots,
-                prefix_disk=scheduler.disk.files.counts if scheduler.disk is not None else FileCounts(),
+                snapshots=scheduler.cache.snapshots,
+                prefix_disk=scheduler.cache.disk_counts,
             )
 
     def submit(self, requests: Sequence[Submitted], forced: bool = False) -> None:
@@ -137,8 +136,7 @@ class EngineLoop:
                 for request in self.scheduler.requests():
                     self.scheduler.remove(request)
                     self._end(request, "cancelled")
-            if self.scheduler.disk is not None:
-                self.scheduler.disk.close()
+            self.scheduler.cache.close()
             if self.context is not None:
                 self.context.close()
 
@@ -178,7 +176,8 @@ class EngineLoop:
             self._end(request, "deadline")
         try:
             if self.context is None:
-                self.context = self._attached(self._make_context())
+                self.context = self._make_context()
+                self.scheduler.cache.attach(self.context)
             outcome = run_step(self.policy, self.context, plan)
         except DeviceMemoryError as error:
             if not self._use_fewer_rows(error):
@@ -199,16 +198,11 @@ class EngineLoop:
             if request.sequence.batch_index >= 0:
                 self._save(request)
                 if request.sequence.prefilled:
-                    self.scheduler.store(request)
+                    self.scheduler.cache.store(request.sequence)
         for request in plan.recalls:
             self.scheduler.recall(request)
         decoded = sum(len(tokens) for _, tokens in outcome[: len(plan.decoding)])
         self.metrics.stepped(decoded + sum(tokens for _, tokens in plan.prompts), perf_counter() - began)
-
-    def _attached(self, context: ExecutionContext) -> ExecutionContext:
-        if self.scheduler.disk is not None and context.prefix_blocks is not None:
-            self.scheduler.disk.attach(context.prefix_blocks, context.snapshots)
-        return context
 
     def _deliver(self, request: Request, tokens: list[int]) -> None:
         sequence, handle = request.sequence, _handle(request)
@@ -222,7 +216,7 @@ class EngineLoop:
                 self._save(request)
                 self._leave(request)
                 handle.finish(last)
-                self.scheduler.store(request)
+                self.scheduler.cache.store(request.sequence)
                 return
             handle.deliver(Chunk(event.text, event.token, None, depth, logprob))
         if sequence.error is not None:
@@ -231,7 +225,7 @@ class EngineLoop:
 
     def _save(self, request: Request) -> None:
         """Copy what is new of the request's row into the prefix cache."""
-        copies = self.scheduler.save(request, self.policy.reusable_tokens(request.sequence))
+        copies = self.scheduler.cache.save(request.sequence, self.policy.reusable_tokens(request.sequence))
         if copies is not None:
             assert self.context is not None and self.context.prefix_blocks is not None
             self.context.prefix_blocks.save(copies.row, copies.first, copies.ids)
@@ -254,7 +248,7 @@ class EngineLoop:
             handle.fail(EngineClosedError(f"the engine has failed ({self._dead}); load it again"))
             return
         try:
-            self.scheduler.store(request)
+            self.scheduler.cache.store(request.sequence)
             request.sequence.end(reason)
             last = Chunk(request.sequence.pieces[-1], None, self._finish(request.sequence))
         except Exception as error:  # the other requests that end with it must not be left waiting

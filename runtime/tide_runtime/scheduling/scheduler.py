@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
 
-import numpy as np
-
-from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.backends.kv_caches import blocks_of
 from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.errors import ParamsError, QueueFullError
-from tide_runtime.scheduling.prefix_disk import BLOCKS_BESIDE, PrefixDisk
+from tide_runtime.scheduling.prefix_cache import Copies, PrefixCache
+from tide_runtime.scheduling.prefix_disk import PrefixDisk
 from tide_runtime.scheduling.prefix_tree import PrefixTree
-from tide_runtime.scheduling.snapshot_tree import Evicted, SnapshotTree
 from tide_runtime.sequence import TokenSequence
 
 
@@ -35,7 +32,6 @@ class Request:
         deadline: time (of `time.monotonic`) at which it ends, finished or not.
         number: order of arrival, set by `Scheduler.add`.
         blocks: blocks of KV memory that its row holds.
-        snapshot_points: where its prefill stops so that a snapshot can be taken, rising; see `Scheduler.save`.
         unread: the disk may have more of its prefix than its row has.
     """
 
@@ -44,7 +40,6 @@ class Request:
     deadline: float = math.inf
     number: int = -1
     blocks: int = 0
-    snapshot_points: list[int] = field(default_factory=list)
     unread: bool = False
 
     @property
@@ -62,8 +57,7 @@ class StepPlan:
         left_rows: rows that expired and preempted requests had.
         moves: (source row, target row, tokens) copies that close gaps between rows.
         released_rows: rows whose memory is given back.
-        loads: (blocks of the prefix cache, row) copies to the beginning of a row.
-        restores: (slot of a snapshot, row) copies of states.
+        loads: copies out of the prefix cache.
         released_blocks: blocks that the prefix cache gave up.
         released_slots: snapshots that it gave up.
         decoding: requests that decode, by rising rows.
@@ -75,8 +69,7 @@ class StepPlan:
     left_rows: list[int] = field(default_factory=list)
     moves: list[tuple[int, int, int]] = field(default_factory=list)
     released_rows: list[int] = field(default_factory=list)
-    loads: list[tuple[list[int], int]] = field(default_factory=list)
-    restores: list[tuple[int, int]] = field(default_factory=list)
+    loads: list[Copies] = field(default_factory=list)
     released_blocks: list[int] = field(default_factory=list)
     released_slots: list[int] = field(default_factory=list)
     decoding: list[Request] = field(default_factory=list)
@@ -92,16 +85,6 @@ class StepPlan:
         """All that take part, in the order in which a policy returns their tokens."""
         yield from self.decoding
         yield from (request for request, _ in self.prompts)
-
-
-class Copies(NamedTuple):
-    """What is to be copied out of ``row`` into the prefix cache: blocks from ``first`` on into ``ids``, and the states of
-    recurrent layers into ``slot``, where there are any."""
-
-    row: int
-    first: int
-    ids: list[int]
-    slot: int | None = None
 
 
 @dataclass(frozen=True)
@@ -139,8 +122,7 @@ class Scheduler:
     """Plans step after step for all requests of an engine.
 
     Args:
-        tree: the prefix cache's, with snapshots for recurrent models; None: prompts are always computed whole.
-        disk: where prefixes are that the tree does not have; None: nowhere.
+        tree, disk: of its `PrefixCache`.
 
     Raises ParamsError when ``blocks`` do not hold one sequence of full length.
     """
@@ -151,21 +133,17 @@ class Scheduler:
             raise ParamsError(
                 f"the KV memory holds {options.blocks} blocks, one sequence of {options.slots} tokens needs {least}"
             )
-        self.options, self.tree, self.disk = options, tree, disk
+        self.options, self.cache = options, PrefixCache(tree, disk, options.blocks, options.slots)
         self.running: list[Request] = []
         self.preemptions = self.rotary_restarts = 0
         self._waiting: list[tuple[tuple[int, int], Request]] = []  # a heap; requests that left it early are skipped
         self._queued: set[Request] = set()
         self._timed: set[Request] = set()
         self._logits_left = options.most_logits  # of the step that is planned
-        self._free, self.rows = options.blocks, options.max_batch
+        self.rows = options.max_batch
         self._free_rows = list(range(self.rows))
         # Blocks of free rows: they keep their memory until others need it, because new pages take time (2 us each, measured).
         self._idle: dict[int, int] = {}
-        self._free_ids = list(range(options.blocks - 1, -1, -1)) if tree is not None else []
-        snapshots = options.blocks // tree.snapshot_blocks if isinstance(tree, SnapshotTree) else 0
-        self._free_slots = list(range(snapshots - 1, -1, -1))
-        self._unreleased = Evicted([], [])  # what `save` evicted and did not use; the next step gives its memory back
         self._numbers = count()
 
     @property
@@ -184,15 +162,7 @@ class Scheduler:
     @property
     def free_blocks(self) -> int:
         """Those of free rows included."""
-        return self._free + sum(self._idle.values())
-
-    @property
-    def blocks_in_tree(self) -> int:
-        return len(self.tree) if self.tree is not None else 0
-
-    @property
-    def snapshots(self) -> int:
-        return self.tree.snapshots if isinstance(self.tree, SnapshotTree) else 0
+        return self.cache.free + sum(self._idle.values())
 
     def add(self, request: Request, forced: bool = False) -> None:
         """Queue ``request``. Raises QueueFullError when as many wait as may, unless ``forced``."""
@@ -222,7 +192,7 @@ class Scheduler:
         for request in [*self.running]:
             self._preempt(request, plan)
         self._free_rows = list(range(self.rows))
-        self._free += sum(self._idle.pop(row) for row in [*self._idle] if row >= self.rows)
+        self.cache.free += sum(self._idle.pop(row) for row in [*self._idle] if row >= self.rows)
         return plan.left_rows
 
     def requests(self) -> list[Request]:
@@ -232,8 +202,6 @@ class Scheduler:
     def step(self, now: float = 0.0) -> StepPlan:
         """Plan the next step at time ``now``, admitting and preempting requests as it takes."""
         plan = StepPlan()
-        self._release(self._unreleased, plan)
-        self._unreleased = Evicted([], [])
         self._expire(now, plan)
         if self.options.consecutive_rows:
             self._close_gaps(plan)
@@ -242,65 +210,14 @@ class Scheduler:
         if self.options.prompts_first and plan.prompts:
             plan.decoding.clear()
         plan.decoding.sort(key=lambda request: request.sequence.batch_index)
+        plan.released_blocks, plan.released_slots = self.cache.released()
         return plan
 
-    def save(self, request: Request, reusable: int) -> Copies | None:
-        """Put the first ``reusable`` tokens of a running request into the prefix cache; where the model is recurrent only at the
-        request's snapshot points and at its end.
-
-        Returns what is to be copied out of the row; None where there is nothing new.
-        """
-        sequence = request.sequence
-        if self.tree is None or not sequence.params.use_prefix_cache:
-            return None
-        if isinstance(self.tree, SnapshotTree):
-            ends = sequence.num_cached_tokens in request.snapshot_points or sequence.finish_reason is not None
-            return self._save_snapshot(sequence, self.tree) if ends and reusable == sequence.num_cached_tokens else None
-        tokens = sequence.tokens[: min(reusable, sequence.num_tokens)]  # accepted drafts may stand behind the end of the text
-        # The next turn of a chat goes on where this text ends. A block that reaches beyond the row cannot be copied.
-        tail = sequence.finish_reason is not None and blocks_of(len(tokens)) * BLOCK_TOKENS <= self.options.slots
-        known, ids = self.tree.insert(tokens, _salt(sequence), self._allocate, tail)
-        return Copies(sequence.batch_index, known, ids) if ids else None
-
-    def _save_snapshot(self, sequence: TokenSequence, tree: SnapshotTree) -> Copies | None:
-        tokens = sequence.tokens[: sequence.num_cached_tokens]
-        if len(tokens) < BLOCK_TOKENS or blocks_of(len(tokens)) * BLOCK_TOKENS > self.options.slots:
-            return None  # too few to be worth it, or in a block that reaches beyond the row
-        place = tree.place(tokens, _salt(sequence))
-        if place is None:
-            return None
-        needed = place.missing + tree.snapshot_blocks
-        if needed > self._free:
-            evicted = tree.evict_snapshots(needed - self._free, place)
-            self._free += len(evicted.ids) + tree.snapshot_blocks * len(evicted.slots)
-            self._unreleased.ids.extend(evicted.ids)
-            self._unreleased.slots.extend(evicted.slots)
-        if needed > self._free:
-            return None
-        self._free -= needed
-        ids = [(self._unreleased.ids or self._free_ids).pop() for _ in range(place.missing)]
-        slot = (self._unreleased.slots or self._free_slots).pop()
-        tree.keep(place, ids, slot)
-        return Copies(sequence.batch_index, place.known, ids, slot)
-
     def recall(self, request: Request) -> None:
-        """Read what the disk has of a running request's prefix into its row; beside decodes only some blocks."""
-        sequence = request.sequence
-        if self.disk is None or sequence.batch_index < 0:
-            return
-        most = BLOCKS_BESIDE if any(other.sequence.prefilled for other in self.running) else math.inf
-        tokens = sequence.tokens[: sequence.logits_from]
-        found = self.disk.recall(tokens, _salt(sequence), sequence.num_cached_tokens, sequence.batch_index, most)
-        sequence.num_cached_tokens, request.unread = found
-        sequence.prefilled = sequence.num_cached_tokens == sequence.prefill_end
-        if sequence.num_tokens == sequence.prompt_tokens:
-            sequence.history.prefix_tokens = sequence.num_cached_tokens
-
-    def store(self, request: Request) -> None:
-        """Have what the tree holds of a request written to the disk."""
-        sequence = request.sequence
-        if self.disk is not None and self.tree is not None and _may_be_on_disk(sequence):
-            self.disk.store(self.tree, sequence.tokens[: sequence.num_tokens], _salt(sequence))
+        """Read what the disk has of a request's prefix into its row, if it still has one."""
+        if request.sequence.batch_index >= 0:
+            request.unread = self.cache.recall(request.sequence, any(other.sequence.prefilled for other in self.running))
+            request.sequence.prefilled = request.sequence.num_cached_tokens == request.sequence.prefill_end
 
     # --- plans
 
@@ -319,7 +236,7 @@ class Scheduler:
                 request = by_row.pop(last)
                 plan.moves.append((last, gap, request.sequence.num_cached_tokens))
                 by_row[gap], request.sequence.batch_index = request, gap
-                self._free -= max(0, request.blocks - self._idle.get(gap, 0))
+                self.cache.free -= max(0, request.blocks - self._idle.get(gap, 0))
                 self._idle[last], request.blocks = request.blocks, max(request.blocks, self._idle.pop(gap, 0))
         self._free_rows = [row for row in range(self.rows) if row not in by_row]
         self._release_idle(0, plan)  # the memory of the rows that were left, if need be
@@ -351,7 +268,7 @@ class Scheduler:
         while budget > 0 and self._logits_left > 0 and self._free_rows and (request := self._next()) is not None:
             sequence = request.sequence
             needed = sequence.num_tokens + self.options.lookahead if self.options.can_preempt else len(sequence.tokens)
-            if self._blocks_for(sequence, needed) > self.free_blocks + self.blocks_in_tree:
+            if self._blocks_for(sequence, needed) > self.free_blocks + self.cache.blocks:
                 return
             self._queued.discard(request)
             heapq.heappop(self._waiting)
@@ -359,8 +276,8 @@ class Scheduler:
             sequence.batch_index = heapq.heappop(self._free_rows)
             request.blocks = self._idle.pop(sequence.batch_index, 0)
             sequence.is_long = sequence.is_long_text
-            self._load_prefix(request, plan)
-            request.unread = self._is_on_disk(sequence)
+            self._load_prefix(sequence, plan)
+            request.unread = self.cache.is_on_disk(sequence)
             tokens = 0 if request.unread else self._chunk(request, budget)
             kept = sequence.num_cached_tokens + tokens if self.options.can_preempt else needed
             self._reserve(request, needed if request.unread else max(kept, 1), plan)
@@ -375,7 +292,7 @@ class Scheduler:
         """Compute a text that has outgrown the short rotary factors again, in its row."""
         sequence = request.sequence
         sequence.num_cached_tokens, sequence.is_long = 0, True
-        self._load_prefix(request, plan)
+        self._load_prefix(sequence, plan)
         sequence.prefilled = sequence.num_cached_tokens == sequence.prefill_end
         sequence.history.rotary_restarts += 1
         self.rotary_restarts += 1
@@ -384,7 +301,7 @@ class Scheduler:
         """The next tokens to prefill: at most ``budget``, up to the next snapshot, and as many with logits as the step may still
         have."""
         sequence = request.sequence
-        end = next((point for point in request.snapshot_points if point > sequence.num_cached_tokens), sequence.prefill_end)
+        end = next((point for point in sequence.snapshot_points if point > sequence.num_cached_tokens), sequence.prefill_end)
         tokens = min(budget, end - sequence.num_cached_tokens)
         return int(tokens - max(0, PromptChunk(sequence, tokens).wanted - self._logits_left))
 
@@ -393,36 +310,9 @@ class Scheduler:
         self._logits_left -= PromptChunk(request.sequence, tokens).wanted
         return tokens
 
-    def _load_prefix(self, request: Request, plan: StepPlan) -> None:
-        sequence = request.sequence
-        if self.tree is None or not sequence.params.use_prefix_cache:
-            return
-        if isinstance(self.tree, SnapshotTree):
-            self._load_snapshot(request, self.tree, plan)
-            return
-        ids = self.tree.match(sequence.tokens[: sequence.logits_from], _salt(sequence))
-        if ids:
-            plan.loads.append((ids, sequence.batch_index))
-            sequence.num_cached_tokens = self.tree.tokens_of(ids)
-            if sequence.num_tokens == sequence.prompt_tokens:
-                sequence.history.prefix_tokens = sequence.num_cached_tokens
-
-    def _is_on_disk(self, sequence: TokenSequence) -> bool:
-        """Whether the disk may have more of a prefix than the row."""
-        if self.disk is None or not _may_be_on_disk(sequence):
-            return False
-        return self.disk.has_more(sequence.tokens[: sequence.logits_from], _salt(sequence), sequence.num_cached_tokens)
-
-    def _load_snapshot(self, request: Request, tree: SnapshotTree, plan: StepPlan) -> None:
-        sequence = request.sequence
-        match = tree.deepest(sequence.tokens[: sequence.logits_from], _salt(sequence))
-        if match.tokens:
-            plan.loads.append((match.ids, sequence.batch_index))
-            plan.restores.append((match.slot, sequence.batch_index))
-            sequence.num_cached_tokens = match.tokens
-            if sequence.num_tokens == sequence.prompt_tokens:
-                sequence.history.prefix_tokens = match.tokens
-        request.snapshot_points = snapshot_points(sequence, match.shared)
+    def _load_prefix(self, sequence: TokenSequence, plan: StepPlan) -> None:
+        if (copies := self.cache.load(sequence)) is not None:
+            plan.loads.append(copies)
 
     # --- queue and memory
 
@@ -464,74 +354,19 @@ class Scheduler:
     def _reserve(self, request: Request, tokens: int, plan: StepPlan) -> bool:
         missing = self._blocks_for(request.sequence, tokens) - request.blocks
         self._release_idle(missing, plan)
-        if missing > self._free and isinstance(self.tree, SnapshotTree):
-            evicted = self.tree.evict_snapshots(missing - self._free)
-            self._free += len(evicted.ids) + self.tree.snapshot_blocks * len(evicted.slots)
-            self._release(evicted, plan)
-        elif missing > self._free and self.tree is not None:
-            ids = self.tree.evict(missing - self._free)
-            self._free += len(ids)
-            self._release(Evicted(ids, []), plan)
-        if missing > self._free:
+        if not self.cache.make_room(missing):
             return False
         if missing > 0:
             request.blocks += missing
-            self._free -= missing
+            self.cache.free -= missing
         return True
-
-    def _release(self, evicted: Evicted, plan: StepPlan) -> None:
-        """Give the memory of what the prefix cache gave up back, for others to use."""
-        plan.released_blocks += evicted.ids
-        plan.released_slots += evicted.slots
-        self._free_ids += evicted.ids
-        self._free_slots += evicted.slots
 
     def _release_idle(self, needed: int, plan: StepPlan) -> None:
         """Give the memory of free rows back until ``needed`` blocks are free."""
-        while self._free < needed and self._idle:
+        while self.cache.free < needed and self._idle:
             row, blocks = self._idle.popitem()
             plan.released_rows.append(row)
-            self._free += blocks
+            self.cache.free += blocks
 
     def _blocks_for(self, sequence: TokenSequence, tokens: int) -> int:
         return self.options.row_blocks + blocks_of(min(tokens, len(sequence.tokens), self.options.slots))
-
-    def _allocate(self) -> int | None:
-        """A block for the prefix cache: a free one, else the one that was used least recently."""
-        assert self.tree is not None
-        if self._free > 0:
-            self._free -= 1
-            return self._free_ids.pop()
-        evicted = self.tree.evict(1)
-        return evicted[0] if evicted else None
-
-
-def snapshot_points(sequence: TokenSequence, shared: int) -> list[int]:
-    """Where the prefill of a text stops for a snapshot, rising: after its first message, which other chats may begin with, and
-    after its last one, from which the chat goes on even where the template drops parts of replies; and after the ``shared``
-    tokens that other texts begin with too. Messages end where a token ends replies.
-
-    A stop takes about as long as a decode, so it must spare later texts a block at least.
-    """
-    ends = np.flatnonzero(np.isin(sequence.tokens[: sequence.prompt_tokens - 1], list(sequence.eos))) + 1
-    points, before = list[int](), sequence.num_cached_tokens
-    for point in sorted({*ends[:1].tolist(), *ends[-1:].tolist(), min(shared, sequence.prompt_tokens - 1)}):
-        if point >= before + BLOCK_TOKENS:
-            points.append(point)
-            before = point
-    return points
-
-
-def _salt(sequence: TokenSequence) -> Hashable:
-    """What texts that share blocks of the prefix cache have in common: also the factors that their keys are rotated by."""
-    return sequence.salt, sequence.is_long
-
-
-def _may_be_on_disk(sequence: TokenSequence) -> bool:
-    """Salted texts are not; `prefix_disk` says why."""
-    return sequence.params.use_prefix_cache and sequence.params.cache_salt is None
-
-
-def blocks_of(tokens: int) -> int:
-    """Blocks that hold ``tokens``."""
-    return -(-tokens // BLOCK_TOKENS)

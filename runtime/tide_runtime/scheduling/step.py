@@ -7,8 +7,9 @@ from time import perf_counter
 from typing import NamedTuple
 
 from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.kv_caches import blocks_of
 from tide_runtime.depth.policy import DepthPolicy
-from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions, StepPlan, blocks_of
+from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions, StepPlan
 from tide_runtime.sequence import TokenSequence
 
 
@@ -32,12 +33,12 @@ def run_step(policy: DepthPolicy, context: ExecutionContext, plan: StepPlan) -> 
         context.move_row(*move)
     for row in plan.released_rows:
         context.release_row(row)
-    for ids, row in plan.loads:
+    for row, _, ids, slot in plan.loads:
         assert context.prefix_blocks is not None
         context.prefix_blocks.load(ids, row)
-    for slot, row in plan.restores:
-        assert context.snapshots is not None
-        context.snapshots.load(slot, row)
+        if slot is not None:
+            assert context.snapshots is not None
+            context.snapshots.load(slot, row)
     if plan.released_blocks:
         assert context.prefix_blocks is not None
         context.prefix_blocks.release(plan.released_blocks)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from tide_runtime.text.held_back import held_back
+
 Phase = Literal["before", "thoughts", "gap", "answer"]
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z][A-Z_ ]+\]|◁[^◁▷\s]+▷")
 
@@ -133,7 +135,7 @@ class ThoughtSplitter:
         if last:
             self.phase = "answer"
             return len(self._held), self._words(self._held)
-        words = self._held[: len(self._held) - _overlap(self._held, self.marks.closing)].rstrip()
+        words = self._held[: len(self._held) - held_back(self._held, [self.marks.closing])].rstrip()
         return (len(words), self._words(words)) if words else None
 
     def _head(self, last: bool) -> tuple[int, str] | None:
@@ -158,8 +160,3 @@ class ThoughtSplitter:
             return ""
         self._in_block, separator, self._separator = True, self._separator, "\n\n"
         return separator + text
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the end of ``text`` that ``mark`` begins with."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tide_runtime.errors import BundleError, PromptError
+from tide_runtime.text.held_back import held_back
 from tide_runtime.text.thoughts import Thoughts, ThoughtSplitter
 from tide_runtime.text.token_bound import TokenBound
 
@@ -249,7 +250,6 @@ class StopStrings:
             self._spelled[marked] = stop
         self._stops = tuple(self._spelled)
         self._hidden = dict.fromkeys(map(ord, (marks or {}).values()))
-        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.hit: str | None = None
 
@@ -262,7 +262,7 @@ class StopStrings:
             _, start, hit = found
             self.hit = self._spelled[hit]
             return self._shown(text[:start])
-        certain = len(text) - self._possible_beginning(text)
+        certain = len(text) - held_back(text, self._stops)
         self._held = text[certain:]
         return self._shown(text[:certain])
 
@@ -273,10 +273,3 @@ class StopStrings:
 
     def _shown(self, text: str) -> str:
         return text.translate(self._hidden) if self._hidden else text
-
-    def _possible_beginning(self, text: str) -> int:
-        """Length of the longest suffix of `text` that is a prefix of a stop string."""
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0

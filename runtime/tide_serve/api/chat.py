@@ -90,7 +90,7 @@ def chat_routes(service: Service) -> APIRouter:
         body = await read_body(request, CHAT, service.config)
         model = await service.model(request, body["model"])
         chat = await checked(model, body)
-        stream = ChatStream(model, chat, chat.stream).events if chat.stream is not None else None
+        stream = ChatStream(model, chat, chat.stream) if chat.stream is not None else None
         return await respond(model, request, chat.jobs, stream, partial(_answer, model, chat))
 
     return router
@@ -166,7 +166,6 @@ class ChatStream(ChoiceStream):
         self._begun: set[int] = set()
 
     async def events(self, generations: Generations) -> AsyncGenerator[str]:
-        """Events of all choices, those that are there together in one string."""
         finished: dict[int, Generation] = {}
         async with aclosing(generations.chunks()) as chunks:
             async for arrived in chunks:
@@ -183,7 +182,7 @@ class ChatStream(ChoiceStream):
             self._begun.add(choice)
             events = self._event(choice, '"delta": {"role": "assistant", "content": ""}')
         last, parser = chunks[-1].generation, self._parsers[choice]
-        thoughts, text, calls = parser.feed("".join([chunk.text for chunk in chunks]), last=last is not None)
+        thoughts, text, calls = parser.read(chunks)
         if self._needs_event(thoughts + text):
             parts = [f'"reasoning_content": {quoted(thoughts)}'] if thoughts else []
             parts += [f'"content": {quoted(text)}'] if text or not parts else []

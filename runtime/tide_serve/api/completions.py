@@ -94,7 +94,7 @@ def completions_routes(service: Service) -> APIRouter:
         completion = await checked(model, body)
         scored = await _scored(model, request, completion)
         options = completion.stream
-        stream = CompletionStream(model, completion, options, scored).events if options is not None else None
+        stream = CompletionStream(model, completion, options, scored) if options is not None else None
         return await respond(model, request, completion.jobs, stream, partial(_answer, model, completion, scored))
 
     @router.post("/v1/embeddings", include_in_schema=False)
@@ -168,7 +168,6 @@ class CompletionStream(ChoiceStream):
         self._offsets: dict[int, TextOffsets] = {}
 
     async def events(self, generations: Generations) -> AsyncGenerator[str]:
-        """Events of all choices, those that are there together in one string."""
         completion, finished = self._completion, dict[int, Generation]()
         with closing(generations):  # they run while the echo is sent
             if completion.echo:

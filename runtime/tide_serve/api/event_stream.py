@@ -1,4 +1,4 @@
-"""Server-sent events: one JSON document per event, as OpenAI's API streams them, and the events of choices."""
+"""Server-sent events: one JSON document per event, as OpenAI's API streams them, and the events of choices and of items."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tide_serve.api.answer_fields import usage_of
 from tide_serve.api.generations import Generations, Indexed
 from tide_serve.api.service import ServedModel
 from tide_serve.errors import ApiError, api_error, is_anthropic
+from tide_serve.request.answer_parser import AnswerParser
 from tide_serve.request.parameters import StreamOptions
 
 DONE = "data: [DONE]\n\n"
@@ -32,9 +33,27 @@ def event(document: Mapping[str, Any]) -> str:
     return f"data: {quoted(document)}\n\n"
 
 
+def named_event(kind: str, **fields: Any) -> str:
+    """``fields`` as one event, whose name is its type."""
+    return f"event: {kind}\n" + event({"type": kind, **fields})
+
+
 def error_event(error: ApiError, scope: Scope) -> str:
     """``error`` as the last event of a stream, in the form of the request's API: Anthropic's events have names."""
     return ("event: error\n" if is_anthropic(scope) else "") + event(error.body(scope))
+
+
+class AnswerStream(ABC):
+    """Writes the chunks of a request's generations as events, once for each token of every client. Events of text are therefore
+    put together from strings and not from objects."""
+
+    @abstractmethod
+    def events(self, generations: Generations) -> AsyncGenerator[str]:
+        """All events, those that are there together in one string."""
+
+    def failed(self, error: ApiError, scope: Scope) -> str:
+        """The last events of a stream that ``error`` has ended."""
+        return error_event(error, scope)
 
 
 class EventStream(Response):
@@ -42,16 +61,16 @@ class EventStream(Response):
 
     Args:
         first: the first events: a request that fails before them is answered with its status (see `respond`).
-        rest: closed when the answer has ended, for whatever reason. Its error becomes a last event.
+        rest: closed when the answer has ended, for whatever reason. Its error becomes a last event, which ``stream`` writes.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: str, rest: AsyncGenerator[str]) -> None:
+    def __init__(self, first: str, rest: AsyncGenerator[str], stream: AnswerStream) -> None:
         # Proxies such as nginx would otherwise collect events before they pass them on.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._first, self._rest = first, rest
+        self._first, self._rest, self._stream = first, rest, stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._rest):
@@ -66,21 +85,16 @@ class EventStream(Response):
         try:
             return await anext(self._rest, None)
         except Exception as error:
-            return error_event(stream_error(error), scope)
-
-
-def stream_error(error: Exception) -> ApiError:
-    """What a client is told of ``error``, which ended its stream; an unforeseen one is logged."""
-    if not isinstance(error, TideError | ApiError):
-        _log.exception("a stream failed")
-    return api_error(error)
+            if not isinstance(error, TideError | ApiError):
+                _log.exception("a stream failed")
+            return self._stream.failed(api_error(error), scope)
 
 
 async def respond(
     model: ServedModel,
     request: Request,
     jobs: Sequence[tuple[Sequence[int], GenerationParams]],
-    stream: Callable[[Generations], AsyncGenerator[str]] | None,
+    stream: AnswerStream | None,
     document: Callable[[list[Generation]], dict[str, Any]],
 ) -> Response:
     """The answer of the generations of ``jobs``: the events of ``stream``; None: the ``document`` of their results.
@@ -91,19 +105,46 @@ async def respond(
     if stream is None:
         results = await generations.results()
         return Response(status_code=499) if generations.client_left else JSONResponse(document(results))
-    events = stream(generations)
+    events = stream.events(generations)
     try:
         first = await anext(events)
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(first, events)
+    return EventStream(first, events, stream)
 
 
-class ChoiceStream(ABC):
-    """Writes the chunks of a request's choices as the events of chats and completions.
+class ItemStream(AnswerStream):
+    """The events of one generation whose answer begins, has items that follow each other, and ends."""
 
-    This runs once for each token of every client, so an event is put together from strings and not from objects.
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+
+    async def events(self, generations: Generations) -> AsyncGenerator[str]:
+        begin = self._begin()
+        async with aclosing(generations.chunks()) as chunks:
+            async for arrived in chunks:
+                events, begin = begin + self._add([chunk for _, chunk in arrived]), ""
+                if (last := arrived[-1][1].generation) is not None:
+                    events += self._end(last)
+                if events:
+                    yield events
+
+    @abstractmethod
+    def _begin(self) -> str:
+        """The first events."""
+
+    @abstractmethod
+    def _add(self, chunks: Sequence[Chunk]) -> str:
+        """The events of ``chunks``, which follow each other."""
+
+    @abstractmethod
+    def _end(self, generation: Generation) -> str:
+        """The last events."""
+
+
+class ChoiceStream(AnswerStream):
+    """The events of the choices of chats and completions.
 
     Args:
         head: the first fields of every event (see `answer_head`).

@@ -12,10 +12,9 @@ from fastapi import Request
 from tide_runtime import Chunk, Generation, GenerationHandle, GenerationParams
 
 from tide_serve.api.service import ClientWatch, ServedModel, out_of_time
-from tide_serve.errors import ApiError
+from tide_serve.errors import stopping
 
 Indexed = tuple[int, Chunk]
-_RETRY_S = 5.0
 
 
 class Generations:
@@ -94,7 +93,7 @@ class Generations:
         if self.client_left:
             return
         if generation.finish_reason == "cancelled":
-            raise ApiError(503, "the server is stopping; send the request to another one", None, "cancelled", _RETRY_S)
+            raise stopping()
         if generation.finish_reason == "deadline" and not self._has_tokens:
             raise out_of_time(self._model.config)
 

@@ -9,8 +9,7 @@ the first event of a stream, which comes before that is known, counts all of the
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,7 @@ from tide_runtime import Chunk, Engine, Generation
 from tide_serve.api.answer_fields import usage_of
 from tide_serve.api.chat import ChatRequest
 from tide_serve.api.chat import checked as checked_chat
-from tide_serve.api.event_stream import quoted, respond
-from tide_serve.api.generations import Generations
+from tide_serve.api.event_stream import ItemStream, named_event, quoted, respond
 from tide_serve.api.service import ServedModel, Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
@@ -43,7 +41,7 @@ def messages_routes(service: Service) -> APIRouter:
         body = await read_body(request, MESSAGE, service.config)
         model = await service.model(request, body["model"])
         chat = await checked(model, body)
-        stream = MessageStream(model.engine, chat).events if chat.stream is not None else None
+        stream = MessageStream(model.engine, chat) if chat.stream is not None else None
         return await respond(model, request, chat.jobs, stream, partial(_answer, model.engine, chat))
 
     @router.post("/v1/messages/count_tokens")
@@ -80,42 +78,29 @@ def _answer(engine: Engine, chat: ChatRequest, generations: Sequence[Generation]
     return {**_head(chat), "content": content, **_ending(chat, generation, calls), "usage": _usage(engine, generation)}
 
 
-class MessageStream:
-    """Writes the chunks of one generation as the events of Anthropic's API: a message begins, its blocks follow, and it ends.
-
-    Deltas of text are written once for each token of every client, and put together from strings for that reason.
-    """
+class MessageStream(ItemStream):
+    """The events of Anthropic's API, whose items are blocks."""
 
     def __init__(self, engine: Engine, chat: ChatRequest) -> None:
+        super().__init__(chat.parser())
         self._engine, self._chat = engine, chat
-        self._parser = chat.parser()
         self._blocks = 0  # that have begun
         self._kind = ""  # of the block that is open; empty: none is
-
-    async def events(self, generations: Generations) -> AsyncGenerator[str]:
-        """All events, those that are there together in one string."""
-        begin = self._begin()
-        async with aclosing(generations.chunks()) as chunks:
-            async for arrived in chunks:
-                events, begin = begin + self._add([chunk for _, chunk in arrived]), ""
-                if events:
-                    yield events
 
     def _begin(self) -> str:
         usage = {"input_tokens": len(self._chat.ids), "output_tokens": 0}
         usage |= {"cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
         message = {**_head(self._chat), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        return _event("message_start", message=message)
+        return named_event("message_start", message=message)
 
     def _add(self, chunks: Sequence[Chunk]) -> str:
-        last = chunks[-1].generation
-        thoughts, text, calls = self._parser.feed("".join([chunk.text for chunk in chunks]), last=last is not None)
+        thoughts, text, calls = self._parser.read(chunks)
         events = self._words("thinking", thoughts) if thoughts else ""
         if text:
             events += self._words("text", text)
         for call in calls:
             events += self._open(_call_block(call, {})) + self._delta("input_json_delta", "partial_json", call.arguments)
-        return events if last is None else events + self._end(last)
+        return events
 
     def _words(self, kind: str, words: str) -> str:
         """``words`` of a block of text or thoughts, in which the field is called as the block."""
@@ -132,22 +117,18 @@ class MessageStream:
         """Begin ``block`` after the end of the one that is open."""
         events = self._close()
         self._blocks, self._kind = self._blocks + 1, block["type"]
-        return events + _event("content_block_start", index=self._blocks - 1, content_block=block)
+        return events + named_event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _close(self) -> str:
         kind, self._kind = self._kind, ""
         signed = self._delta("signature_delta", "signature", _signature(self._chat)) if kind == "thinking" else ""
-        return signed + _event("content_block_stop", index=self._blocks - 1) if kind else ""
+        return signed + named_event("content_block_stop", index=self._blocks - 1) if kind else ""
 
     def _end(self, generation: Generation) -> str:
         events = "" if self._blocks else self._open({"type": "text", "text": ""})
         events += self._close()
-        ending = _ending(self._chat, generation, self._parser.calls)
-        return events + _event("message_delta", delta=ending, usage=_usage(self._engine, generation)) + _event("message_stop")
-
-
-def _event(kind: str, **fields: Any) -> str:
-    return f"event: {kind}\ndata: {quoted({'type': kind, **fields})}\n\n"
+        ending, usage = _ending(self._chat, generation, self._parser.calls), _usage(self._engine, generation)
+        return events + named_event("message_delta", delta=ending, usage=usage) + named_event("message_stop")
 
 
 def _head(chat: ChatRequest) -> dict[str, Any]:

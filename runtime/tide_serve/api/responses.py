@@ -10,8 +10,7 @@ strict where ``strict`` is true. A response that the server's time limit ends is
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from functools import partial
 from time import time
 from typing import Any, Literal
@@ -32,14 +31,14 @@ from openai.types.responses import (
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_output_text import Logprob
 from openai.types.responses.response_reasoning_item import Content as ReasoningText
+from starlette.types import Scope
 from tide_runtime import Chunk, Engine, Generation
 from tide_runtime.sampler import TokenLogprob
 
 from tide_serve.api.answer_fields import finish_reason, usage_of
 from tide_serve.api.chat import ChatRequest
 from tide_serve.api.chat import checked as checked_chat
-from tide_serve.api.event_stream import quoted, respond, stream_error
-from tide_serve.api.generations import Generations
+from tide_serve.api.event_stream import ItemStream, named_event, quoted, respond
 from tide_serve.api.logprobs import chat_logprobs
 from tide_serve.api.service import ServedModel, Service
 from tide_serve.errors import ApiError
@@ -62,7 +61,7 @@ def responses_routes(service: Service) -> APIRouter:
         body = await read_body(request, RESPONSE, service.config)
         model = await service.model(request, body["model"])
         chat = await checked(model, body)
-        stream = ResponseStream(model, body, chat).events if chat.stream is not None else None
+        stream = ResponseStream(model, body, chat) if chat.stream is not None else None
         return await respond(model, request, chat.jobs, stream, partial(_answer, model, body, chat))
 
     return router
@@ -100,49 +99,29 @@ def _logprobs(model: ServedModel, chat: ChatRequest, entries: Sequence[TokenLogp
 # --- events
 
 
-class ResponseStream:
-    """Writes the chunks of one generation as events in the order of OpenAI's API, and collects the items that they make up.
-
-    A response begins, its items open, grow and close, and it ends. Deltas of text are written once for each token of every
-    client, and put together from strings for that reason.
-    """
+class ResponseStream(ItemStream):
+    """The events of OpenAI's Responses API. Their items are collected, as the last event has all of them."""
 
     def __init__(self, model: ServedModel, body: Body, chat: ChatRequest) -> None:
+        super().__init__(chat.parser())
         self._model, self._body, self._chat = model, body, chat
-        self._parser = chat.parser()
         self._output: list[OutputItem] = []
         self._item: _OpenItem | None = None
         self._number = -1
-
-    async def events(self, generations: Generations) -> AsyncGenerator[str]:
-        """All events, those that are there together in one string. An error before the first of them is raised."""
-        begun = False
-        try:
-            async with aclosing(generations.chunks()) as chunks:
-                async for arrived in chunks:
-                    events = ("" if begun else self._begin()) + self._add([chunk for _, chunk in arrived])
-                    begun = True
-                    if events:
-                        yield events
-        except Exception as error:
-            if not begun:
-                raise
-            yield self._fail(stream_error(error))
 
     def _begin(self) -> str:
         response = _response_object(self._body, self._chat, [], status="in_progress")
         return "".join(self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress"))
 
     def _add(self, chunks: Sequence[Chunk]) -> str:
-        last = chunks[-1].generation
-        thoughts, text, calls = self._parser.feed("".join([chunk.text for chunk in chunks]), last=last is not None)
+        thoughts, text, calls = self._parser.read(chunks)
         scored = [chunk.logprob for chunk in chunks if chunk.logprob is not None]
         entries = _logprobs(self._model, self._chat, scored)
         events = self._grow("reasoning", thoughts, []) if thoughts else ""
         events += self._grow("message", text, entries) if text or entries else ""
         for call in calls:
             events += self._close("completed") + self._call(call)
-        return events if last is None else events + self._end(last)
+        return events
 
     def _grow(self, kind: ItemKind, text: str, entries: list[dict[str, Any]]) -> str:
         events = "" if self._item is not None and self._item.kind == kind else self._close("completed") + self._open(kind)
@@ -192,7 +171,7 @@ class ResponseStream:
         response = _finished(self._model.engine, self._body, self._chat, self._output, generation)
         return events + self._event(f"response.{response['status']}", response=response)
 
-    def _fail(self, error: ApiError) -> str:
+    def failed(self, error: ApiError, scope: Scope) -> str:
         events = self._close("incomplete")
         details = ResponseError(code="server_error", message=error.message)
         response = _response_object(self._body, self._chat, self._output, status="failed", error=details)
@@ -200,7 +179,7 @@ class ResponseStream:
 
     def _event(self, kind: str, **fields: Any) -> str:
         self._number += 1
-        return f"event: {kind}\ndata: {quoted({'type': kind, 'sequence_number': self._number, **fields})}\n\n"
+        return named_event(kind, sequence_number=self._number, **fields)
 
 
 class _OpenItem:

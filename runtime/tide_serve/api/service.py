@@ -16,12 +16,11 @@ from tide_runtime import Engine, Generation
 
 from tide_serve.api.logprobs import TokenTexts
 from tide_serve.config import ServeConfig
-from tide_serve.errors import ApiError
+from tide_serve.errors import RETRY_S, ApiError
 from tide_serve.models.registry import ModelRegistry
 from tide_serve.observe.request_record import ServerState, current_record
 
 _HELD = "tide.held_models"  # in the scope of a request
-_RETRY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class ClientWatch:
 def out_of_time(config: ServeConfig) -> ApiError:
     """The error of a request that got nothing done within the server's time limit."""
     message = f"nothing was done within {config.request_timeout:g} s, as the server is busy; send the request again later"
-    return ApiError(503, message, None, "timeout", _RETRY_S)
+    return ApiError(503, message, None, "timeout", RETRY_S)
 
 
 class HoldModels:

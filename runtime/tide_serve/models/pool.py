@@ -21,13 +21,12 @@ from typing import Any
 from tide_runtime import Engine, TideError
 from tide_runtime.errors import QueueFullError
 
-from tide_serve.errors import ApiError
+from tide_serve.errors import RETRY_S, ApiError, stopping
 from tide_serve.models.pool_metrics import PoolMetrics
 from tide_serve.models.registry import ModelRegistry, has_chat_template
 from tide_serve.models.source import BundleSource, LoadPlan
 
 _log = logging.getLogger("tide_serve")
-_RETRY_S = 5.0
 
 
 @dataclass(eq=False)
@@ -121,7 +120,7 @@ class ModelPool(ModelRegistry):
         model = self._models[name]
         future = asyncio.get_running_loop().create_future()
         if self._closed:
-            future.set_exception(_stopping())
+            future.set_exception(stopping())
             return future
         if sum(not other.done() for other in model.waiting) >= model.source.options.max_queue:
             raise QueueFullError(f"{len(model.waiting)} requests wait for {name} to be loaded; send this one again later")
@@ -168,8 +167,7 @@ class ModelPool(ModelRegistry):
             return
         model.loading, began = True, perf_counter()
         try:
-            plan = model.plan = await asyncio.to_thread(model.source.verified)
-            if not await self._make_room(model):
+            if (plan := await self._make_room(model)) is None:
                 return
             model.engine, model.failure = await asyncio.to_thread(model.source.load, plan), None
             model.used = monotonic()
@@ -190,10 +188,11 @@ class ModelPool(ModelRegistry):
         self._metrics.failed(model.name)
         model.refuse_waiting(unloadable(model.name, model.failure))
 
-    async def _make_room(self, model: PooledModel) -> bool:
-        """Unload others until ``model`` fits. False, and nothing has to leave, once no request waits for it any more."""
+    async def _make_room(self, model: PooledModel) -> LoadPlan | None:
+        """Unload others until ``model`` fits. None, and nothing has to leave, once no request waits for it any more."""
         try:
             while model.waits:
+                plan = model.plan = await asyncio.to_thread(model.source.verified)  # its files may change during a long wait
                 leaving = self._to_leave(model.bytes)
                 for other in self._models.values():
                     other.leaving = other in leaving
@@ -201,9 +200,9 @@ class ModelPool(ModelRegistry):
                 if all(not other.users for other in leaving):
                     for other in leaving:
                         await self._unload(other)
-                    return True
+                    return plan
                 await self._change()
-            return False
+            return None
         finally:
             for other in self._models.values():
                 other.leaving = False
@@ -283,17 +282,13 @@ class ModelPool(ModelRegistry):
 
     def _end(self) -> None:
         for model in self._models.values():
-            model.refuse_waiting(_stopping())
+            model.refuse_waiting(stopping())
         self._news.set()
 
 
 def unloadable(name: str, reason: str) -> ApiError:
     """The error of a request for a model that cannot be loaded now; the next one tries again."""
-    return ApiError(503, f"the model {name!r} cannot be loaded: {reason}", "model", "model_not_loaded", _RETRY_S)
-
-
-def _stopping() -> ApiError:
-    return ApiError(503, "the server is stopping; send the request to another one", None, "cancelled", _RETRY_S)
+    return ApiError(503, f"the model {name!r} cannot be loaded: {reason}", "model", "model_not_loaded", RETRY_S)
 
 
 def _free(closing: list[Engine]) -> None:

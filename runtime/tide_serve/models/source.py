@@ -66,8 +66,8 @@ class BundleSource:
         if self._verified is not None and self._verified[0] == _stamp(self._verified[1].bundle):
             return self._verified[1]
         self._verified = self._tokenizer = None
+        stamp = _stamp(Bundle.open(self.directory, verify=False))  # first: a change while files are read is seen the next time
         plan = self.sized()
-        stamp = _stamp(plan.bundle)  # before the files are read: a change meanwhile is seen the next time
         if self.options.verify:
             Bundle.open(self.directory)
         self._verified = stamp, plan

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from tide_runtime import Chunk
+from tide_runtime.text.held_back import held_back
 from tide_runtime.text.thoughts import ThoughtSplitter
 
 from tide_serve.request.call_formats import ToolCall
@@ -30,19 +32,27 @@ class AnswerParser:
 
     def __init__(self, thoughts: ThoughtSplitter | None, tools: ToolCallParser | None, hidden: Collection[str] = ()) -> None:
         self._thoughts, self._tools, self._hidden = thoughts, tools, hidden
+        self._held = ""  # what may be a part of a mark: a stop string that begins inside one has cut it
 
     @property
     def calls(self) -> list[ToolCall]:
         """All calls so far."""
         return self._tools.calls if self._tools is not None else []
 
+    def read(self, chunks: Sequence[Chunk]) -> AnswerParts:
+        """`feed` for ``chunks``, which follow each other."""
+        return self.feed("".join([chunk.text for chunk in chunks]), last=chunks[-1].generation is not None)
+
     def feed(self, text: str, last: bool = False) -> AnswerParts:
         """Add output; returns the parts that are certain now, which are all where ``text`` is the ``last``."""
         thoughts, calls = "", list[ToolCall]()
         if self._thoughts is not None:
             thoughts, text, _ = self._thoughts.feed(text, last)
+        text = self._held + text
         for mark in self._hidden:
             thoughts, text = thoughts.replace(mark, ""), text.replace(mark, "")
+        certain = len(text) - (0 if last else held_back(text, self._hidden))
+        text, self._held = text[:certain], text[certain:]
         if self._tools is not None:
             text, calls = self._tools.feed(text, last)
         return AnswerParts(thoughts, text, calls)

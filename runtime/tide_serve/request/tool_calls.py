@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
+from tide_runtime.text.held_back import held_back
+
 from tide_serve.request.call_formats import FORMS, NoCall, Reading, ToolCall, Unfinished, read_json
 
 _OPENINGS = re.compile("|".join(map(re.escape, FORMS)))
@@ -31,7 +33,7 @@ class ToolCallParser:
 
     def __init__(self, tools: Collection[str], hidden: Collection[str] = (), most: int | None = None) -> None:
         self._tools = tools if isinstance(tools, Mapping) else {name: {} for name in tools}
-        self._hidden, self._most = hidden, most
+        self._hidden, self._most, self._phrases = hidden, most, (*FORMS, *hidden)
         self._held = ""  # not yet text and not yet a call
         self._bare, self._open = True, False  # nothing came yet; ``held`` begins with what may be a call
         self._space, self._in_text = "", False  # white space that may turn out to stand between calls
@@ -75,7 +77,7 @@ class ToolCallParser:
         self._open = False
         opening = _OPENINGS.search(self._held)
         if opening is None:
-            certain = len(self._held) - (0 if ended else _uncertain(self._held))
+            certain = len(self._held) - (0 if ended else held_back(self._held, self._phrases))
             return self._removed(certain) if certain else None
         if opening.start():
             return self._removed(opening.start())
@@ -136,12 +138,3 @@ def _may_be_bare(text: str, tools: Collection[str], ended: bool) -> bool:
     begun = compact.startswith(_BARE) or (not ended and any(begin.startswith(compact) for begin in _BARE))
     name = _BARE_NAME.match(text)
     return begun and (name is None or name[1] in tools)
-
-
-def _uncertain(text: str) -> int:
-    """Length of the end of ``text`` that may turn out to be the beginning of an opening."""
-    longest = max(map(len, FORMS)) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(opening.startswith(text[-length:]) for opening in FORMS):
-            return length
-    return 0

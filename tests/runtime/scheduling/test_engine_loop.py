@@ -18,9 +18,9 @@ import pytest
 from runtime.depth.test_lazy_depth import recomputed
 from runtime.numpy_engine import POISON, POSITIONS, NumpyEngine, wanted
 from tide_runtime import Engine, GenerationParams
+from tide_runtime.backends.kv_caches import blocks_of
 from tide_runtime.errors import EngineClosedError, NumericsError, QueueFullError
 from tide_runtime.scheduling.handle import GenerationHandle
-from tide_runtime.scheduling.scheduler import blocks_of
 
 PROMPT, LONG = [1, 2, 3], 60
 PROMPTS = ["def add(a, b):", "class", "x", "    def __init__(self, x, y):\n        self.x = x", "return a + b\n"]
@@ -75,7 +75,7 @@ def test_threads_and_event_loops_get_their_texts() -> None:
             for caller, call in enumerate(calls):
                 assert call.result(60) == [text(engine, prompt, 20) for prompt in prompts(caller)]
         assert engine.scheduler.preemptions > 0 and not engine.scheduler.has_work
-        assert engine.scheduler.free_blocks + engine.scheduler.blocks_in_tree == engine.scheduler.options.blocks
+        assert engine.scheduler.free_blocks + engine.scheduler.cache.blocks == engine.scheduler.options.blocks
 
 
 def test_a_real_engine_serves_threads_and_event_loops(load: Callable[..., Engine]) -> None:
@@ -106,7 +106,7 @@ def test_a_loaded_prefix_may_be_evicted_in_the_same_step() -> None:
     with NumpyEngine(capacity=1, blocks=4, chunk=POSITIONS) as engine:
         prompt = [1, 2, 3, 4] * 4
         result(engine.submit([*prompt, 5], 2))
-        assert (engine.scheduler.blocks_in_tree, engine.scheduler.free_blocks) == (2, 2)
+        assert (engine.scheduler.cache.blocks, engine.scheduler.free_blocks) == (2, 2)
         handle = engine.submit([*prompt, *[6, 7] * 20], 6)
         assert result(handle) == text(engine, [*prompt, *[6, 7] * 20], 6)
         assert handle.result(0).stats.prefix_tokens == 16

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.backends.kv_caches import BLOCK_TOKENS, blocks_of
 from tide_runtime.errors import ParamsError, QueueFullError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.scheduling.prefix_tree import PrefixTree
-from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions, StepPlan, blocks_of
+from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions, StepPlan
 from tide_runtime.sequence import TokenSequence
 
 SLOTS = 4 * BLOCK_TOKENS
@@ -46,7 +46,7 @@ def carry_out(scheduler: Scheduler, plan: StepPlan) -> None:
         one.sequence.num_cached_tokens += 1
         one.sequence.append(7)
     for one in plan.requests:
-        scheduler.save(one, one.sequence.num_cached_tokens)
+        scheduler.cache.save(one.sequence, one.sequence.num_cached_tokens)
         if one.sequence.finish_reason is not None:
             scheduler.remove(one)
 
@@ -226,7 +226,7 @@ def test_prefix_blocks_go_before_anybody_is_preempted() -> None:
     old = request(3 * BLOCK_TOKENS, new=1)
     scheduler.add(old)
     step(scheduler)
-    assert (scheduler.blocks_in_tree, scheduler.free_blocks) == (3, 3)
+    assert (scheduler.cache.blocks, scheduler.free_blocks) == (3, 3)
     requests = [request(BLOCK_TOKENS + 1, new=24, first=100 * n, use_prefix_cache=False) for n in (1, 2)]
     for one in requests:
         scheduler.add(one)
@@ -234,7 +234,7 @@ def test_prefix_blocks_go_before_anybody_is_preempted() -> None:
     while scheduler.has_work:
         released += step(scheduler).released_blocks
     assert (len(released), scheduler.preemptions) == (3, 0)
-    assert (scheduler.blocks_in_tree, scheduler.free_blocks) == (0, 6)
+    assert (scheduler.cache.blocks, scheduler.free_blocks) == (0, 6)
 
 
 def test_free_rows_give_their_memory_first() -> None:
@@ -247,7 +247,7 @@ def test_free_rows_give_their_memory_first() -> None:
     scheduler.add(growing)
     plans = [step(scheduler) for _ in range(40)]
     assert [row for plan in plans for row in plan.released_rows] == [0]
-    assert not any(plan.released_blocks for plan in plans) and scheduler.blocks_in_tree == 2 and not scheduler.has_work
+    assert not any(plan.released_blocks for plan in plans) and scheduler.cache.blocks == 2 and not scheduler.has_work
 
 
 def test_a_prefix_is_loaded_but_never_the_whole_prompt() -> None:
@@ -259,7 +259,7 @@ def test_a_prefix_is_loaded_but_never_the_whole_prompt() -> None:
     again = request(2 * BLOCK_TOKENS, new=1)
     scheduler.add(again)
     plan = scheduler.step()
-    assert [len(ids) for ids, _ in plan.loads] == [1]
+    assert [len(load.ids) for load in plan.loads] == [1]
     assert plan.prompts == [(again, BLOCK_TOKENS)]
     assert (again.sequence.num_cached_tokens, again.sequence.history.prefix_tokens) == (BLOCK_TOKENS, BLOCK_TOKENS)
 
@@ -269,9 +269,9 @@ def test_salts_and_opting_out_share_nothing() -> None:
     scheduler = make(cached=True)
     for salt, uses, hits in [(None, True, 0), ("a", True, 0), ("b", True, 0), ("a", False, 0), ("a", True, 1), (None, True, 1)]:
         scheduler.add(request(20, new=1, cache_salt=salt, use_prefix_cache=uses))
-        held = scheduler.blocks_in_tree
+        held = scheduler.cache.blocks
         assert len(step(scheduler).loads) == hits
-        assert scheduler.blocks_in_tree == held + 2 * (uses and not hits)
+        assert scheduler.cache.blocks == held + 2 * (uses and not hits)
 
 
 # --- Rows
@@ -279,8 +279,8 @@ def test_salts_and_opting_out_share_nothing() -> None:
 
 def test_gaps_are_closed_by_moves_that_come_before_releases() -> None:
     """Breaks: backends without packed steps, whose rows must be consecutive; a row that is given back before it is copied."""
-    assert list(StepPlan.__dataclass_fields__)[:8] == [
-        "expired", "left_rows", "moves", "released_rows", "loads", "restores", "released_blocks", "released_slots",
+    assert list(StepPlan.__dataclass_fields__)[:7] == [
+        "expired", "left_rows", "moves", "released_rows", "loads", "released_blocks", "released_slots",
     ]  # fmt: skip
     scheduler = make(rows=4, blocks=8, consecutive_rows=True)
     requests = [request(2, new=new) for new in (40, 2, 40, 4)]
@@ -308,7 +308,7 @@ def test_a_moved_row_takes_its_memory_from_the_gap() -> None:
         while scheduler.has_work:
             plan = scheduler.step()
             assert scheduler.free_blocks >= 0 and scheduler.free_blocks + scheduler.blocks_in_rows == 5
-            assert scheduler._free >= 0
+            assert scheduler.cache.free >= 0
             carry_out(scheduler, plan)
         assert scheduler.free_blocks == 5
 
@@ -349,8 +349,8 @@ def test_memory_is_counted_whatever_happens(seed: int) -> None:
             row = one.sequence.batch_index
             held[row] = max(held.get(row, 0), one.blocks)
             assert one.blocks * BLOCK_TOKENS >= min(one.sequence.num_cached_tokens, SLOTS)
-        assert sum(held.values()) + scheduler.blocks_in_tree <= blocks, "more memory than the budget"
-        assert scheduler.free_blocks + scheduler.blocks_in_rows + scheduler.blocks_in_tree == blocks
+        assert sum(held.values()) + scheduler.cache.blocks <= blocks, "more memory than the budget"
+        assert scheduler.free_blocks + scheduler.blocks_in_rows + scheduler.cache.blocks == blocks
         assert sum(tokens for _, tokens in plan.prompts) <= chunk
         assert all(tokens > 0 for _, tokens in plan.prompts)
         used = [one.sequence.batch_index for one in scheduler.running]
@@ -371,10 +371,10 @@ def test_memory_is_counted_whatever_happens(seed: int) -> None:
             break
     assert not waiting and not scheduler.has_work
     assert len(set(ended)) == len(ended)
-    assert scheduler.free_blocks + scheduler.blocks_in_tree == blocks
-    if scheduler.tree is not None:
-        kept = scheduler.tree.clear()
-        assert len({*scheduler._free_ids, *kept}) == blocks == len(scheduler._free_ids) + len(kept)
+    assert scheduler.free_blocks + scheduler.cache.blocks == blocks
+    if scheduler.cache.tree is not None:
+        kept = scheduler.cache.tree.clear()
+        assert len({*scheduler.cache._free_ids, *kept}) == blocks == len(scheduler.cache._free_ids) + len(kept)
 
 
 def test_blocks_of_tokens() -> None:

@@ -20,13 +20,13 @@ from runtime.random_bundles import Case, cases, random_exits
 from runtime.simulated_exit import simulation
 from runtime.tiny_generation import Audited, exits_pay, make_row, output
 from runtime.tiny_generation import Request as Wanted
-from tide_runtime.backends.kv_caches import BLOCK_TOKENS
+from tide_runtime.backends.kv_caches import BLOCK_TOKENS, blocks_of
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.exit_wavefront import ExitWavefront
 from tide_runtime.depth.wavefront import WavefrontDepth
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.scheduling.prefix_tree import PrefixTree
-from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions, blocks_of
+from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions
 from tide_runtime.scheduling.step import append_tokens, run_step
 
 examples = partial(settings, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
@@ -99,7 +99,7 @@ def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Gen
         for request in plan.expired:
             request.sequence.end("deadline")
             outcome.aborted[numbers[request]] = request
-        assert scheduler.blocks_in_rows + scheduler.blocks_in_tree <= blocks
+        assert scheduler.blocks_in_rows + scheduler.cache.blocks <= blocks
         rows = [request.sequence.batch_index for request in scheduler.running]
         assert len(set(rows)) == len(rows) and all(0 <= row < case.capacity for row in rows)
         for request, tokens in run_step(audited, context, plan):
@@ -113,7 +113,7 @@ def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Gen
                 if settled:
                     known, row = case.model.states_of(sequence.tokens[:settled]), sequence.batch_index
                     assert np.allclose(context.keys[:, row, :settled], known.keys), "settled too early"
-                saved = scheduler.save(request, settled)
+                saved = scheduler.cache.save(sequence, settled)
                 if saved is not None:
                     context.prefix_blocks.save(saved.row, saved.first, saved.ids)
             if sequence.finish_reason is not None:

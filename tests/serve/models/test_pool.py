@@ -133,6 +133,20 @@ async def test_a_failure_is_told_and_tried_again() -> None:
 
 
 @in_loop
+async def test_a_bundle_that_changes_while_its_load_waits_is_read_again() -> None:
+    """Breaks: an engine has the weights of a new bundle and the manifest of the old one."""
+    stub = StubPool.of(memory=5, a=5, b=5)
+    answering = await stub.hold("a")
+    other = asyncio.create_task(stub.hold("b"))
+    await settled()
+    stub.sources["b"].error = BundleError("weights.bin was changed")
+    stub.pool.release("a")
+    with pytest.raises(ApiError, match="was changed"):
+        await other
+    assert await stub.hold("a") is answering
+
+
+@in_loop
 async def test_an_engine_that_has_failed_is_loaded_again() -> None:
     """Breaks: a fault of one model's backend lasts until the server is restarted."""
     stub = StubPool.of(memory=5, a=5)

@@ -22,7 +22,8 @@ from tide_runtime.backends.step_arrays import NO_PADDING, RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import DRAFT, Manifest
-from tide_runtime.errors import DeviceMemoryError
+from tide_runtime.errors import AdapterError, DeviceMemoryError
+from tide_runtime.lora import LoraAdapter
 from tide_runtime.machine_cache import kept_result
 
 
@@ -54,6 +55,9 @@ class DeviceTarget:
 
     def with_bits(self, bits: str) -> Self:
         return self
+
+    def with_adapters(self, adapters: Sequence[LoraAdapter]) -> Self:
+        raise AdapterError(f"target {self.target} takes no adapters, target cpu does; set target to cpu")
 
     def without_draft_head(self) -> Self:
         return self

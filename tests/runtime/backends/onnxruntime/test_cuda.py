@@ -19,6 +19,7 @@ from runtime.cuda_kernels import CUDA_KERNELS
 from runtime.host_device import HostDevice
 from runtime.numpy_loop_kernels import NumpyLoopKernels
 from runtime.simulated_gpu import SimulatedGpu
+from runtime.test_lora import write as write_adapter
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.device import device_target
 from tide_runtime.backends.device.element_types import BF16
@@ -29,7 +30,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.depth.policy import DevicePlan
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
-from tide_runtime.errors import BundleError, CacheFullError, DeviceMemoryError, TargetError
+from tide_runtime.errors import AdapterError, BundleError, CacheFullError, DeviceMemoryError, TargetError
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4], [100] * 30, [17, 17, 17]]
 PARAMS = GenerationParams(max_new_tokens=24)
@@ -116,6 +117,13 @@ def test_sampling_sees_the_logits(on_device: Engine, bundle: Path) -> None:
     params = GenerationParams(max_new_tokens=12, temperature=0.7, seed=3, logprobs=2)
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu")) as cpu:
         assert on_device.generate(PROMPTS, params)[1].token_ids == cpu.generate(PROMPTS, params)[1].token_ids
+
+
+def test_adapters_are_refused(on_device: Engine, tmp_path: Path) -> None:
+    """Breaks: requests for an adapter are answered by the model without it."""
+    options = EngineOptions(target="cuda", adapters={"a": write_adapter(tmp_path)})
+    with pytest.raises(AdapterError, match="target cuda takes no adapters, target cpu does"):
+        Engine(on_device.bundle, options, backend=on_device.backend)
 
 
 def test_a_full_cache_is_refused(on_device: Engine) -> None:
