@@ -40,6 +40,7 @@ from tide_export.progress import ExportProgress
 QUIET = ExportProgress(quiet=True)
 SLOTS, GUESSES = 64, 3  # the longest texts reach the end of the cache
 CONFIG = ExportConfig(max_seq_len=SLOTS)
+TARGETS = "cpu", "torch"
 PROMPTS = [[5, 9, 2, 7], [11, 3], [8, 8, 1, 30, 4, 6, 2], [*range(20, 60)], [1], [7, 7, 7], [90, 12, 33], [*range(64, 99)]]
 ASKED = GenerationParams(max_new_tokens=24, ignore_eos=True)
 SURE = 1.0  # logits by which a guess exceeds the second, which rounding does not change
@@ -59,7 +60,8 @@ def drafter(model: PreTrainedModel) -> TinyDrafter:
 @pytest.fixture(scope="module")
 def bundle(model: PreTrainedModel, drafter: TinyDrafter, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("draft_cache")
-    write_bundle(LoadedModel(model, None, "tiny"), folder, CONFIG, QUIET, drafter=measured(drafter))
+    config = replace(CONFIG, targets=TARGETS)
+    write_bundle(LoadedModel(model, None, "tiny"), folder, config, QUIET, drafter=measured(drafter))
     return folder
 
 
@@ -92,7 +94,8 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]
 
 
 def load(bundle: Path, policy: str = "exact", **options) -> Engine:
-    return Engine.load(bundle, EngineOptions(policy=policy, depth=DepthOptions(draft="head"), verify=False, **options))
+    depth = DepthOptions(draft="head")
+    return Engine.load(bundle, EngineOptions(policy=policy, depth=depth, verify=False, device="cpu", **options))
 
 
 def compare(seen: list[tuple[list[int], list[int]]], drafter: TinyDrafter, model: PreTrainedModel, least: int) -> None:
@@ -108,14 +111,15 @@ def compare(seen: list[tuple[list[int], list[int]]], drafter: TinyDrafter, model
     assert compared >= least
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 4}], ids=["greedy", "sampled"])
-def test_texts_are_the_models_own(bundle: Path, params: dict) -> None:
+def test_texts_are_the_models_own(bundle: Path, params: dict, target: str) -> None:
     """In a batch of 8, with prompts in chunks beside decodes and short of memory, and alone."""
     asked = GenerationParams(max_new_tokens=24, ignore_eos=True, **params)
     with load(bundle, "full", max_batch=8) as engine:
         own = [g.token_ids for g in engine.generate(PROMPTS, asked)]
         block = engine.backend.kv_bytes_per_token * 16
-    with load(bundle, max_batch=8, prefill_chunk=16, kv_memory=12 * block) as engine:
+    with load(bundle, target=target, max_batch=8, prefill_chunk=16, kv_memory=12 * block) as engine:
         drafted = engine.generate(PROMPTS, asked)
         assert engine.stats().preemptions > 0
         alone = [engine.generate([prompt], asked)[0] for prompt in PROMPTS[:4]]
@@ -125,14 +129,17 @@ def test_texts_are_the_models_own(bundle: Path, params: dict) -> None:
         assert g.stats.accepted.get("head", 0) < g.stats.drafted["head"]
 
 
-def test_guesses_are_the_modules_over_the_whole_text(bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_guesses_are_the_modules_over_the_whole_text(
+    bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses, target: str
+) -> None:
     """After rejections, in a batch, after prompt chunks and preemption."""
-    with load(bundle, max_batch=8, prefill_chunk=16) as engine:
+    with load(bundle, target=target, max_batch=8, prefill_chunk=16) as engine:
         block = engine.backend.kv_bytes_per_token * 16
         engine.generate(PROMPTS, ASKED)
     compare(guesses, drafter, model, least=100)
     guesses.clear()
-    with load(bundle, max_batch=8, prefill_chunk=16, kv_memory=12 * block, prefix_cache=False) as engine:
+    with load(bundle, target=target, max_batch=8, prefill_chunk=16, kv_memory=12 * block, prefix_cache=False) as engine:
         engine.generate(PROMPTS, ASKED)
         assert engine.stats().preemptions > 0
     compare(guesses, drafter, model, least=100)
