@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ from tide_export.export import quantize_loaded
 from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
 
-HIDDEN = 64
+HIDDEN, TARGETS = 64, ("cpu", "torch")
 PROMPTS = [[5, 9, 2, 7], [11, 3], [8, 8, 1, 30, 4, 6, 2]]
 CASES = {
     "no exits": ("llama", [], "auto"),
@@ -59,7 +60,12 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     draft = draft_tensors(HIDDEN, 32, model.config.vocab_size)
     write_calibration(folder / "calib", exits, fingerprint(loaded), LAYERS, HIDDEN, draft)
     config = ExportConfig(
-        calibration=str(folder / "calib"), max_seq_len=64, checkpoints=checkpoints, weights=weights, quantizer="rtn"
+        targets=TARGETS,
+        calibration=str(folder / "calib"),
+        max_seq_len=64,
+        checkpoints=checkpoints,
+        weights=weights,
+        quantizer="rtn",
     )
     export(str(folder / "model"), folder / "engine", config)
     return folder / "engine"
@@ -76,10 +82,10 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculator, "choose_lengths", lambda drafts, *_: Lengths([len(own) for own in drafts], 1.0))
 
 
-@pytest.fixture
-def engines(bundle: Path) -> Iterator[dict[str, Engine]]:
-    depth = DepthOptions(draft="head")
-    made = {name: Engine.load(bundle, EngineOptions(policy=name, depth=depth, max_batch=4)) for name in ("full", "exact")}
+@pytest.fixture(params=TARGETS)
+def engines(bundle: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, Engine]]:
+    options = EngineOptions(target=request.param, device="cpu", depth=DepthOptions(draft="head"), max_batch=4)
+    made = {name: Engine.load(bundle, replace(options, policy=name)) for name in ("full", "exact")}
     yield made
     for engine in made.values():
         engine.close()
