@@ -15,16 +15,13 @@ import torch
 from export.architectures import LAYERS, tiny_model
 from export.stub_calibration import draft_tensors, write_calibration
 from numpy.typing import NDArray
+from runtime.depth.speculation.eager_head import guess_always
 from safetensors.numpy import load_file, save_file
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
 from tide_runtime.backends.draft_step import Pairs, run_draft_head
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, read_manifest
 from tide_runtime.depth.speculation import head as head_drafter
-from tide_runtime.depth.speculation import speculator
-from tide_runtime.depth.speculation.lengths import Lengths
-from tide_runtime.depth.speculation.record import SpeculativeSequence
-from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import CalibrationError
 from tiny_tokenizer import write_byte_tokenizer
 
@@ -75,11 +72,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head guesses whenever it has room, as if it cost nothing, and all guesses are verified."""
 
-    def pays(self: Speculator, states: list[SpeculativeSequence], pairs: tuple, launches: int, prompt_tokens: int) -> bool:
-        return launches < min(4, *(state.head_room for state in states if state.head_room))
-
-    monkeypatch.setattr(Speculator, "head_pays", pays)
-    monkeypatch.setattr(speculator, "choose_lengths", lambda drafts, *_: Lengths([len(own) for own in drafts], 1.0))
+    guess_always(monkeypatch, 4)
 
 
 @pytest.fixture(params=TARGETS)
@@ -138,6 +131,19 @@ def head(embedded: NDArray[np.floating], states: NDArray[np.floating], tensors: 
     gate, up = np.split(normed(x) @ tensors["gate_up"].T, 2, axis=-1)
     after = x + (gate / (1 + np.exp(-gate)) * up) @ tensors["down"].T
     return np.concatenate([after, after], -1), normed(after) @ tensors["rows"].T
+
+
+def test_rows_that_do_not_guess_change_no_guess(engines: dict[str, Engine]) -> None:
+    """Breaks: padding for an idle row, or one with fewer pairs, stands where a guess is read."""
+    states = np.random.default_rng(3).normal(size=(2, 2 * HIDDEN)).astype(np.float32)
+    pairs = [Pairs(0, 2, [5], states[:1]), Pairs(2, 5, [9], states[1:])]
+    context = engines["exact"].backend.context(3)
+    together = run_draft_head(context, pairs)
+    alone = [run_draft_head(context, [one]) for one in pairs]
+    assert together.tokens == [token for one in alone for token in one.tokens]
+    np.testing.assert_allclose(together.states, np.concatenate([one.states for one in alone]), atol=1e-5)
+    np.testing.assert_allclose(together.scores, [score for one in alone for score in one.scores], atol=1e-6)
+    context.close()
 
 
 @pytest.mark.usefixtures("always")
