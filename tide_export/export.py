@@ -298,7 +298,7 @@ def _check_drafter(head: _DraftHead | None, config: ExportConfig, targets: Seque
         return
     if not any(target.drafts for target in targets):
         names = ", ".join(target.name for target in targets)
-        raise ParamsError(f"a draft head was given, and only the target cpu runs it, not {names}; add --target cpu")
+        raise ParamsError(f"a draft head was given, and only the targets cpu and torch run it, not {names}; add --target cpu")
     if config.kv == "int8" and head.info.kv is not None:
         raise ParamsError("the draft head has keys and values of its own, which are not rounded to int8; leave out --kv int8")
 

@@ -63,7 +63,7 @@ def lower(
         reports += run_passes(graph.model, target.padded, context)
     if traced.is_recurrent:
         forms.append(advance_graph(graphs))
-    if target.uncut and (checkpoints or draft is not None):
+    if draft is not None or (target.uncut and checkpoints):
         tapped = _tapped(draft, target, context) if draft is not None else None
         forms += _lower_uncut(traced, target, [*checkpoints, *taps], context, tapped)
     if target.uncut and loop_starts(traced.model.graph) and not context.kv_scales:  # which differ from loop to loop

@@ -31,6 +31,7 @@ from tide_export.kv_scales import KVScales, rounded_cache
 from tide_export.layerwise import EagerPass, eager_pass, layer_by_layer
 from tide_export.load import LoadedModel
 from tide_export.text_pass import TextPass, open_session
+from tide_export.verify_draft import ExpectedDrafts, expected_drafts
 
 PROMPTS = (
     "def binary_search(items, target):\n    ",
@@ -171,11 +172,13 @@ class _Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Reference:
-    """What the eager model computes for ``texts``: with KV caches rounded as the bundle's, and ``unrounded``."""
+    """What the eager model computes for ``texts``: with KV caches rounded as the bundle's, and ``unrounded``; and what a draft
+    head does, if there is one."""
 
     texts: list[_Text]
     eager: EagerPass
     unrounded: EagerPass
+    drafts: ExpectedDrafts | None = None
 
 
 def verify_bundle(
@@ -183,11 +186,10 @@ def verify_bundle(
     directory: Path,
     dtype: str,
     kv_scales: Mapping[int, KVScales] | None = None,
-    drafter: RoundedDrafter | None = None,
     reference: Reference | None = None,
 ) -> list[Check]:
     """`check_bundle`; raises VerificationError that names the segments and prompts whose difference exceeds rounding."""
-    checks = check_bundle(loaded, directory, dtype, kv_scales, drafter, reference)
+    checks = check_bundle(loaded, directory, dtype, kv_scales, reference)
     refuse_failed(checks)
     return checks
 
@@ -225,7 +227,10 @@ def eager_reference(
         unrounded = _eager(loaded, texts, []) if kv_scales else eager
     if values is not None:
         compare_rest(values, source)
-    return Reference(texts, eager, unrounded)
+    drafts = None
+    if drafter is not None:
+        drafts = expected_drafts([text.ids for text in texts], eager, drafter, loaded.model.dtype, bool(manifest.weights))
+    return Reference(texts, eager, unrounded, drafts)
 
 
 def check_bundle(
@@ -233,7 +238,6 @@ def check_bundle(
     directory: Path,
     dtype: str,
     kv_scales: Mapping[int, KVScales] | None = None,
-    drafter: RoundedDrafter | None = None,
     reference: Reference | None = None,
 ) -> list[Check]:
     """Checks of target ``cpu``: of every graph, of the segments token by token, of every prompt as they run; and of the loss on a
@@ -241,17 +245,16 @@ def check_bundle(
 
     Args:
         kv_scales: of the bundle's int8 caches.
-        drafter: the bundle's draft head.
-        reference: of `eager_reference`; None: made here.
+        reference: of `eager_reference`; None: made here, without a draft head.
     """
     manifest = read_manifest(directory)
-    reference = reference or eager_reference(loaded, directory, kv_scales, None, drafter)
+    reference = reference or eager_reference(loaded, directory, kv_scales)
     texts, eager = reference.texts, reference.eager
     tolerance = max(TOLERANCE[dtype], INT8_TOLERANCE) if kv_scales else TOLERANCE[dtype]
     rounds = bool(loaded.quantized or kv_scales)
     checks: list[Check] = list(_check_graphs(manifest, directory, texts, eager, tolerance))
-    if drafter is not None:
-        checks += _check_draft(manifest, directory, texts, eager, drafter, loaded.model.dtype, tolerance)
+    if reference.drafts is not None:
+        checks += _check_draft(manifest, directory, texts, reference.drafts, tolerance)
     logits, steps = _as_it_runs(manifest, directory, texts, INT8_TOLERANCE if rounds else tolerance)
     checks += [*steps, *check_prompts(texts, reference.unrounded.logits, logits, None if rounds else tolerance)]
     if manifest.tokenizer is not None and texts and len(last := texts[-1].ids) >= LEAST_TEXT:
@@ -346,41 +349,18 @@ def check_graph(
 
 
 def _check_draft(
-    manifest: Manifest,
-    directory: Path,
-    texts: Sequence[_Text],
-    eager: EagerPass,
-    drafter: RoundedDrafter,
-    dtype: torch.dtype,
-    tolerance: float,
+    manifest: Manifest, directory: Path, texts: Sequence[_Text], drafts: ExpectedDrafts, tolerance: float
 ) -> Iterator[GraphCheck]:
     """What the graph of all layers gives the draft head, and the head's states and scores of the pairs of each text, its
     activations not rounded, from the eager model's states."""
     files, depth = manifest.targets["cpu"].graphs, manifest.model.num_layers
-    ends = np.cumsum([len(text.ids) for text in texts])[:-1]
-    by_text = {tap: np.split(eager.states[tap], ends) for tap in (0, *drafter.drafter.taps)}
-    fused, pairs = list[Array](), list[tuple[_Text, Array, Array]]()
-    for number, text in enumerate(texts):
-        tapped, embedded = (
-            torch.cat([torch.from_numpy(by_text[tap][number]) for tap in taps], -1)[None].to(dtype)
-            for taps in (drafter.drafter.taps, (0,))
-        )
-        before = drafter.fuse(tapped, rounded=bool(manifest.weights))
-        fused.append(before[0].float().numpy())
-        if len(text.ids) > 1:
-            if not drafter.drafter.shares_embedding:
-                embedded = drafter.drafter.embedded(torch.tensor([text.ids]))
-            logits, states = drafter.guess(embedded[:, 1:], before[:, :-1])
-            pairs.append((text, states[0].float().numpy(), logits[0].float().softmax(-1).amax(-1, keepdim=True).numpy()))
     owners = [text.name for text in texts for _ in text.ids]
     given = _pass(manifest, texts).run(open_session(directory / files[UNCUT], exact=True), output=STATES)
-    yield check_graph(f"{UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(fused), 4 * tolerance)
-    run = TextPass(manifest, [text.ids[1:] for text, *_ in pairs])
-    owners = [text.name for text, *_ in pairs for _ in text.ids[1:]]
-    earlier = np.concatenate([one[:-1] for one in fused])
-    for place, name in ((1, STATES), (2, "score")):
-        found = run.run(open_session(directory / files[DRAFT], exact=True), earlier, name)
-        expected = np.concatenate([pair[place] for pair in pairs])
+    yield check_graph(f"{UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(drafts.given), 4 * tolerance)
+    run = TextPass(manifest, [text.ids[1:] for text in texts if len(text.ids) > 1])
+    owners, before = [text.name for text in texts for _ in text.ids[1:]], np.concatenate(drafts.before)
+    for name, expected in ((STATES, drafts.states), ("score", drafts.scores)):
+        found = run.run(open_session(directory / files[DRAFT], exact=True), before, name)
         yield check_graph(f"{DRAFT}, {name}", (depth, depth + 1), owners, found, expected, tolerance)
 
 

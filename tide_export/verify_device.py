@@ -19,7 +19,7 @@ from tide_runtime.backends.base import Backend
 from tide_runtime.backends.device.element_types import BF16
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import GraphInfo
+from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, GraphInfo
 
 from tide_export.verify import DECODED, TOLERANCE, Check, Reference, check_graph, check_prompts, refuse_failed
 
@@ -63,7 +63,24 @@ def _checks(backend: Backend, bundle: Bundle, target: str, reference: Reference,
     assert states is not None
     tolerance = TOLERANCE[dtype] if dtype == "fp32" else None
     yield from check_prompts(reference.texts[:most], eager.logits[: len(states)], states, tolerance)
+    if reference.drafts is not None and DRAFT in manifest.targets[target].graphs:
+        yield from _check_draft(runs, target, reference, last, TOLERANCE[dtype])
     runs.close()
+
+
+def _check_draft(runs: _DevicePass, target: str, reference: Reference, depth: int, tolerance: float) -> Iterator[Check]:
+    """What the graph of all ``depth`` layers gives the draft head, and the head's states and scores of the pairs of each text."""
+    texts, drafts = reference.texts, reference.drafts
+    assert drafts is not None
+    every, pairs = [text.ids for text in texts], [text.ids[1:] for text in texts]
+    owners = [text.name for text in texts for _ in text.ids]
+    given, _ = runs.run_draft(UNCUT, every)
+    allowed = 4 * tolerance  # errors of all segments add up
+    yield check_graph(f"{target} {UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(drafts.given), allowed)
+    owners = [text.name for text in texts for _ in text.ids[1:]]
+    found = runs.run_draft(DRAFT, pairs, drafts.before)
+    for name, output, expected in zip((STATES, "score"), found, (drafts.states, drafts.scores), strict=True):
+        yield check_graph(f"{target} {DRAFT}, {name}", (depth, depth + 1), owners, output, expected, tolerance)
 
 
 @dataclass(frozen=True)
@@ -137,6 +154,22 @@ class _DevicePass:
             made[launch.tokens] = values
         assert made is not None
         return made
+
+    def run_draft(self, graph: str, texts: Sequence[Sequence[int]], before: Sequence[Array] = ()) -> tuple[Array, Array]:
+        """States [T, D] and scores [T, 1] of `UNCUT`, which has no scores, or `DRAFT` on all tokens, each text alone."""
+        states, scores = list[Array](), list[Array]()
+        for row, ids in enumerate(texts):
+            if not (count := len(ids)):
+                continue
+            step: Any = self._context.step(row, [count], [count])
+            step.input_ids[:count] = ids
+            if before:
+                step.before[:count] = self._stored(before[row])
+            step.place([0])
+            step.run(graph)
+            states.append(np.asarray(step.states[:count]).astype(np.float32))
+            scores.append(step.score[:count, None].copy())
+        return np.concatenate(states), np.concatenate(scores)
 
     def _stored(self, states: Array) -> NDArray[Any]:
         """``states`` as the backend takes them: NumPy has no bf16, so its bits."""

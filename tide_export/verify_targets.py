@@ -64,7 +64,7 @@ def verify_targets(
                 if reference is None:
                     check_tables(loaded, directory, manifest)
                     reference = eager_reference(loaded, directory, kv_scales, stored_values(loaded), drafter)
-                reason = _verify(loaded, directory, name, dtype, kv_scales, drafter, reference, found)
+                reason = _verify(loaded, directory, name, dtype, kv_scales, reference, found)
         if reason is None and exits is not None:
             _verify_exits(directory, name, exits, progress)
         machine = f"a processor, {platform.machine()}" if name == CPU or gpu is None else gpu.name
@@ -82,13 +82,12 @@ def _verify(
     target: str,
     dtype: str,
     kv_scales: Mapping[int, KVScales] | None,
-    drafter: RoundedDrafter | None,
     reference: Reference,
     found: Verified,
 ) -> str | None:
     """Add the target's checks to ``found``; returns why it cannot be loaded on the GPU here, or None."""
     if target == CPU:
-        found.checks += verify_bundle(loaded, directory, dtype, kv_scales, drafter, reference)
+        found.checks += verify_bundle(loaded, directory, dtype, kv_scales, reference)
         return None
     try:
         found.checks += verify_on_device(Bundle(directory, read_manifest(directory)), target, reference, dtype)

@@ -23,6 +23,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import LOOP, Manifest
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.certificate_coverage import with_promises
+from tide_runtime.depth.options import with_draft_head_of
 from tide_runtime.depth.policy import BackendFacts, EnginePolicy
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.select import Drive, capture_steps, choose_drive
@@ -154,7 +155,9 @@ class Engine:
             adapted=bool(self.options.adapters),
             loop_costs=(lambda: self.backend.loop_costs) if LOOP in self.manifest.targets[self.target].graphs else None,
         )
-        return choose_drive(make_policy(self.options.policy, self.manifest, self.options.depth, facts), self.backend)
+        policy, depth = self.options.policy, self.options.depth
+        manifest = with_draft_head_of(self.manifest, self.target, policy, depth)
+        return choose_drive(make_policy(policy, manifest, depth, facts), self.backend)
 
     @classmethod
     def load(cls, directory: str | Path, options: EngineOptions | None = None, device: str | None = None) -> Engine:

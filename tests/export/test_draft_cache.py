@@ -15,15 +15,15 @@ from export.architectures import LAYERS, tiny_model
 from export.looped_tiny import made, nanbeige
 from export.stub_calibration import write_calibration
 from export.tiny_drafters import TinyDrafter, guesses_after, measured
+from runtime.depth.speculation.eager_head import guess_always
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.draft_step import DraftGuesses, Pairs, run_draft_head
+from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, read_manifest
 from tide_runtime.depth.speculation import head as head_drafter
-from tide_runtime.depth.speculation import speculator
 from tide_runtime.depth.speculation.head import HeadDrafter
-from tide_runtime.depth.speculation.lengths import Lengths
 from tide_runtime.depth.speculation.record import SpeculativeSequence
 from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import ParamsError, VerificationError
@@ -40,6 +40,7 @@ from tide_export.progress import ExportProgress
 QUIET = ExportProgress(quiet=True)
 SLOTS, GUESSES = 64, 3  # the longest texts reach the end of the cache
 CONFIG = ExportConfig(max_seq_len=SLOTS)
+TARGETS = "cpu", "torch"
 PROMPTS = [[5, 9, 2, 7], [11, 3], [8, 8, 1, 30, 4, 6, 2], [*range(20, 60)], [1], [7, 7, 7], [90, 12, 33], [*range(64, 99)]]
 ASKED = GenerationParams(max_new_tokens=24, ignore_eos=True)
 SURE = 1.0  # logits by which a guess exceeds the second, which rounding does not change
@@ -59,7 +60,8 @@ def drafter(model: PreTrainedModel) -> TinyDrafter:
 @pytest.fixture(scope="module")
 def bundle(model: PreTrainedModel, drafter: TinyDrafter, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("draft_cache")
-    write_bundle(LoadedModel(model, None, "tiny"), folder, CONFIG, QUIET, drafter=measured(drafter))
+    config = replace(CONFIG, targets=TARGETS)
+    write_bundle(LoadedModel(model, None, "tiny"), folder, config, QUIET, drafter=measured(drafter))
     return folder
 
 
@@ -67,11 +69,7 @@ def bundle(model: PreTrainedModel, drafter: TinyDrafter, tmp_path_factory: pytes
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head guesses whenever it has room, as if it cost nothing, and all guesses are verified."""
 
-    def pays(self: Speculator, states: list[SpeculativeSequence], pairs: tuple, launches: int, prompt_tokens: int) -> bool:
-        return launches < min(GUESSES, *(state.head_room for state in states if state.head_room))
-
-    monkeypatch.setattr(Speculator, "head_pays", pays)
-    monkeypatch.setattr(speculator, "choose_lengths", lambda drafts, *_: Lengths([len(own) for own in drafts], 1.0))
+    guess_always(monkeypatch, GUESSES)
 
 
 @pytest.fixture
@@ -92,7 +90,8 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]
 
 
 def load(bundle: Path, policy: str = "exact", **options) -> Engine:
-    return Engine.load(bundle, EngineOptions(policy=policy, depth=DepthOptions(draft="head"), verify=False, **options))
+    depth = DepthOptions(draft="head")
+    return Engine.load(bundle, EngineOptions(policy=policy, depth=depth, verify=False, device="cpu", **options))
 
 
 def compare(seen: list[tuple[list[int], list[int]]], drafter: TinyDrafter, model: PreTrainedModel, least: int) -> None:
@@ -108,14 +107,15 @@ def compare(seen: list[tuple[list[int], list[int]]], drafter: TinyDrafter, model
     assert compared >= least
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 4}], ids=["greedy", "sampled"])
-def test_texts_are_the_models_own(bundle: Path, params: dict) -> None:
+def test_texts_are_the_models_own(bundle: Path, params: dict, target: str) -> None:
     """In a batch of 8, with prompts in chunks beside decodes and short of memory, and alone."""
     asked = GenerationParams(max_new_tokens=24, ignore_eos=True, **params)
     with load(bundle, "full", max_batch=8) as engine:
         own = [g.token_ids for g in engine.generate(PROMPTS, asked)]
         block = engine.backend.kv_bytes_per_token * 16
-    with load(bundle, max_batch=8, prefill_chunk=16, kv_memory=12 * block) as engine:
+    with load(bundle, target=target, max_batch=8, prefill_chunk=16, kv_memory=12 * block) as engine:
         drafted = engine.generate(PROMPTS, asked)
         assert engine.stats().preemptions > 0
         alone = [engine.generate([prompt], asked)[0] for prompt in PROMPTS[:4]]
@@ -125,14 +125,17 @@ def test_texts_are_the_models_own(bundle: Path, params: dict) -> None:
         assert g.stats.accepted.get("head", 0) < g.stats.drafted["head"]
 
 
-def test_guesses_are_the_modules_over_the_whole_text(bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_guesses_are_the_modules_over_the_whole_text(
+    bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses, target: str
+) -> None:
     """After rejections, in a batch, after prompt chunks and preemption."""
-    with load(bundle, max_batch=8, prefill_chunk=16) as engine:
+    with load(bundle, target=target, max_batch=8, prefill_chunk=16) as engine:
         block = engine.backend.kv_bytes_per_token * 16
         engine.generate(PROMPTS, ASKED)
     compare(guesses, drafter, model, least=100)
     guesses.clear()
-    with load(bundle, max_batch=8, prefill_chunk=16, kv_memory=12 * block, prefix_cache=False) as engine:
+    with load(bundle, target=target, max_batch=8, prefill_chunk=16, kv_memory=12 * block, prefix_cache=False) as engine:
         engine.generate(PROMPTS, ASKED)
         assert engine.stats().preemptions > 0
     compare(guesses, drafter, model, least=100)
@@ -208,17 +211,17 @@ def test_with_exits_and_low_bit_weights(model: PreTrainedModel, drafter: TinyDra
         loaded = quantize_loaded(loaded, weights, "rtn", QUIET)
     exits = [ExitInfo(1, "linear", "max_probability", 0.05, 0.97)]
     write_calibration(tmp_path / "calibration", exits, fingerprint(loaded), LAYERS, model.config.hidden_size)
-    config = ExportConfig(max_seq_len=SLOTS, weights=weights, quantizer="rtn")
+    config = ExportConfig(max_seq_len=SLOTS, weights=weights, quantizer="rtn", targets=TARGETS)
     calibration = read_exit_calibration(tmp_path / "calibration")
     (tmp_path / "bundle").mkdir()
     write_bundle(loaded, tmp_path / "bundle", config, QUIET, calibration, drafter=measured(TinyDrafter(loaded.model, (1, 2, 3))))
-    texts = {}
-    for draft in ("none", "router", "all"):
-        depth = DepthOptions(draft=draft)
-        with Engine.load(tmp_path / "bundle", EngineOptions(policy="exact", depth=depth, max_batch=2)) as engine:
-            found = engine.generate(PROMPTS[:3], ASKED)
-            texts[draft] = [g.token_ids for g in found]
-    assert texts["router"] == texts["none"] == texts["all"]
+    for target in TARGETS:
+        texts = {}
+        for draft in ("none", "router", "all"):
+            options = EngineOptions(policy="exact", target=target, device="cpu", depth=DepthOptions(draft=draft), max_batch=2)
+            with Engine.load(tmp_path / "bundle", options) as engine:
+                texts[draft] = [g.token_ids for g in engine.generate(PROMPTS[:3], ASKED)]
+        assert texts["router"] == texts["none"] == texts["all"], target
 
 
 @pytest.mark.parametrize("family", ["lfm2", "nanbeige"])
@@ -245,6 +248,21 @@ def test_recurrent_and_looped_models(family: str, tmp_path: Path, guesses) -> No
     options = EngineOptions(policy="exact", verify=False, max_batch=8, prefill_chunk=16, kv_memory=9 * block)
     with Engine.load(tmp_path, options) as engine:  # with all drafters, which leave the head out where loops are rows
         assert [g.token_ids for g in engine.generate(PROMPTS, ASKED)] == own
+
+
+def test_a_target_without_the_head(bundle: Path) -> None:
+    """Breaks: a head that was asked for never guesses, or one that is missing keeps other drafters from it."""
+    opened, options = Bundle.open(bundle, verify=False), EngineOptions(policy="exact", target="torch", device="cpu")
+    info = opened.manifest.targets["torch"]
+    bare = replace(info, graphs={name: file for name, file in info.graphs.items() if name not in (UNCUT, DRAFT)})
+    manifest = replace(opened.manifest, targets={**opened.manifest.targets, "torch": bare})
+    without, asked = replace(opened, manifest=manifest), replace(options, depth=DepthOptions(draft="head"))
+    with pytest.raises(ParamsError, match="no draft head for target torch; use target cpu, or set draft to all"):
+        Engine(without, asked)
+    with Engine(without, replace(asked, policy="full")) as full, Engine(without, options) as exact:
+        own, drafted = (engine.generate(PROMPTS[:3], ASKED) for engine in (full, exact))
+        assert not exact.policy.uses_draft_head
+    assert [g.token_ids for g in drafted] == [g.token_ids for g in own]
 
 
 @pytest.mark.parametrize("draft, layers", [("head", LAYERS + 1), ("ngram", LAYERS)])

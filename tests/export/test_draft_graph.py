@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,13 @@ import torch
 from export.architectures import LAYERS, tiny_model
 from export.stub_calibration import draft_tensors, write_calibration
 from numpy.typing import NDArray
+from runtime.depth.speculation.eager_head import guess_always
 from safetensors.numpy import load_file, save_file
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
 from tide_runtime.backends.draft_step import Pairs, run_draft_head
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, read_manifest
 from tide_runtime.depth.speculation import head as head_drafter
-from tide_runtime.depth.speculation import speculator
-from tide_runtime.depth.speculation.lengths import Lengths
-from tide_runtime.depth.speculation.record import SpeculativeSequence
-from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import CalibrationError
 from tiny_tokenizer import write_byte_tokenizer
 
@@ -33,7 +31,7 @@ from tide_export.export import quantize_loaded
 from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
 
-HIDDEN = 64
+HIDDEN, TARGETS = 64, ("cpu", "torch")
 PROMPTS = [[5, 9, 2, 7], [11, 3], [8, 8, 1, 30, 4, 6, 2]]
 CASES = {
     "no exits": ("llama", [], "auto"),
@@ -59,7 +57,12 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     draft = draft_tensors(HIDDEN, 32, model.config.vocab_size)
     write_calibration(folder / "calib", exits, fingerprint(loaded), LAYERS, HIDDEN, draft)
     config = ExportConfig(
-        calibration=str(folder / "calib"), max_seq_len=64, checkpoints=checkpoints, weights=weights, quantizer="rtn"
+        targets=TARGETS,
+        calibration=str(folder / "calib"),
+        max_seq_len=64,
+        checkpoints=checkpoints,
+        weights=weights,
+        quantizer="rtn",
     )
     export(str(folder / "model"), folder / "engine", config)
     return folder / "engine"
@@ -69,17 +72,13 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head guesses whenever it has room, as if it cost nothing, and all guesses are verified."""
 
-    def pays(self: Speculator, states: list[SpeculativeSequence], pairs: tuple, launches: int, prompt_tokens: int) -> bool:
-        return launches < min(4, *(state.head_room for state in states if state.head_room))
-
-    monkeypatch.setattr(Speculator, "head_pays", pays)
-    monkeypatch.setattr(speculator, "choose_lengths", lambda drafts, *_: Lengths([len(own) for own in drafts], 1.0))
+    guess_always(monkeypatch, 4)
 
 
-@pytest.fixture
-def engines(bundle: Path) -> Iterator[dict[str, Engine]]:
-    depth = DepthOptions(draft="head")
-    made = {name: Engine.load(bundle, EngineOptions(policy=name, depth=depth, max_batch=4)) for name in ("full", "exact")}
+@pytest.fixture(params=TARGETS)
+def engines(bundle: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, Engine]]:
+    options = EngineOptions(target=request.param, device="cpu", depth=DepthOptions(draft="head"), max_batch=4)
+    made = {name: Engine.load(bundle, replace(options, policy=name)) for name in ("full", "exact")}
     yield made
     for engine in made.values():
         engine.close()
@@ -132,6 +131,19 @@ def head(embedded: NDArray[np.floating], states: NDArray[np.floating], tensors: 
     gate, up = np.split(normed(x) @ tensors["gate_up"].T, 2, axis=-1)
     after = x + (gate / (1 + np.exp(-gate)) * up) @ tensors["down"].T
     return np.concatenate([after, after], -1), normed(after) @ tensors["rows"].T
+
+
+def test_rows_that_do_not_guess_change_no_guess(engines: dict[str, Engine]) -> None:
+    """Breaks: padding for an idle row, or one with fewer pairs, stands where a guess is read."""
+    states = np.random.default_rng(3).normal(size=(2, 2 * HIDDEN)).astype(np.float32)
+    pairs = [Pairs(0, 2, [5], states[:1]), Pairs(2, 5, [9], states[1:])]
+    context = engines["exact"].backend.context(3)
+    together = run_draft_head(context, pairs)
+    alone = [run_draft_head(context, [one]) for one in pairs]
+    assert together.tokens == [token for one in alone for token in one.tokens]
+    np.testing.assert_allclose(together.states, np.concatenate([one.states for one in alone]), atol=1e-5)
+    np.testing.assert_allclose(together.scores, [score for one in alone for score in one.scores], atol=1e-6)
+    context.close()
 
 
 @pytest.mark.usefixtures("always")

@@ -129,8 +129,9 @@ class TinyDeviceBackend:
 
     def _say(self, states: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
         logits = self.model.logits(states)
-        arrays["logits"][0] = logits
-        arrays["token"][0] = np.where(np.isfinite(logits.max(-1)), logits.argmax(-1), -1)
+        tokens = np.where(np.isfinite(logits.max(-1)), logits.argmax(-1), -1)
+        for name, made in (("logits", logits), ("token", tokens)):
+            arrays[name][...] = made.reshape(arrays[name].shape)
 
     def _exit(self, info: ExitInfo, arrays: dict[str, np.ndarray]) -> None:
         states = arrays["hidden"]

@@ -18,8 +18,7 @@ from tide_export.passes.graph_walk import array_initializer
 def guard_token(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("guard_token")
     graph = model.graph
-    token = next((v for v in graph.outputs if v.name == "token"), None)
-    if token is None:
+    if (token := _token_of_logits(graph)) is None:
         return report
     argmax, tape = token.producer(), Tape()
     assert argmax is not None
@@ -48,8 +47,7 @@ def leave_out_token(model: ir.Model, context: LoweringContext) -> PassReport:
     In fp16 NumPy takes 0.7 ms, so the node stays.
     """
     report = PassReport("leave_out_token")
-    token = next((v for v in model.graph.outputs if v.name == "token"), None)
-    if token is None or "logits" not in {v.name for v in model.graph.outputs}:  # a draft head's is no argmax of an output
+    if (token := _token_of_logits(model.graph)) is None:
         return report
     argmax = token.producer()
     assert argmax is not None and argmax.inputs[0] is not None
@@ -58,3 +56,9 @@ def leave_out_token(model: ir.Model, context: LoweringContext) -> PassReport:
         common.RemoveUnusedNodesPass()(model)
         report.applied += 1
     return report
+
+
+def _token_of_logits(graph: ir.Graph) -> ir.Value | None:
+    """The output ``token``, which is the argmax of an output ``logits``; that of a draft head is none."""
+    outputs = {value.name: value for value in graph.outputs}
+    return outputs.get("token") if "logits" in outputs else None

@@ -105,7 +105,7 @@ class Target:
             Only bundles with exits have it.
         padded: passes on each graph after its other forms are copied from it.
         kv_fill: passes on the graphs that fill the caches of skipped layers; empty if the target has no such graphs.
-        uncut: also write all segments as one graph.
+        uncut: also write all segments as one graph, as is done for a draft head anyway.
         int8_kv: its attention reads and writes KV caches in int8.
         drafts: it runs the draft head.
         mixed_layers: it runs layers that keep states, or read the keys and values of others.

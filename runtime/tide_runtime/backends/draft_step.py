@@ -55,6 +55,6 @@ def run_draft_head(context: ExecutionContext, pairs: Sequence[Pairs], guess: boo
         step.input_ids[begin:end], step.before[begin:end] = tokens, states
         begin = end
     step.place_pairs(slots)
-    step.run(DRAFT)
+    step.run_all([DRAFT])
     count = len(pairs) if guess else 0
     return DraftGuesses(step.token[:count].tolist(), step.score[:count].tolist(), step.states[:count].copy())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.bundle.manifest import (
@@ -42,6 +42,14 @@ _POSITION_IDS = "position_ids"
 _PACKED = {"padded_from", "padded_rows", "packed_rows"}  # index arrays of forms with packed tokens
 # Kind of a state → what advancing it takes of each token: always, and where the rule of the recurrence reads it.
 _OPERANDS = {"convolution": ({"rows"}, set[str]()), "recurrence": ({"key", "value", "decay"}, {"beta"})}
+
+
+def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
+    """Name → number of decoder layers, for every graph that a target with ``graphs`` can run."""
+    layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
+    model = manifest.model
+    optional = {UNCUT: model.num_layers, LOOP: model.num_layers // model.loops, DRAFT: 0, ADVANCE: 0}
+    return layers | {name: count for name, count in optional.items() if name in graphs}
 
 
 def check_interface(

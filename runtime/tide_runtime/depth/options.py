@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Literal, get_args
 
-from tide_runtime.bundle.manifest import Manifest, kv_fill_graph
+from tide_runtime.bundle.manifest import DRAFT, Manifest, kv_fill_graph
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import ParamsError
 
@@ -120,6 +120,20 @@ def check_rotary(manifest: Manifest) -> None:
             f"prefill_exit cannot be used with this model: a text that outgrows {manifest.long_rotary_from} tokens is computed "
             "again with other rotary factors, output and all; leave it out"
         )
+
+
+def with_draft_head_of(manifest: Manifest, target: str, policy: str, options: DepthOptions) -> Manifest:
+    """``manifest`` as a policy on ``target`` sees it: without the draft head where the target does not run it.
+
+    Raises ParamsError where nothing else is to draft.
+    """
+    if DRAFT in manifest.targets[target].graphs:
+        return manifest
+    if options.draft == "head" and policy in ("exact", "auto"):
+        others = [name for name, info in manifest.targets.items() if DRAFT in info.graphs]
+        use = f"use target {' or '.join(others)}" if others else "calibrate the model, or export it with --draft-head"
+        raise ParamsError(f"draft is head, and the bundle has no draft head for target {target}; {use}, or set draft to all")
+    return replace(manifest, draft_head=None)
 
 
 def too_deep(deepest: int, options: DepthOptions) -> str:

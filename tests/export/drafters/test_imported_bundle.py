@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 from export.architectures import random_model, tiny_model
 from export.drafters.reference import Eagle3, mtp_tensors
+from runtime.depth.speculation.eager_head import guess_always
 from safetensors.torch import load_file, save_file
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
-from tide_runtime.depth.speculation import speculator
-from tide_runtime.depth.speculation.lengths import Lengths
-from tide_runtime.depth.speculation.record import SpeculativeSequence
-from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import ModelFilesError, ParamsError
 from tiny_tokenizer import write_byte_tokenizer
 
@@ -56,27 +53,25 @@ def test_texts_are_the_models_own(
 ) -> None:
     """An imported drafter would run in a bundle that says nothing of it, or change a text."""
 
-    def pays(self: Speculator, states: list[SpeculativeSequence], pairs: tuple, launches: int, prompt_tokens: int) -> bool:
-        return launches < min(3, *(state.head_room for state in states if state.head_room))
-
-    monkeypatch.setattr(Speculator, "head_pays", pays)
-    monkeypatch.setattr(speculator, "choose_lengths", lambda drafts, *_: Lengths([len(own) for own in drafts], 1.0))
+    guess_always(monkeypatch, 3)
     source, head = request.getfixturevalue("llama" if kind == "eagle3" else "mimo"), kind
     if kind == "eagle3":
         head = f"eagle3:{Eagle3(draft_vocab=64).write(tmp_path / 'head', eagle_aux_hidden_state_layer_ids=[1, 2, 3])}"
-    manifest = export(str(source), tmp_path / "engine", ExportConfig(max_seq_len=96, draft_head=head))
+    manifest = export(str(source), tmp_path / "engine", ExportConfig(max_seq_len=96, draft_head=head, targets=("cpu", "torch")))
     info = manifest.draft_head
     assert info is not None and info.kv is not None
     assert (info.kind, info.source) == (kind, head.removeprefix("eagle3:") if kind == "eagle3" else str(source))
     assert len(info.sha256) == 64 and info.vocabulary == (64 if kind == "eagle3" else 128)
     params = GenerationParams(max_new_tokens=24, ignore_eos=True)
     texts = {}
-    for policy in ("full", "exact"):
-        with Engine.load(tmp_path / "engine", EngineOptions(policy=policy, depth=DepthOptions(draft="head"))) as engine:
+    for policy, target in (("full", "cpu"), ("exact", "cpu"), ("exact", "torch")):
+        options = EngineOptions(policy=policy, target=target, device="cpu", depth=DepthOptions(draft="head"))
+        with Engine.load(tmp_path / "engine", options) as engine:
             done = engine.generate([list(prompt) for prompt in PROMPTS], params)
-            texts[policy] = [one.token_ids for one in done]
-    assert texts["exact"] == texts["full"]
-    assert sum(one.stats.drafted.get("head", 0) for one in done) > 0, "the head never guessed"
+        texts[policy, target] = [one.token_ids for one in done]
+        guessed = sum(one.stats.drafted.get("head", 0) for one in done)
+        assert bool(guessed) == (policy == "exact"), "the head never guessed"
+    assert texts["exact", "cpu"] == texts["exact", "torch"] == texts["full", "cpu"]
 
 
 def test_a_wrong_head_leaves_nothing_behind(llama: Path, tmp_path: Path) -> None:

@@ -319,8 +319,7 @@ class DeviceStep:
     @property
     def token(self) -> NDArray[np.int64]:
         """[N]; reading synchronizes."""
-        token = self._read("token", INT64, self._token_capacity)
-        return token[self._packed_from] if self._padded and self._latest == HEAD else token
+        return self._packed("token", self._read("token", INT64, self._token_capacity))
 
     @property
     def _token_capacity(self) -> int:
@@ -329,8 +328,17 @@ class DeviceStep:
     @property
     def score(self) -> NDArray[np.float32]:
         """[T], or [N] of ``draft``; reading synchronizes."""
-        score = self._read("score", FP32, self._token_capacity)
-        return score[self._packed_from] if self._padded else score
+        return self._packed("score", self._read("score", FP32, self._token_capacity))
+
+    def _packed(self, name: str, found: NDArray[Any]) -> NDArray[Any]:
+        """Output ``name`` of the last graph, without padding."""
+        return found[self._packed_from] if self._padded and self._gives_all(self._latest, name) else found
+
+    def _gives_all(self, graph: str, name: str) -> bool:
+        """Whether ``graph`` gives output ``name`` of all tokens, not only of those whose logits are wanted."""
+        if graph == DRAFT:
+            return not self.context.has_draft_cache
+        return graph == HEAD or name == "score" or (name == STATES and self.context.has_draft_cache)
 
     @property
     def logits(self) -> DeviceRows:
@@ -362,16 +370,15 @@ class DeviceStep:
         if name in ("hidden", "hidden_out"):
             states = self.hidden[reads if name == "hidden" else writes]
             return DeviceTensor(states.pointer, (*tokens, model.hidden_size), backend.element)
-        outputs = self.places if graph == HEAD else shape.outputs
+        rows = tokens if name == "before" or self._gives_all(graph, name) else (1, shape.outputs)
         if name == "token":
-            return DeviceTensor(self.address("token"), (1, outputs), INT64)
+            return DeviceTensor(self.address("token"), rows, INT64)
         if name == "logits":
             pointer = self._head_arena().pointer if graph == HEAD else self._arena.pointers["logits"]
-            return DeviceTensor(pointer, (1, outputs, model.vocab_size), backend.logits_element)
+            return DeviceTensor(pointer, (*rows, model.vocab_size), backend.logits_element)
         if name == "score":
-            return DeviceTensor(self.address("score"), (1, outputs) if graph == DRAFT else tokens, FP32)
+            return DeviceTensor(self.address("score"), rows, FP32)
         if name in ("before", STATES):
-            rows = tokens if name == "before" or self._gives_all_states(graph) else (1, outputs)
             return DeviceTensor(self._arena.pointers[name], (*rows, self._draft_width), backend.element)
         if name.startswith(ATTENTION_BIAS):
             return self._bias(name)
@@ -421,11 +428,7 @@ class DeviceStep:
     @property
     def states(self) -> DeviceRows:
         """[T, D] or [N, D] of the draft head, of the last graph."""
-        return self._draft_rows(STATES, self._gives_all_states(self._latest))
-
-    def _gives_all_states(self, graph: str) -> bool:
-        """Whether ``graph`` gives the states of all tokens, not only of those whose logits are wanted."""
-        return graph == UNCUT and self.context.has_draft_cache
+        return self._draft_rows(STATES, self._gives_all(self._latest, STATES))
 
     def _draft_rows(self, name: str, of_all: bool) -> DeviceRows:
         backend, places = self.context.backend, self._packed_from.tolist() if self._padded and of_all else None

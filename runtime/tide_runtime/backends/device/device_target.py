@@ -21,7 +21,7 @@ from tide_runtime.backends.pass_costs import kept_pass_costs
 from tide_runtime.backends.step_arrays import NO_PADDING, RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
-from tide_runtime.bundle.manifest import DRAFT, Manifest
+from tide_runtime.bundle.manifest import DRAFT, UNCUT, Manifest
 from tide_runtime.errors import AdapterError, DeviceMemoryError
 from tide_runtime.lora import LoraAdapter
 from tide_runtime.machine_cache import kept_result
@@ -74,7 +74,8 @@ class DeviceTarget:
     def row_padding(self) -> RowPadding | None:
         """See `Backend`. No padding is tried on devices: `NO_PADDING` where launches agree without, else None."""
         model = self.manifest.model
-        chains = [[segment.name for segment in self.manifest.segments]]
+        segments = [segment.name for segment in self.manifest.segments]
+        chains = [[UNCUT], segments] if UNCUT in self.layers else [segments]
 
         def measure() -> bool:
             return launches_agree(self.context, chains, model.vocab_size, self.manifest.max_seq_len, self.takes)

@@ -13,13 +13,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import LoopStep, Step
-from tide_runtime.backends.graph_contract import ADAPTER_ROWS, hidden_states, read_name
+from tide_runtime.backends.graph_contract import ADAPTER_ROWS, decoder_layers, hidden_states, read_name
 from tide_runtime.backends.kv_caches import KVCaches, cache_full, kv_bytes_per_token
 from tide_runtime.backends.launch_bits import launches_agree
 from tide_runtime.backends.onnxruntime.adapted_graph import AdaptedWeights
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, machine_key
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights, packed_weights
-from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, Sessions, decoder_layers, load_session
+from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, Sessions, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.pass_costs import kept_loop_costs, kept_pass_costs, padding_price
 from tide_runtime.backends.prefix_blocks import PrefixBlocks

@@ -16,9 +16,10 @@ from tide_runtime.backends.device.device_step import DeviceStep
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
 from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.graph_contract import decoder_layers
 from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER, missing_cuda_libraries
 from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
-from tide_runtime.backends.onnxruntime.sessions import Sessions, decoder_layers, load_session
+from tide_runtime.backends.onnxruntime.sessions import Sessions, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle import Bundle

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Container, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 import onnxruntime as ort
@@ -23,7 +23,7 @@ from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import ADVANCE, DRAFT, HEAD, LOOP, UNCUT, Manifest, batched_graph, kv_fill_graph
+from tide_runtime.bundle.manifest import HEAD, LOOP, UNCUT, Manifest, batched_graph, kv_fill_graph
 from tide_runtime.errors import BundleError, TargetError, TideError
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -103,14 +103,6 @@ class Sessions:
         with self._lock:
             for name in sorted(names - set(self.sessions)):
                 self.sessions[name] = self._load(name)
-
-
-def decoder_layers(manifest: Manifest, graphs: Container[str]) -> dict[str, int]:
-    """Name → number of decoder layers, for every graph that a target with ``graphs`` can run."""
-    layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
-    model = manifest.model
-    optional = {UNCUT: model.num_layers, LOOP: model.num_layers // model.loops, DRAFT: 0, ADVANCE: 0}
-    return layers | {name: count for name, count in optional.items() if name in graphs}
 
 
 def load_session(

@@ -20,6 +20,7 @@ from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType, element_type
 from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.graph_contract import decoder_layers
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.tensorrt.package import load_module
 from tide_runtime.backends.tensorrt.refit import refit, stripped_graph
@@ -44,7 +45,7 @@ class TensorRtBackend(DeviceTarget):
         self._info: TargetInfo = bundle.manifest.targets[target]
         self.name = self._info.backend
         self.element = ELEMENT_TYPES[self.manifest.dtype]
-        self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in self.manifest.graphs}
+        self.layers = decoder_layers(self.manifest, self._info.engines)
         self.launches: dict[str, int] = Counter()
         tensors = {tensor.name: tensor for e in self._info.engines.values() for tensor in (*e.inputs, *e.outputs)}
         self.logits_element = element_type(tensors["logits"].dtype, f"logits of {target}")

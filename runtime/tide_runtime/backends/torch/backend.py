@@ -19,7 +19,7 @@ from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
 from tide_runtime.backends.device.program import Enqueue
-from tide_runtime.backends.graph_contract import check_interface, read_name
+from tide_runtime.backends.graph_contract import check_interface, decoder_layers, read_name
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.backends.required_memory import require_room
 from tide_runtime.backends.step_arrays import StepShape
@@ -54,7 +54,7 @@ class TorchBackend(DeviceTarget):
         self.target = target
         self._files = bundle.manifest.targets[target].graphs
         self.element = ELEMENT_TYPES[self.manifest.dtype]
-        self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in self.manifest.graphs}
+        self.layers = decoder_layers(self.manifest, self._files)
         self.launches: dict[str, int] = Counter()
         self._weights = DeviceWeights(stream.place)
         exits = self.manifest.calibration.exits if self.manifest.calibration is not None else []
@@ -100,7 +100,7 @@ class TorchBackend(DeviceTarget):
         def work() -> None:
             made = program.run(given)
             for name, target in written.items():
-                target.copy_(made[name].reshape(target.shape))  # the tokens of the head are those of [B, S]
+                target.copy_(made[name])
 
         return lambda _: stream.run(work)
 

@@ -53,8 +53,8 @@ class Program:
     def __init__(self, name: str, graph: GraphFile, weights: DeviceWeights, kernels: Any = None) -> None:
         self.name, self.graph, self._weights, self._kernels = name, graph, weights, kernels
         self._shared = Shared()
-        self._index: dict[str, int] = {}
-        self._constants: list[Tensor | None] = []
+        self._index = {name: place for place, name in enumerate(graph.inputs)}  # not all are read
+        self._constants: list[Tensor | None] = [None] * len(graph.inputs)
         self._lifted: dict[tuple[Any, ...], Tensor] = {}
         self._check_operators()
         self._on_host = {n for n, w in graph.weights.items() if _may_be_size(w)}

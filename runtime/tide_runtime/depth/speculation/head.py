@@ -77,7 +77,7 @@ class HeadDrafter:
         elif not self.has_cache:
             kept.first, kept.waiting = first + count - 1, states[count - 1 : count].copy()
         elif kept.waiting is not None:
-            kept.waiting = np.concatenate([kept.waiting, states[:count]])
+            kept.waiting = np.concatenate([kept.waiting, np.asarray(states[:count])])
         elif kept.first == first:
             kept.waiting = states[:count].copy()
 

@@ -1,0 +1,58 @@
+"""Draft heads on target torch, as a GPU runs them: captured graphs, on a simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from export.tiny_drafters import TinyDrafter, measured
+from runtime.backends.torch.test_backend import PROMPTS, SimulatedStream
+from runtime.depth.speculation.eager_head import guess_always
+from runtime.simulated_gpu import SimulatedGpu
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime.backends.device.program import Launch, Run
+from tide_runtime.backends.device.step_graphs import StepGraphs
+from tide_runtime.backends.torch.backend import TorchBackend
+from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.manifest import DRAFT, UNCUT
+
+from tide_export import ExportConfig
+from tide_export.export import write_bundle
+from tide_export.load import load_model
+from tide_export.progress import ExportProgress
+
+LIVELY = {"max_new_tokens": 24, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def drafting_bundle(hf_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, loaded = tmp_path_factory.mktemp("draft_head"), load_model(str(hf_model_directory), "fp32")
+    config = ExportConfig(max_seq_len=64, checkpoints="2", verify=False, targets=("cpu", "torch"))
+    write_bundle(loaded, folder, config, ExportProgress(quiet=True), drafter=measured(TinyDrafter(loaded.model, (1, 2, 3))))
+    return folder
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "top_k": 20, "seed": 3}], ids=["greedy", "sampled"])
+def test_guesses_are_graphs(drafting_bundle: Path, params: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against guesses that a GPU's host queues kernel by kernel, and graphs that hold the pairs or the caches of the step
+    that was captured: the text then stays the model's, and no guess is right. The head of target cpu guesses the same."""
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path))
+    guess_always(monkeypatch, 3)
+    captured, capture = list[tuple[str, ...]](), StepGraphs.capture
+
+    def spy(self: StepGraphs, program: Sequence[Run]) -> Launch | None:
+        captured.append(tuple(one.name for one in program))
+        return capture(self, program)
+
+    monkeypatch.setattr(StepGraphs, "capture", spy)
+    bundle, asked = Bundle.open(drafting_bundle), GenerationParams(**LIVELY, **params)
+    backend = TorchBackend(bundle, "torch", SimulatedStream(SimulatedGpu()))
+    backend.least_slots, backend.machine_key = 16, ["the simulated GPU"]
+    options, found = EngineOptions(policy="exact", depth=DepthOptions(draft="head"), max_batch=4), {}
+    for target, loaded in (("cpu", None), ("torch", backend)):
+        with Engine(bundle, EngineOptions(**vars(options) | {"target": target}), backend=loaded) as engine:
+            texts = engine.generate(PROMPTS, asked) + [engine.generate([prompt], asked)[0] for prompt in PROMPTS]
+            found[target] = [(text.token_ids, text.stats.drafted, text.stats.accepted) for text in texts]
+    assert found["torch"] == found["cpu"] and all(drafted["head"] for _, drafted, _ in found["torch"])
+    assert {(DRAFT,), (UNCUT,)} <= {*captured} and backend.step_graphs.refused is None
