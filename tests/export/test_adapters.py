@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from export.architectures import VOCAB, tiny_model
 from export.conftest import Exported
 from peft import LoraConfig, PeftModel, get_peft_model
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
+from tide_runtime.backends.step_arrays import NO_PADDING
 from tide_runtime.bundle.manifest import UNCUT
 from tide_runtime.errors import AdapterError, ParamsError, TideError
 from tide_runtime.outputs import Generation
@@ -92,6 +95,25 @@ def test_company_leaves_the_bits(engine: Engine) -> None:
             for handle, wanted in zip(handles, alone, strict=True):
                 found = handle.result()
                 assert (found.token_ids, found.logprobs) == (wanted.token_ids, wanted.logprobs)
+
+
+def test_one_adapter_alone_has_a_graph_of_its_own(engine: Engine) -> None:
+    """Breaks: steps that read the matrices of adapters that no token has; texts that depend on company where such graphs differ
+    from that of all."""
+    backend = cast(OnnxRuntimeBackend, engine.backend)
+    view = backend.with_adapters(list(reversed(backend.adapters)))
+    assert list(view.adapted) == ["adapted", "adapted_1", "adapted_2"]
+    prompt, options = [5, 6, 7], replace(engine.options, bits="fast", adapters=dict(reversed(engine.options.adapters.items())))
+    view.adapted = {form: session for form, session in view.adapted.items() if form != "adapted"}
+    with Engine(engine.bundle, options, backend=view) as other:
+        for name in "ab":
+            wanted, found = (one.generate(prompt, replace(ASKED, adapter=name))[0] for one in (engine, other))
+            assert found.token_ids == wanted.token_ids
+            values = ([one.logprob for one in text.logprobs] for text in (found, wanted))
+            np.testing.assert_allclose(*values, atol=TOLERANCE)
+    view = backend.with_adapters(list(reversed(backend.adapters)))
+    view.measure_padding = lambda one: None if len(one.adapted) > 1 else NO_PADDING
+    assert view.row_padding == NO_PADDING and list(view.adapted) == ["adapted"]
 
 
 def test_steps_without_adapters_run_the_models_graph(engine: Engine) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,8 +49,13 @@ from tide_runtime.lora import LoraAdapter
 
 Measured = TypeVar("Measured")
 _NO_STATES = StepStates(0, 0)  # of a step that reads no states
-ADAPTED = "adapted"  # form of the graph of all layers
+ADAPTED = "adapted"  # form of the graph of all layers, for tokens of any adapters
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
+
+
+def adapted_form(*adapters: int) -> str:
+    """Name of the graph of all layers whose tokens have the one of ``adapters`` or none, or any where there are several."""
+    return f"{ADAPTED}_{adapters[0]}" if len(adapters) == 1 else ADAPTED
 
 
 class OnnxRuntimeBackend(Sessions):
@@ -64,7 +70,7 @@ class OnnxRuntimeBackend(Sessions):
     private_weights = ""
     load_adapted: Callable[[Sequence[LoraAdapter]], ort.InferenceSession]  # the graph of all layers with adapters
     adapters: Sequence[LoraAdapter] = ()
-    adapted: ort.InferenceSession | None = None
+    adapted: Mapping[str, ort.InferenceSession] = MappingProxyType({})  # forms of the graph of all layers, see `adapted_form`
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
@@ -100,7 +106,7 @@ class OnnxRuntimeBackend(Sessions):
                 launches_agree(partial(context, padding=padding), chains, manifest.model.vocab_size, manifest.max_seq_len)
                 for context in (backend.context, *view.adapted_contexts())
             ),
-            [adapter.digest for adapter in view.adapters],
+            [*(adapter.digest for adapter in view.adapters), *view.adapted],
         )
         backend.load_adapted = lambda adapters: load(backend.every_layer[0], AdaptedWeights(packed, adapters, backend.dtype))
         backend.machine_key = key = machine_key(bundle, target, threads)
@@ -123,7 +129,8 @@ class OnnxRuntimeBackend(Sessions):
         return view
 
     def with_adapters(self, adapters: Sequence[LoraAdapter]) -> OnnxRuntimeBackend:
-        """The same sessions, and the graph of all layers with ``adapters``, for steps that have rows with one.
+        """The same sessions, and the graph of all layers with ``adapters``, for steps that have rows with one: with all of them,
+        and with each alone, because a step reads the matrices of all that its graph has.
 
         Raises AdapterError where they do not fit the model, or it has no graph of all layers that runs each once.
         """
@@ -133,20 +140,26 @@ class OnnxRuntimeBackend(Sessions):
         if [adapter.digest for adapter in adapters] == [adapter.digest for adapter in self.adapters]:
             return self
         view = copy(self)
-        view.adapters, view.adapted = adapters, self.load_adapted(adapters)
+        forms = {ADAPTED: list(adapters)} if adapters else {}
+        if len(adapters) > 1:
+            forms |= {adapted_form(number): [one] for number, one in enumerate(adapters, 1)}
+        view.adapters, view.adapted = adapters, {form: self.load_adapted(chosen) for form, chosen in forms.items()}
         for measured in ("row_padding", "padding_price"):
             view.__dict__.pop(measured, None)
         return view
 
     def adapted_contexts(self) -> list[Callable[..., OnnxRuntimeContext]]:
-        """Makers of contexts whose first row has an adapter, or none; the rows after it have the next ones in turn."""
+        """Makers of contexts of two rows: the model itself beside an adapter, and each adapter beside the next and the first
+        beside the model."""
 
-        def make(first: int, capacity: int, padding: RowPadding) -> OnnxRuntimeContext:
+        def make(rows: tuple[int, int], capacity: int, padding: RowPadding) -> OnnxRuntimeContext:
             context = self.context(capacity, padding=padding)
-            context.adapters = [(first + row) % (1 + len(self.adapters)) for row in range(capacity)]
+            context.adapters = list(rows[:capacity])
             return context
 
-        return [partial(make, first) for first in (0, 1)] if self.adapters else []
+        count = len(self.adapters)
+        pairs = [(0, 1), (1, 0), *((n, n % count + 1) for n in range(1, count + 1))] if count else []
+        return [partial(make, pair) for pair in pairs]
 
     def without_draft_head(self) -> OnnxRuntimeBackend:
         if DRAFT not in self.layers:
@@ -157,7 +170,13 @@ class OnnxRuntimeBackend(Sessions):
 
     @cached_property
     def row_padding(self) -> RowPadding | None:
-        return self._uncounted(lambda: self.measure_padding(self)) if self.bits == "same" else None
+        if self.bits != "same":
+            return None
+        padding = self._uncounted(lambda: self.measure_padding(self))
+        if padding is None and len(self.adapted) > 1:  # graphs with one adapter may have other bits than the one with all
+            self.adapted = {ADAPTED: self.adapted[ADAPTED]}
+            padding = self._uncounted(lambda: self.measure_padding(self))
+        return padding
 
     @property
     def default_padding(self) -> RowPadding:
@@ -411,21 +430,24 @@ class _BoundStep:
 
     def _form(self, graph: str) -> str:
         """The form of ``graph`` that runs this step as placed."""
-        if self._context.backend.adapted is not None and graph == self._context.every_layer[0] and self._place_adapters():
-            return ADAPTED
+        if self._context.backend.adapted and graph == self._context.every_layer[0] and (adapted := self._place_adapters()):
+            return adapted
         return batched_graph(graph) if self._is_scattered and self._context.backend.layers[graph] else graph
 
-    def _place_adapters(self) -> bool:
-        """Fill in the adapter of each token; whether any token has one."""
+    def _place_adapters(self) -> str | None:
+        """Fill in the adapter of each token. Returns the form of the graph that has them all; None: no token has one."""
         first = self.shape.first_index
-        of_row = self._context.adapters[first : first + len(self._counts)]
-        rows = [adapter for adapter, count in zip(of_row, self._counts, strict=True) for _ in range(count)]
-        self.adapter_rows[: len(rows)], self.adapter_rows[len(rows) :] = rows, 0
-        return any(rows)
+        rows = np.repeat(self._context.adapters[first : first + len(self._counts)], self._counts)
+        used = set(rows.tolist()) - {0}
+        form = adapted_form(*used)
+        if form not in self._context.backend.adapted:
+            form = ADAPTED
+        self.adapter_rows[: len(rows)], self.adapter_rows[len(rows) :] = rows if form == ADAPTED else rows > 0, 0
+        return form if used else None
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         backend = self._context.backend
-        session = backend.adapted if form == ADAPTED and backend.adapted is not None else backend.session(form)
+        session = backend.adapted.get(form) or backend.session(form)
         rows, recurrent = (self.shape.first_index, self.shape.batch_size), self._context.recurrent
         read = written = self._bound_caches()
         arrays = self._arrays(graph)
