@@ -19,7 +19,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from tide_runtime import Chunk, Generation, GenerationParams, Score
 from tide_runtime.sampler import TokenLogprob
-from tide_runtime.scoring import ScoreHandle
+from tide_runtime.scheduling.handle import ResultHandle
 
 from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
 from tide_serve.api.event_stream import ChoiceStream, quoted, respond
@@ -216,7 +216,7 @@ async def _scored(model: ServedModel, request: Request, completion: CompletionRe
     top, prompts = completion.top_logprobs, [prompt.ids for prompt in completion.prompts]
     if top is None or not completion.echo:
         return []
-    engine, handles = model.engine, list[ScoreHandle | None]()
+    engine, handles = model.engine, list[ResultHandle[Score] | None]()
 
     def cancel() -> None:
         for handle in handles:
