@@ -97,11 +97,6 @@ def completions_routes(service: Service) -> APIRouter:
         stream = CompletionStream(model, completion, options, scored).events if options is not None else None
         return await respond(model, request, completion.jobs, stream, partial(_answer, model, completion, scored))
 
-    @router.post("/v1/embeddings", include_in_schema=False)
-    async def embeddings() -> Response:
-        message = "bundles are of models that write text, so none has embeddings; see /docs for what is served"
-        raise ApiError(404, message, code="no_embeddings")
-
     return router
 
 
