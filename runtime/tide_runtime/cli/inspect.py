@@ -83,6 +83,7 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
         "bundle_bytes": sum(info.bytes for info in manifest.files.values()),
         "checkpoints": manifest.checkpoints,
         "calibration": None if manifest.calibration is None else asdict(manifest.calibration),
+        "embedding": None if manifest.embedding is None else asdict(manifest.embedding),
         "draft_head": None if manifest.draft_head is None else asdict(manifest.draft_head),
         "graphs": [
             {

@@ -90,7 +90,7 @@ def completions_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await read_body(request, COMPLETION, service.config)
-        model = await service.model(request, body["model"])
+        model = await service.writer(request, body["model"])
         completion = await checked(model, body)
         scored = await _scored(model, request, completion)
         options = completion.stream
