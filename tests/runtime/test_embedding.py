@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from export.tiny_embedding import CONFIG, POOLINGS, embedded, ids_of, write_embedding_model
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.cli.inspect import inspect
 from tide_runtime.errors import EngineClosedError, ParamsError, PromptError
 from tide_runtime.scheduling.scheduler import Scheduler
 from transformers import PreTrainedModel
@@ -124,6 +126,15 @@ def test_what_an_embedding_model_does_not_do_is_refused(made: Callable[[str], Ma
     writes = Engine.load(bundle, EngineOptions(threads=ThreadOptions(1)))
     with writes, pytest.raises(PromptError, match="writes text and has no embeddings"):
         writes.embed("a")
+
+
+def test_inspect_says_how_texts_are_embedded(made: Callable[[str], Made], capsys: pytest.CaptureFixture[str]) -> None:
+    """A bundle could not be told from one that writes text."""
+    inspect(made("mean")[1], as_json=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["embedding"] == {"pooling": "mean", "normalized": True, "prompt": "", "dimensions": [16, 32]}
+    inspect(made("last")[1])
+    assert "the state of the last token, normalised" in capsys.readouterr().out
 
 
 def test_a_cancelled_text_has_no_vector(made: Callable[[str], Made]) -> None:
