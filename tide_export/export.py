@@ -34,6 +34,7 @@ from tide_export.drafters.base import MeasuredDrafter
 from tide_export.drafters.importing import check_draft_head, import_drafter
 from tide_export.drafters.own import OwnHead
 from tide_export.drafters.rounded import RoundedDrafter
+from tide_export.embedding_model import check_options_of_embedding
 from tide_export.exit_gate import OwnExits, own_exits, own_threshold
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.head_bits import with_head
@@ -89,6 +90,8 @@ def export(
         if config.verify:
             with progress.phase("check tokens and positions"):
                 check_loaded(loaded, own_tokenizer=config.tokenizer is None)
+        if loaded.embedding is not None:
+            check_options_of_embedding(config)
         if config.draft_head is not None:
             check_draft_head(config.draft_head, loaded)
         loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.text, config.head_bits)
@@ -255,8 +258,9 @@ def _explain(config: ExportConfig, progress: ExportProgress, lowered: LoweredMod
 def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibration | OwnExits | None) -> Cuts:
     """Layers run before each cut, and the graphs of the exits. Raises CalibrationError if the calibration is of another model."""
     if calibration is None:
-        # Tokens never stop between recurrent layers, so cuts would only cost launches.
-        whole = config.checkpoints == "auto" and (loaded.is_recurrent or uncut_reason(loaded.model, loaded.layers))
+        # Tokens never stop between recurrent layers, nor those of an embedding, so cuts would only cost launches.
+        needs_no_cut = loaded.is_recurrent or loaded.embedding is not None
+        whole = config.checkpoints == "auto" and (needs_no_cut or uncut_reason(loaded.model, loaded.layers))
         checkpoints = checkpoint_layers("none" if whole else config.checkpoints, loaded.num_layers, loops=loaded.loops)
         if checkpoints:
             check_cuts(loaded.model, loaded.layers)
@@ -334,6 +338,8 @@ def _manifest(
     if calibration is not None:
         calibration.keep_report(directory)
     vocab = traced.model.graph.outputs[0].shape[-1]
+    if loaded.embedding is not None:
+        vocab = loaded.model.get_input_embeddings().weight.shape[0]
     return Manifest(
         schema=SCHEMA_VERSION,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -352,6 +358,7 @@ def _manifest(
         generation=_generation_info(loaded),
         calibration=replace(calibration.info, draft_head=None) if calibration is not None else None,
         draft_head=head.info if head is not None else None,
+        embedding=loaded.embedding,
         tokenizer=write_tokenizer(loaded.tokenizer, directory) if loaded.tokenizer is not None else None,
         files=list_files(directory),
     )

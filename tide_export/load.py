@@ -20,6 +20,7 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from tide_runtime.bundle.embedding_info import EmbeddingInfo
 from tide_runtime.bundle.manifest import HeadInfo, LayerInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -32,6 +33,7 @@ from tide_export.accounting import check_names, check_values, read_headers, weig
 from tide_export.boundaries import decoder_layers
 from tide_export.checkpoint_parameters import CheckpointParameters
 from tide_export.config import reads_text, weights_title
+from tide_export.embedding_model import give_states, read_embedding
 from tide_export.fake_parameters import materialise, without_parameters
 from tide_export.long_rotary import LONGROPE
 from tide_export.parameters import LoadedParameters, ParameterSource
@@ -65,6 +67,7 @@ class LoadedModel:
         code: file → SHA-256 of the code that came with it and ran; see `remote_code`.
         head: the bits of the head, where they were measured or asked for.
         probed: its `layers`, where they are known.
+        embedding: of an embedding model, which has no head: its logits are its final states. None: it writes text.
     """
 
     model: PreTrainedModel
@@ -80,6 +83,7 @@ class LoadedModel:
     streamed: ParameterSource | None = None
     code: Mapping[str, str] = field(default_factory=dict)
     probed: tuple[LayerInfo, ...] = ()
+    embedding: EmbeddingInfo | None = None
 
     @cached_property
     def layers(self) -> tuple[LayerInfo, ...]:
@@ -103,7 +107,9 @@ class LoadedModel:
 
     @property
     def mixed_layers(self) -> str:
-        """The layers that only some targets run; empty where each has keys and values of its own."""
+        """What only some targets run: layers without keys and values of their own, the states of embeddings; else empty."""
+        if self.embedding is not None:
+            return "final states, which it outputs in the place of logits"
         if self.is_recurrent:
             return "recurrent layers, which keep states"
         shared = any(layer.kv_source is not None for layer in self.layers)
@@ -156,6 +162,7 @@ def load_model(
         loaded = loaded if stream else in_memory(loaded)
     else:
         loaded = _load_huggingface(source, dtype, revision, trust_remote_code, tokenizer, stream, note)
+        loaded = loaded if stream else in_memory(loaded)
     return replace(loaded, quantized={}, weights=weights, notes=()) if weights in TORCH_DTYPES else loaded
 
 
@@ -229,6 +236,7 @@ def _load_huggingface(
         check_supported(config)
         _leave_out_encoders(config)
         find_settings(source, config, revision)
+        embedding = read_embedding(source, revision, config)
         method = quantization_method(config)
         if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # transformers would only warn
             raise UnsupportedModelError(
@@ -236,9 +244,11 @@ def _load_huggingface(
                 f"{', '.join(CHECKPOINT_METHODS)}, or the original model"
             )
         files, fake = weight_files(source, revision), None
-        if stream:
+        if stream or embedding is not None:
             fake = _without_parameters(config, TORCH_DTYPES[dtype], trust_remote_code)
             reason = _in_memory_reason(fake, files, trust_remote_code)
+            if reason and embedding is not None:
+                raise UnsupportedModelError(f"{source} is an embedding model, and {reason}; take the original checkpoint")
             if reason and note is not None:
                 note(_in_memory_note(fake, reason))
             fake = fake if reason is None else None
@@ -246,7 +256,8 @@ def _load_huggingface(
             model, quantized, notes = load_quantized_checkpoint(source, config, TORCH_DTYPES[dtype], revision, trust_remote_code)
             quantized = _with_tied(model, quantized)
         elif fake is not None:
-            model, (streamed, notes) = fake, _stream_plain(source, fake, config, revision, files)
+            left_out = give_states(fake) if embedding is not None else None
+            model, (streamed, notes) = fake, _stream_plain(source, fake, config, revision, files, left_out)
         else:
             model, notes = _load_plain(source, config, TORCH_DTYPES[dtype], options)
     except TideError:
@@ -261,7 +272,7 @@ def _load_huggingface(
     own = load_tokenizer(source, tokenizer, config, options)
     files = files or weight_files(source, revision)
     notes, code = tuple(notes), code_digests(model)
-    made = {"notes": notes, "streamed": streamed, "code": code, "probed": layers}
+    made = {"notes": notes, "streamed": streamed, "code": code, "probed": layers, "embedding": embedding}
     return LoadedModel(model, own, source, revision, files, quantized, **made)
 
 
@@ -294,10 +305,18 @@ def _in_memory_note(model: PreTrainedModel, reason: str) -> str:
 
 
 def _stream_plain(
-    source: str, fake: PreTrainedModel, config: PreTrainedConfig, revision: str | None, files: tuple[Path, ...]
+    source: str,
+    fake: PreTrainedModel,
+    config: PreTrainedConfig,
+    revision: str | None,
+    files: tuple[Path, ...],
+    left_out: str | None = None,
 ) -> tuple[CheckpointParameters, list[str]]:
-    """The values of the parameters of ``fake``, which gets its buffers, and sentences on tensors that were left out."""
-    headers = read_headers(files)
+    """The values of the parameters of ``fake``, which gets its buffers, and sentences on tensors that were left out.
+
+    ``left_out``: a module that the files may have and ``fake`` has not.
+    """
+    headers = {name: one for name, one in read_headers(files).items() if left_out is None or not name.startswith(f"{left_out}.")}
     notes = check_names(source, fake, headers, config)
     parameters = CheckpointParameters(source, fake, files, headers)
     parameters.fill_buffers()

@@ -55,6 +55,7 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 INT8_TOLERANCE = 5e-2
 # Nats per token. Rounding to int8 costs some thousandths; at 1 the perplexity of the model's own text is 2.7 times the model's.
 MAX_DIVERGENCE = 1.0
+LEAST_COSINE = 0.98  # of an embedding model's final states where activations are rounded to int8
 Array = NDArray[np.float32]
 
 
@@ -158,7 +159,26 @@ class TextCheck:
         )
 
 
-Check = GraphCheck | StepCheck | PromptCheck | TextCheck
+@dataclass(frozen=True)
+class StateCheck:
+    """How near the final states of an embedding model's bundle as it runs are to the eager model's over a prompt.
+
+    ``cosine``: similarity of the token for which it is least.
+    """
+
+    prompt: str
+    cosine: float
+
+    @property
+    def passed(self) -> bool:
+        return self.cosine >= LEAST_COSINE  # False for NaN
+
+    def __str__(self) -> str:
+        found = f"{self.prompt[:48]!r}: cosine similarity of the final states at least {self.cosine:.6f}"
+        return found if self.passed else f"{found} (expected {LEAST_COSINE})"
+
+
+Check = GraphCheck | StepCheck | PromptCheck | TextCheck | StateCheck
 
 
 class _Text(NamedTuple):
@@ -256,7 +276,10 @@ def check_bundle(
     if reference.drafts is not None:
         checks += _check_draft(manifest, directory, texts, reference.drafts, tolerance)
     logits, steps = _as_it_runs(manifest, directory, texts, INT8_TOLERANCE if rounds else tolerance)
-    checks += [*steps, *check_prompts(texts, reference.unrounded.logits, logits, None if rounds else tolerance)]
+    checks += steps
+    if manifest.embedding is not None:
+        return [*checks, *_check_states(texts, reference.unrounded.logits, logits)]
+    checks += check_prompts(texts, reference.unrounded.logits, logits, None if rounds else tolerance)
     if manifest.tokenizer is not None and texts and len(last := texts[-1].ids) >= LEAST_TEXT:
         checks.append(TextCheck(_loss(last, eager.logits[-len(last) :]), float(np.log(manifest.model.vocab_size))))
     return checks
@@ -426,6 +449,14 @@ def check_prompts(texts: Sequence[_Text], expected: Array, logits: Array, tolera
             divergence=mean_divergence(wanted, found),
             agreement=float((found.argmax(-1) == wanted.argmax(-1)).mean()),
         )
+
+
+def _check_states(texts: Sequence[_Text], expected: Array, states: Array) -> Iterator[StateCheck]:
+    """`check_prompts` of an embedding model, from its final states [T, H] and the bundle's."""
+    ends = np.cumsum([len(text.ids) for text in texts])[:-1]
+    cosines = (expected * states).sum(-1) / (np.linalg.norm(expected, axis=-1) * np.linalg.norm(states, axis=-1))
+    for text, found in zip(texts, np.split(cosines, ends), strict=True):
+        yield StateCheck(text.name, float(found.min()))  # NaN stays
 
 
 def mean_divergence(expected: NDArray[np.float32], logits: NDArray[np.float32]) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.embedding import EmbeddedSequence, embedding_size
 from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.lora import LoraAdapter
@@ -43,8 +44,7 @@ class Admission:
 
     def sequences(self, prompts: Prompt | Sequence[Prompt], params: GenerationParams) -> list[TokenSequence]:
         """A sequence for each of ``prompts``, or for the one prompt. Raises PromptError or ParamsError."""
-        several = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_items(prompts))
-        return [self.sequence(prompt, params) for prompt in several]  # type: ignore[arg-type]
+        return [self.sequence(prompt, params) for prompt in each_prompt(prompts)]
 
     def sequence(self, prompt: Prompt, params: GenerationParams, streamed: bool = False) -> TokenSequence:
         """A sequence for ``prompt``. Raises PromptError or ParamsError.
@@ -52,6 +52,21 @@ class Admission:
         Args:
             streamed: decode its text token by token. Without it, and without stop strings, the text is decoded at the end.
         """
+        if self.manifest.embedding is not None:
+            raise PromptError("this is an embedding model, which writes no text; use Engine.embed, or /v1/embeddings of a server")
+        return self._sequence(prompt, params, streamed)
+
+    def text_to_embed(self, text: Prompt, dimensions: int | None = None) -> EmbeddedSequence:
+        """The sequence of a text to embed; ``dimensions`` as in `embedding_size`. Raises PromptError or ParamsError."""
+        info = self.manifest.embedding
+        if info is None:
+            raise PromptError("this model writes text and has no embeddings; load the bundle of an embedding model")
+        size = embedding_size(info, self.manifest.model.hidden_size, dimensions)
+        prompt = info.prompt + text if isinstance(text, str) else text
+        params = GenerationParams(max_new_tokens=1, ignore_eos=True)
+        return EmbeddedSequence.of(self._sequence(prompt, params), info, size)
+
+    def _sequence(self, prompt: Prompt, params: GenerationParams, streamed: bool = False) -> TokenSequence:
         ids = self.token_ids(prompt)
         if params.stop and self.tokenizer is None:
             raise ParamsError("stop strings need a tokenizer, which this bundle has not; use eos_token_ids")
@@ -148,6 +163,11 @@ class Admission:
         params = GenerationParams(max_new_tokens=len(ids) - end, ignore_eos=True, adapter=adapter)
         sequence = self.sequence(ids[:end], params)
         return sequence, ids[prompt_tokens:]
+
+
+def each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts, or the one prompt in a list. Raises PromptError for what is neither."""
+    return [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(_items(prompts))  # type: ignore[list-item]
 
 
 def _is_ids(prompts: object) -> bool:

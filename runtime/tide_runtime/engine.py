@@ -13,7 +13,10 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from tide_runtime.admission import Admission, Prompt
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.admission import Admission, Prompt, each_prompt
 from tide_runtime.backends import load_backend
 from tide_runtime.backends.base import Backend
 from tide_runtime.backends.observed import Observer, observed
@@ -35,13 +38,13 @@ from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
 from tide_runtime.prefix_files import PrefixFiles
 from tide_runtime.scheduling.budgets import StepBudget, kv_blocks
-from tide_runtime.scheduling.handle import GenerationHandle
+from tide_runtime.scheduling.handle import GenerationHandle, ResultHandle
 from tide_runtime.scheduling.loop import EngineLoop, Submitted
 from tide_runtime.scheduling.prefix_disk import PrefixDisk
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.scheduler import Scheduler, SchedulerOptions
 from tide_runtime.scheduling.snapshot_tree import SnapshotTree
-from tide_runtime.scoring import ForcedSequence, Score, ScoreHandle
+from tide_runtime.scoring import ForcedSequence, Score
 from tide_runtime.sequence import TokenSequence
 from tide_runtime.targets.select import DeviceChoice, choose_target
 from tide_runtime.text.chat_template import render_chat
@@ -102,7 +105,9 @@ class Engine:
         self._memory = memory = StateMemory.of(rows.kv_bytes_per_token, rows.state_bytes)
         on_device = getattr(loaded, "device", None) is not None
         blocks = kv_blocks(memory, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len, on_device)
-        caches_prefixes = options.prefix_cache and self.policy.can_resume and self.backend.has_prefix_blocks
+        embeds = bundle.manifest.embedding is not None  # then every token is needed, as its state is pooled
+        keeps_prefixes = self.policy.can_resume and self.backend.has_prefix_blocks and not embeds
+        caches_prefixes = options.prefix_cache and keeps_prefixes
         tree = self._make_tree() if caches_prefixes else None
         budget = StepBudget(
             CostModel.of(bundle.manifest, self.backend.pass_costs), options.prefill_chunk, self.backend.packs_steps
@@ -115,7 +120,7 @@ class Engine:
                 slots=bundle.manifest.max_seq_len,
                 lookahead=self.policy.lookahead,
                 prompt_tokens=budget,
-                most_logits=max(self.max_batch, _LOGITS_BYTES // (4 * bundle.manifest.model.vocab_size)),
+                most_logits=max(self.max_batch, _LOGITS_BYTES // (4 * bundle.manifest.logits_size)),
                 can_preempt=self.policy.can_resume,
                 max_queue=options.max_queue,
                 consecutive_rows=not self.backend.packs_steps,
@@ -246,7 +251,7 @@ class Engine:
 
     def submit_score(
         self, tokens: Sequence[int], prompt_tokens: int = 1, top: int = 0, adapter: str | None = None
-    ) -> ScoreHandle:
+    ) -> ResultHandle[Score]:
         """Queue a text to score, as `score` does, and return at once.
 
         Args:
@@ -258,7 +263,29 @@ class Engine:
         sequence = self._forced(tokens, prompt_tokens, top, adapter=adapter)
         request = self._request(sequence, streamed=False)
         self._loop.submit([request])
-        return ScoreHandle(request.handle, sequence)
+        return ResultHandle(request.handle, sequence.score)
+
+    def embed(self, texts: Prompt | Sequence[Prompt], dimensions: int | None = None) -> NDArray[np.float32]:
+        """Vectors [N, H] of the texts of an embedding model, strings or token ids of any lengths; of one text [1, H].
+
+        Args:
+            dimensions: numbers of a vector, where the model was trained for shorter ones.
+
+        Raises PromptError, also where the model is none, and ParamsError, before anything is computed.
+        """
+        sequences = [self.admission.text_to_embed(text, dimensions) for text in each_prompt(texts)]
+        self._run(sequences)
+        return np.stack([sequence.embedding() for sequence in sequences])
+
+    def submit_embedding(self, text: Prompt, dimensions: int | None = None) -> ResultHandle[NDArray[np.float32]]:
+        """Queue a text to embed, as `embed` does, and return at once; the result is its vector [H].
+
+        Raises PromptError; ParamsError; QueueFullError when ``max_queue`` requests wait; EngineClosedError.
+        """
+        sequence = self.admission.text_to_embed(text, dimensions)
+        request = self._request(sequence, streamed=False)
+        self._loop.submit([request])
+        return ResultHandle(request.handle, sequence.embedding)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **extra: Any) -> list[int]:
         """Token ids of a chat in the model's own template, ready for the assistant's turn.

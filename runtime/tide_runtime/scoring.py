@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.errors import EngineClosedError
-from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.sequence import TokenSequence
 
 
@@ -97,25 +95,6 @@ class ForcedSequence(TokenSequence):
             self.depth.layers_run,
             [self.top[place] for place in places] if self.num_top else [],
         )
-
-
-class ScoreHandle:
-    """A text that is being scored: await it, or wait for its `result`; both raise the request's error."""
-
-    def __init__(self, handle: GenerationHandle, sequence: ForcedSequence) -> None:
-        self._handle, self._sequence = handle, sequence
-
-    def result(self, timeout: float | None = None) -> Score:
-        """Wait at most ``timeout`` seconds. Raises TimeoutError, and EngineClosedError where it was cancelled."""
-        self._handle.result(timeout)
-        return self._sequence.score()
-
-    def cancel(self) -> None:
-        self._handle.cancel()
-
-    def __await__(self) -> Generator[Any, None, Score]:
-        yield from self._handle.__await__()
-        return self._sequence.score()
 
 
 def _log_sum_exp(logits: NDArray[np.floating]) -> float:

@@ -70,6 +70,10 @@ class ExitCalibration:
 
 def check_can_exit(loaded: LoadedModel) -> None:
     """Raise CalibrationError where tokens cannot stop before the last layer."""
+    if loaded.embedding is not None:
+        raise CalibrationError(
+            f"{loaded.name} is an embedding model, whose vectors are made of final states; export it without a calibration"
+        )
     if loaded.is_recurrent:
         raise CalibrationError(
             f"{loaded.name} has recurrent layers, and early exits do not pay there: a token that skips such a layer leaves its "

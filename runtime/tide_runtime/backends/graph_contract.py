@@ -120,7 +120,7 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
     model, batch = manifest.model, 1 if packed else None
     tokens, hidden = (batch, None), (batch, None, model.hidden_size)
     if graph.name == HEAD:
-        return {"hidden": hidden}, {"logits": (None, None, model.vocab_size), "token": tokens}
+        return {"hidden": hidden}, {"logits": (None, None, manifest.logits_size), "token": tokens}
     exits = manifest.calibration.exits if manifest.calibration is not None else []
     for info in exits:
         if graph.name == exit_graph(info):
@@ -138,9 +138,9 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
     outputs: dict[str, Shape] = {"hidden_out": hidden}
     if graph.name == LOOP:
         inputs |= {"hidden": hidden, "first_loop": (batch, None, 1), "logits_index": (None,)}
-        outputs |= {"logits": (1, None, model.vocab_size), "token": (1, None)}
+        outputs |= {"logits": (1, None, manifest.logits_size), "token": (1, None)}
     elif graph.layers[1] == model.num_layers:
-        inputs["logits_index"], outputs = (None,), {"logits": (1, None, model.vocab_size), "token": (1, None)}
+        inputs["logits_index"], outputs = (None,), {"logits": (1, None, manifest.logits_size), "token": (1, None)}
     return inputs | caches, outputs | _written(caches)
 
 

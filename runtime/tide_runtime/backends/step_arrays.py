@@ -96,7 +96,7 @@ class StepBuffers:
     """Host buffers shared by the steps of all shapes."""
 
     def __init__(self, manifest: Manifest, dtype: type[np.generic], logits_dtype: type[np.generic]) -> None:
-        self._model, self._boundaries, self._dtype = manifest.model, len(manifest.segments), dtype
+        self._manifest, self._boundaries, self._dtype = manifest, len(manifest.segments), dtype
         self._logits_dtype = logits_dtype
         self._width = manifest.draft_head.width if manifest.draft_head is not None else 0
         self._tokens = 0
@@ -124,8 +124,8 @@ class StepBuffers:
         """Allocate for ``tokens``, also the logits: pages that are never written take no memory."""
         self._tokens = tokens
         self._input_ids = np.zeros(tokens, np.int64)
-        self._hidden = [np.zeros((tokens, self._model.hidden_size), self._dtype) for _ in range(self._boundaries)]
-        self._logits = np.zeros((tokens, self._model.vocab_size), self._logits_dtype)
+        self._hidden = [np.zeros((tokens, self._manifest.model.hidden_size), self._dtype) for _ in range(self._boundaries)]
+        self._logits = np.zeros((tokens, self._manifest.logits_size), self._logits_dtype)
         self._token = np.zeros(tokens, np.int64)
         self._score = np.zeros(tokens, np.float32)
         self._before, self._states = (np.zeros((tokens, self._width), self._dtype) for _ in range(2))

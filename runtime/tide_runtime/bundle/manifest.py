@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tide_runtime.bundle.calibration import CalibrationInfo, DraftHeadInfo, ExitInfo
+from tide_runtime.bundle.embedding_info import EmbeddingInfo
 from tide_runtime.bundle.engine_info import EngineInfo, ProfileInfo, TensorInfo
 from tide_runtime.bundle.layer_info import STATE_KINDS, KVInfo, LayerInfo, StateInfo
 from tide_runtime.errors import BundleError, ParamsError
@@ -169,6 +170,7 @@ class Manifest:
         kv_dtype: data type of the KV caches; None: ``dtype``. ``int8``: rounded, with a scale for each channel in the graphs.
         long_rotary_from: texts of more tokens than this are rotated by the long factors of the rotary embedding (LongRoPE): the
             position ids of all their tokens are larger by this number. None: there is one set of factors.
+        embedding: of an embedding model; None: it writes text.
     """
 
     schema: int
@@ -190,6 +192,7 @@ class Manifest:
     head: HeadInfo | None = None
     long_rotary_from: int | None = None
     draft_head: DraftHeadInfo | None = None
+    embedding: EmbeddingInfo | None = None
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -216,6 +219,11 @@ class Manifest:
     def cache_dtype(self) -> str:
         """Data type of the KV caches."""
         return self.kv_dtype or self.dtype
+
+    @property
+    def logits_size(self) -> int:
+        """Numbers in the output ``logits`` of a token, which of an embedding model are its final state."""
+        return self.model.vocab_size if self.embedding is None else self.model.hidden_size
 
     @property
     def kv(self) -> dict[int, KVInfo]:

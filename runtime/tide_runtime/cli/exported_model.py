@@ -182,7 +182,8 @@ def _local_model(path: Path) -> _Model:
     """
     if not path.exists():
         raise ModelFilesError(f"there is no file {path}; give a .gguf file, a model directory, a hub id or a bundle")
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    inside = [*path.glob("*"), *path.glob("*/config.json")]  # those in folders are of an embedding model's modules
+    files = [path] if path.is_file() else sorted(p for p in inside if p.is_file() and not p.name.startswith("."))
     try:
         identity = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns, _sampled_digest(p)] for p in files]
         if path.is_file():

@@ -83,6 +83,7 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
         "bundle_bytes": sum(info.bytes for info in manifest.files.values()),
         "checkpoints": manifest.checkpoints,
         "calibration": None if manifest.calibration is None else asdict(manifest.calibration),
+        "embedding": None if manifest.embedding is None else asdict(manifest.embedding),
         "draft_head": None if manifest.draft_head is None else asdict(manifest.draft_head),
         "graphs": [
             {
@@ -164,6 +165,7 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
                     else ""
                 ),
                 "vocabulary": f"{model['vocab_size']:,} tokens",
+                **_embedding_row(facts["embedding"]),
                 "dtype": facts["dtype"],
                 "max_seq_len": f"{facts['max_seq_len']:,} tokens (model: {model['max_position_embeddings']:,})",
                 "KV cache": f"{facts['kv_cache_dtype']}, {human_size(facts['kv_cache_bytes_per_token'])} per token, "
@@ -189,6 +191,13 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
         _pairs("Generation defaults", {name: _listed(value) for name, value in facts["generation"].items()}),
         _pairs("Made with", facts["tools"]),
     ]
+
+
+def _embedding_row(info: dict[str, Any] | None) -> dict[str, str]:
+    if info is None:
+        return {}
+    pooled = "the state of the last token" if info["pooling"] == "last" else "the mean of all states"
+    return {"embeds texts": pooled + (", normalised" if info["normalized"] else "")}
 
 
 def _verified(found: str) -> str:

@@ -20,9 +20,16 @@ def make_policy(name: str, manifest: Manifest, options: DepthOptions, facts: Bac
     drafts cost little then. ``auto`` is never ``exact`` without the same bits, as nothing that may change a text is a default;
     where the target rounds besides, ``exact`` runs as ``full``. With adapters no policy takes exits.
 
+    An embedding model runs every layer.
+
     Raises ParamsError for an unknown name, or when the bundle lacks what the policy needs.
     """
     facts, with_exits = facts or BackendFacts(), True
+    if manifest.embedding is not None:
+        if name not in ("auto", "full") or facts.adapted:
+            wrong = "adapters are given" if facts.adapted else f"policy is {name!r}"
+            raise ParamsError(f"{wrong}, and this is an embedding model, which runs whole as it is; leave that out")
+        return FullDepth()
     if name == "auto":
         name = manifest.calibration.recommended if manifest.calibration is not None else "full"
         if name == "exit" and facts.adapted:

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from tide_runtime.outputs import Chunk, Generation
 
 _Item = Chunk | BaseException
+Result = TypeVar("Result")
 
 
 class GenerationHandle:
@@ -121,6 +122,29 @@ class GenerationHandle:
     def _put(self, item: _Item) -> None:
         with self._lock:
             self._forward(item)
+
+
+class ResultHandle(Generic[Result]):
+    """A request that is wanted for something else than its text: await it, or wait for its `result`; both raise its error.
+
+    Args:
+        made: what the request was for, once it is done.
+    """
+
+    def __init__(self, handle: GenerationHandle, made: Callable[[], Result]) -> None:
+        self._handle, self._made = handle, made
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait at most ``timeout`` seconds. Raises TimeoutError, and EngineClosedError where it was cancelled."""
+        self._handle.result(timeout)
+        return self._made()
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        yield from self._handle.__await__()
+        return self._made()
 
 
 def _chunk(item: _Item) -> Chunk:

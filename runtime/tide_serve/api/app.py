@@ -13,6 +13,7 @@ from tide_runtime import Engine, TideError
 
 from tide_serve.api.chat import chat_routes
 from tide_serve.api.completions import completions_routes
+from tide_serve.api.embeddings import embeddings_routes
 from tide_serve.api.messages import messages_routes
 from tide_serve.api.openapi import openapi_routes
 from tide_serve.api.responses import responses_routes
@@ -65,6 +66,7 @@ def make_app(models: Engine | ModelRegistry, config: ServeConfig | None = None) 
         models_routes,
         chat_routes,
         completions_routes,
+        embeddings_routes,
         responses_routes,
         messages_routes,
         tokenize_routes,

@@ -88,7 +88,7 @@ def chat_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, CHAT, service.config)
-        model = await service.model(request, body["model"])
+        model = await service.writer(request, body["model"])
         chat = await checked(model, body)
         stream = ChatStream(model, chat, chat.stream) if chat.stream is not None else None
         return await respond(model, request, chat.jobs, stream, partial(_answer, model, chat))

@@ -19,7 +19,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from tide_runtime import Chunk, Generation, GenerationParams, Score
 from tide_runtime.sampler import TokenLogprob
-from tide_runtime.scoring import ScoreHandle
+from tide_runtime.scheduling.handle import ResultHandle
 
 from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
 from tide_serve.api.event_stream import ChoiceStream, quoted, respond
@@ -90,17 +90,12 @@ def completions_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await read_body(request, COMPLETION, service.config)
-        model = await service.model(request, body["model"])
+        model = await service.writer(request, body["model"])
         completion = await checked(model, body)
         scored = await _scored(model, request, completion)
         options = completion.stream
         stream = CompletionStream(model, completion, options, scored) if options is not None else None
         return await respond(model, request, completion.jobs, stream, partial(_answer, model, completion, scored))
-
-    @router.post("/v1/embeddings", include_in_schema=False)
-    async def embeddings() -> Response:
-        message = "bundles are of models that write text, so none has embeddings; see /docs for what is served"
-        raise ApiError(404, message, code="no_embeddings")
 
     return router
 
@@ -215,7 +210,7 @@ async def _scored(model: ServedModel, request: Request, completion: CompletionRe
     top, prompts = completion.top_logprobs, [prompt.ids for prompt in completion.prompts]
     if top is None or not completion.echo:
         return []
-    engine, handles = model.engine, list[ScoreHandle | None]()
+    engine, handles = model.engine, list[ResultHandle[Score] | None]()
 
     def cancel() -> None:
         for handle in handles:

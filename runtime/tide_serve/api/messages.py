@@ -39,7 +39,7 @@ def messages_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages")
     async def messages(request: Request) -> Response:
         body = await read_body(request, MESSAGE, service.config)
-        model = await service.model(request, body["model"])
+        model = await service.writer(request, body["model"])
         chat = await checked(model, body)
         stream = MessageStream(model.engine, chat) if chat.stream is not None else None
         return await respond(model, request, chat.jobs, stream, partial(_answer, model.engine, chat))
@@ -47,7 +47,7 @@ def messages_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
         body = await read_body(request, COUNT, service.config)
-        model = await service.model(request, body["model"])
+        model = await service.writer(request, body["model"])
         try:
             chat = chat_body(body)
             tools = plan_tools(chat, model.engine, model.config)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
-from openai.types import Completion
+from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 from openai.types.shared import ErrorObject
 from pydantic import BaseModel, TypeAdapter
 
 from tide_serve.request.body import BodyForm
-from tide_serve.request.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from tide_serve.request.fields import CHAT, COMPLETION, DETOKENIZE, EMBEDDING, TOKENIZE
 from tide_serve.request.messages_as_chat import COUNT, MESSAGE
 from tide_serve.request.responses_as_chat import RESPONSE
 
@@ -48,6 +48,7 @@ def _routes() -> dict[str, _Route]:
     return {
         "/v1/chat/completions": _Route(CHAT, ChatCompletion, ChatCompletionChunk),
         "/v1/completions": _Route(COMPLETION, Completion, Completion),
+        "/v1/embeddings": _Route(EMBEDDING, CreateEmbeddingResponse),
         "/v1/responses": _Route(RESPONSE, Response),
         "/v1/messages": _Route(MESSAGE, Message, RawMessageStreamEvent, ErrorResponse),
         "/v1/messages/count_tokens": _Route(COUNT, MessageTokensCount, error=ErrorResponse),

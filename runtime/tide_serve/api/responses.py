@@ -59,7 +59,7 @@ def responses_routes(service: Service) -> APIRouter:
     @router.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = await read_body(request, RESPONSE, service.config)
-        model = await service.model(request, body["model"])
+        model = await service.writer(request, body["model"])
         chat = await checked(model, body)
         stream = ResponseStream(model, body, chat) if chat.stream is not None else None
         return await respond(model, request, chat.jobs, stream, partial(_answer, model, body, chat))

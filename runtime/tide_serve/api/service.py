@@ -82,6 +82,14 @@ class Service(ServerState):
             self._of_engines[engine] = TokenTexts(engine.tokenizer), _fingerprint(engine)
         return ServedModel(self, name, engine, *self._of_engines[engine], deadline, self.models.adapter(name))
 
+    async def writer(self, request: Request, name: str | None) -> ServedModel:
+        """`model`, which writes text. Raises ApiError (404) for an embedding model besides."""
+        model = await self.model(request, name)
+        if model.engine.manifest.embedding is not None:
+            message = f"the model {model.name!r} embeds texts and writes none; send them to /v1/embeddings, or name another model"
+            raise ApiError(404, message, "model", "no_text")
+        return model
+
     async def _waited(self, request: Request, name: str, deadline: float) -> Engine:
         """An engine that is not loaded yet. Raises ApiError beyond ``deadline`` and where the client leaves."""
         waiting = self.models.wait(name)

@@ -118,4 +118,5 @@ class OneEngine(ModelRegistry):
 
 
 def has_chat_template(manifest: Manifest) -> bool:
-    return manifest.tokenizer is not None and manifest.tokenizer.chat_template is not None
+    tokenizer = manifest.tokenizer if manifest.embedding is None else None
+    return tokenizer is not None and tokenizer.chat_template is not None

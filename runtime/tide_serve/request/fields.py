@@ -20,6 +20,7 @@ from openai.types.chat import (
 from openai.types.chat.chat_completion_message_function_tool_call_param import Function
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.embedding_create_params import EmbeddingCreateParams
 from typing_extensions import TypedDict
 
 from tide_serve.request.body import BodyForm, RequestTypes, Support
@@ -66,6 +67,11 @@ CHAT_FIELDS: dict[str, Support] = {
 COMPLETION_FIELDS: dict[str, Support] = {
     **_SAMPLING,
     **dict.fromkeys(("prompt", "suffix", "echo", "best_of"), SUPPORTED),
+    "user": HARMLESS,
+}
+
+EMBEDDING_FIELDS: dict[str, Support] = {
+    **dict.fromkeys(("model", "input", "encoding_format", "dimensions"), SUPPORTED),
     "user": HARMLESS,
 }
 
@@ -164,6 +170,11 @@ CHAT = BodyForm(
     lambda: RequestTypes(ChatParams, {**EXTENSION_TYPES, **THOUGHT_TYPES, "messages": list[MessageParam]}),
 )
 COMPLETION = BodyForm("CompletionRequest", COMPLETION_FIELDS, lambda: RequestTypes(CompletionParams, EXTENSION_TYPES))
+EMBEDDING = BodyForm(
+    "EmbeddingRequest",
+    EMBEDDING_FIELDS,
+    lambda: RequestTypes(EmbeddingCreateParams, {"input": Union[str, list[str], list[int], list[list[int]]]}),  # noqa: UP007
+)
 TOKENIZE = BodyForm(
     "TokenizeRequest", dict.fromkeys(TokenizeParams.__annotations__, SUPPORTED), lambda: RequestTypes(TokenizeParams, {})
 )

@@ -149,30 +149,35 @@ def _described(function: dict[str, Any]) -> dict[str, Any]:
 # --- texts
 
 
-def each_prompt(prompt: str | list[Any]) -> list[str | list[int]]:
-    """The prompts of a ``prompt`` field: text, a list of texts, token ids, or a list of them. Raises ApiError for none."""
+def each_prompt(prompt: str | list[Any], param: str = "prompt") -> list[str | list[int]]:
+    """The prompts of the field ``param``: text, a list of texts, token ids, or a list of them. Raises ApiError for none."""
     is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
     prompts = [prompt] if is_one else prompt
     if not prompts:
-        raise ApiError(400, "prompt is an empty list; give text or token ids", "prompt")
+        raise ApiError(400, f"{param} is an empty list; give text or token ids", param)
     return prompts  # type: ignore[return-value]
 
 
 async def text_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
-    """A prompt of text or token ids. Raises ApiError for one that is empty, too long, or has ids outside the vocabulary."""
-    try:
-        ids = await off_loop(len(prompt), _text_ids, engine, prompt)
-    except PromptError as error:
-        raise ApiError(400, str(error), "prompt") from error
+    """A prompt of text or token ids. Raises ApiError as `text_ids` does."""
+    ids = await text_ids(engine, prompt)
     return Prompt(ids, prompt if isinstance(prompt, str) else _decoded(engine, ids))
 
 
-def _text_ids(engine: Engine, prompt: str | list[int]) -> list[int]:
+async def text_ids(engine: Engine, prompt: str | list[int], param: str = "prompt") -> list[int]:
+    """Token ids of a text. Raises ApiError for one that is empty, too long, or has ids outside the vocabulary."""
+    try:
+        return await off_loop(len(prompt), _text_ids, engine, prompt, param)
+    except PromptError as error:
+        raise ApiError(400, str(error), param) from error
+
+
+def _text_ids(engine: Engine, prompt: str | list[int], param: str) -> list[int]:
     if isinstance(prompt, str) and engine.tokenizer is not None:
-        check_text(engine, prompt, "prompt")
+        check_text(engine, prompt, param)
         prompt = engine.tokenizer.encode(prompt)
     if isinstance(prompt, list):
-        check_length(engine, prompt, "prompt")
+        check_length(engine, prompt, param)
     return engine.admission.token_ids(prompt)
 
 

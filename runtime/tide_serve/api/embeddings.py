@@ -1,0 +1,97 @@
+"""POST /v1/embeddings, of bundles that are embedding models.
+
+``input`` is a text, token ids, or a list of either. ``dimensions`` shortens vectors where the model was trained for that. Vectors
+of ``encoding_format`` base64 are float32, little-endian, as OpenAI's clients ask for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from numpy.typing import NDArray
+from tide_runtime.scheduling.handle import ResultHandle
+
+from tide_serve.api.service import ClientWatch, ServedModel, Service, out_of_time
+from tide_serve.errors import ApiError
+from tide_serve.observe.request_record import current_record
+from tide_serve.request.body import read_body
+from tide_serve.request.fields import EMBEDDING
+from tide_serve.request.prompt_ids import each_prompt, off_loop, text_ids
+
+_MOST_INPUTS = 2048  # as OpenAI's
+_AHEAD = 4  # texts of a request that are queued, by sequences that run at once
+Vector = NDArray[np.float32]
+
+
+def embeddings_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Response:
+        body = await read_body(request, EMBEDDING, service.config)
+        model = await service.model(request, body["model"])
+        info = model.engine.manifest.embedding
+        if info is None:
+            message = f"the model {model.name!r} writes text and has no embeddings; name an embedding model"
+            raise ApiError(404, message, "model", "no_embeddings")
+        texts = each_prompt(body["input"], "input")
+        if len(texts) > _MOST_INPUTS:
+            raise ApiError(400, f"input has {len(texts)} texts; send at most {_MOST_INPUTS} at once", "input")
+        inputs = [info.prompt + text if isinstance(text, str) else text for text in texts]
+        ids = [await text_ids(model.engine, text, "input") for text in inputs]
+        tokens = sum(map(len, ids))
+        if (record := current_record.get()) is not None:
+            record.prompt_tokens += tokens
+        vectors = await _embedded(model, request, ids, body.get("dimensions"))
+        as_text = body.get("encoding_format") == "base64"
+        return await off_loop(sum(map(len, vectors)), _answer, model.name, vectors, as_text, tokens)
+
+    return router
+
+
+async def _embedded(model: ServedModel, request: Request, texts: Sequence[Sequence[int]], dimensions: int | None) -> list[Vector]:
+    """The vectors of ``texts``, of which only some wait at a time: a request may have more than the engine's queue holds.
+
+    Raises what `Engine.submit_embedding` raises, EngineClosedError where the client leaves, and ApiError beyond the time limit.
+    """
+    engine, handles, vectors = model.engine, deque[ResultHandle[Vector]](), list[Vector]()
+
+    def cancel() -> None:
+        for handle in handles:
+            handle.cancel()
+
+    client = ClientWatch(request, cancel)
+    try:
+        async with asyncio.timeout(model.seconds_left):
+            for text in texts:
+                if len(handles) >= min(_AHEAD * engine.max_batch, engine.options.max_queue):
+                    vectors.append(await handles.popleft())
+                handles.append(engine.submit_embedding(text, dimensions))
+            while handles:
+                vectors.append(await handles.popleft())
+    except TimeoutError as error:
+        raise out_of_time(model.config) from error
+    finally:
+        client.close()
+        cancel()
+    return vectors
+
+
+def _answer(name: str, vectors: Sequence[Vector], as_text: bool, tokens: int) -> Response:
+    data = [
+        {"object": "embedding", "index": index, "embedding": _base64(vector) if as_text else vector.tolist()}
+        for index, vector in enumerate(vectors)
+    ]
+    usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
+
+
+def _base64(vector: Vector) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
