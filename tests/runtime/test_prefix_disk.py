@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -244,6 +246,25 @@ def test_a_full_disk_is_announced_and_the_engine_goes_on(start: Callable[..., En
             wanted = ask(engine, PROMPT)
         with start() as engine:
             assert same(ask(engine, PROMPT), wanted)
+
+
+def test_an_engine_that_its_writing_thread_drops_ends(start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: memory that is never given back where the garbage of an engine is found in the thread that writes its prefixes."""
+    engines, asked, write = [start()], threading.Event(), PrefixFiles.write
+
+    def dropping(*arguments: object) -> None:
+        assert asked.wait(60)
+        engines.clear()
+        gc.collect()
+        write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PrefixFiles, "write", dropping)
+    loop = engines[0]._loop
+    ask(engines[0], PROMPT)
+    asked.set()
+    assert loop._thread is not None
+    loop._thread.join(60)
+    assert not loop._thread.is_alive() and not engines
 
 
 _PROCESS = """

@@ -111,7 +111,8 @@ class EngineLoop:
             self._stop = "abort" if abort or self._stop == "abort" else "drain"
             thread = self._thread
             self._changed.notify_all()
-        if thread is not None and thread is not threading.current_thread():
+        # A thread that this one waits for stops it where the garbage collector runs there, and finds the engine.
+        if thread is not None and threading.current_thread() not in (thread, self.scheduler.cache.writer):
             thread.join()
 
     def _check_open(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +60,11 @@ class PrefixCache:
     @property
     def disk_counts(self) -> FileCounts:
         return self.disk.files.counts if self.disk is not None else FileCounts()
+
+    @property
+    def writer(self) -> Thread | None:
+        """The thread that writes to the disk, if there is one."""
+        return self.disk.writer if self.disk is not None else None
 
     def attach(self, context: ExecutionContext) -> None:
         """Read from the disk into the rows of ``context`` from now on."""

@@ -78,6 +78,9 @@ class PrefixDisk:
 
     Args:
         facts: what else than tokens decides the bits of keys, values and states.
+
+    Attributes:
+        writer: the thread that writes, once there is something to write.
     """
 
     def __init__(self, files: PrefixFiles, facts: Sequence[str]) -> None:
@@ -86,7 +89,7 @@ class PrefixDisk:
         self._blocks: PrefixMemory | None = None
         self._snapshots: SnapshotMemory | None = None
         self._queue: SimpleQueue[tuple[list[Piece], list[list[int]]] | None] = SimpleQueue()
-        self._writer: threading.Thread | None = None
+        self.writer: threading.Thread | None = None
         self._readers = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "tide-prefix-read")
 
     def attach(self, blocks: PrefixMemory, snapshots: SnapshotMemory | None) -> None:
@@ -150,17 +153,17 @@ class PrefixDisk:
             pieces.append(Piece(keys.snapshot(length), [(self._states, slot), *end]))
         if not pieces:
             return
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write_all, name="tide-prefix-disk", daemon=True)
-            self._writer.start()
+        if self.writer is None:
+            self.writer = threading.Thread(target=self._write_all, name="tide-prefix-disk", daemon=True)
+            self.writer.start()
         self._queue.put((pieces, [piece.versions for piece in pieces]))
 
     def close(self) -> None:
-        """Write what is queued, and end the thread. To be called before the memory is given back."""
-        if self._writer is not None:
+        """Write what is queued, and end the threads. To be called once, before the memory is given back."""
+        if self.writer is not None:
             self._queue.put(None)
-            self._writer.join()
-            self._writer = None
+            self.writer.join()
+            self.writer = None
         self._readers.shutdown()
 
     @property
