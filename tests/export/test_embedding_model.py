@@ -32,6 +32,7 @@ def read(folder: Path) -> EmbeddingInfo | None:
     [
         ("qwen3", True, {"tie_word_embeddings": True}),  # as Qwen3-Embedding-0.6B
         ("qwen3", True, {"tie_word_embeddings": False}),  # as Qwen3-Embedding-8B
+        ("qwen3", False, {}),  # as trained with its head
         ("gemma2", False, {}),  # which caps its logits
     ],
 )

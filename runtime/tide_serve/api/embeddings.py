@@ -23,7 +23,7 @@ from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import current_record
 from tide_serve.request.body import read_body
 from tide_serve.request.fields import EMBEDDING
-from tide_serve.request.prompt_ids import each_prompt, off_loop, text_ids
+from tide_serve.request.prompt_ids import each_prompt, ids_of_texts, off_loop
 
 _MOST_INPUTS = 2048  # as OpenAI's
 _AHEAD = 4  # texts of a request that are queued, by sequences that run at once
@@ -45,7 +45,7 @@ def embeddings_routes(service: Service) -> APIRouter:
         if len(texts) > _MOST_INPUTS:
             raise ApiError(400, f"input has {len(texts)} texts; send at most {_MOST_INPUTS} at once", "input")
         inputs = [info.prompt + text if isinstance(text, str) else text for text in texts]
-        ids = [await text_ids(model.engine, text, "input") for text in inputs]
+        ids = await ids_of_texts(model.engine, inputs, "input")
         tokens = sum(map(len, ids))
         if (record := current_record.get()) is not None:
             record.prompt_tokens += tokens

@@ -159,15 +159,15 @@ def each_prompt(prompt: str | list[Any], param: str = "prompt") -> list[str | li
 
 
 async def text_prompt(engine: Engine, prompt: str | list[int]) -> Prompt:
-    """A prompt of text or token ids. Raises ApiError as `text_ids` does."""
-    ids = await text_ids(engine, prompt)
+    """A prompt of text or token ids. Raises ApiError as `ids_of_texts` does."""
+    [ids] = await ids_of_texts(engine, [prompt])
     return Prompt(ids, prompt if isinstance(prompt, str) else _decoded(engine, ids))
 
 
-async def text_ids(engine: Engine, prompt: str | list[int], param: str = "prompt") -> list[int]:
-    """Token ids of a text. Raises ApiError for one that is empty, too long, or has ids outside the vocabulary."""
+async def ids_of_texts(engine: Engine, texts: Sequence[str | list[int]], param: str = "prompt") -> list[list[int]]:
+    """Token ids of each text. Raises ApiError for one that is empty, too long, or has ids outside the vocabulary."""
     try:
-        return await off_loop(len(prompt), _text_ids, engine, prompt, param)
+        return await off_loop(sum(map(len, texts)), lambda: [_text_ids(engine, text, param) for text in texts])
     except PromptError as error:
         raise ApiError(400, str(error), param) from error
 
