@@ -219,7 +219,7 @@ class _Placed:
         ):
             found = rehearse(bundle, prompts, config.new_tokens)
         predicted = info.predicted | {name: one.speedup for name, one in found.items()}
-        recommended = "exact" if info.exits and predicted.get("exact", 0.0) >= GATE else "full"
+        recommended = "exact" if predicted.get("exact", 0.0) >= GATE else "full"
         ranges = {name: [one.low, one.high] for name, one in found.items()}
         return replace(file, calibration=replace(info, predicted=predicted, predicted_range=ranges, recommended=recommended))
 

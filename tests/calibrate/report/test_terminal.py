@@ -20,6 +20,8 @@ def file(recommended: str, predicted: dict[str, float], exits: bool = True) -> C
 def test_exact_is_recommended_with_its_gain() -> None:
     assert "Use policy exact: 1.31x" in recommendation_line(file("exact", PREDICTED))
     assert "No exits" not in recommendation_line(file("exact", PREDICTED))
+    without = recommendation_line(file("exact", PREDICTED, exits=False))  # drafts of texts pay, as on stock models
+    assert without.startswith("Use policy exact: 1.31x") and without.endswith("No exits are placed: the layers never agree.")
 
 
 def test_full_is_recommended_with_the_reason() -> None:
