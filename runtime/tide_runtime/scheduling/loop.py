@@ -15,6 +15,7 @@ from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.errors import DeviceMemoryError, EngineClosedError
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation
+from tide_runtime.prefix_files import FileCounts
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scheduling.scheduler import Request, Scheduler, StepPlan
 from tide_runtime.scheduling.step import append_tokens, run_step
@@ -53,7 +54,7 @@ class EngineLoop:
     ) -> None:
         self.policy, self.scheduler, self.metrics = policy, scheduler, metrics
         self.context: ExecutionContext | None = None
-        self._make_context, self._finish = make_context, finish
+        self._make_context, self._finish, self._disk = make_context, finish, scheduler.cache.disk
         self._changed = threading.Condition()  # guards the scheduler's queues, and all below
         self._aborted: list[Submitted] = []
         self._thread: threading.Thread | None = None
@@ -80,7 +81,7 @@ class EngineLoop:
                 free_bytes=scheduler.free_blocks * block_bytes,
                 kv_memory=scheduler.options.blocks * block_bytes,
                 snapshots=scheduler.cache.snapshots,
-                prefix_disk=scheduler.cache.disk_counts,
+                prefix_disk=self._disk.files.counts if self._disk is not None else FileCounts(),
             )
 
     def submit(self, requests: Sequence[Submitted], forced: bool = False) -> None:
@@ -112,7 +113,7 @@ class EngineLoop:
             thread = self._thread
             self._changed.notify_all()
         # A thread that this one waits for stops it where the garbage collector runs there, and finds the engine.
-        if thread is not None and threading.current_thread() not in (thread, self.scheduler.cache.writer):
+        if thread is not None and threading.current_thread() not in (thread, self._disk and self._disk.writer):
             thread.join()
 
     def _check_open(self) -> None:
@@ -137,7 +138,8 @@ class EngineLoop:
                 for request in self.scheduler.requests():
                     self.scheduler.remove(request)
                     self._end(request, "cancelled")
-            self.scheduler.cache.close()
+            if self._disk is not None:
+                self._disk.close()
             if self.context is not None:
                 self.context.close()
 
@@ -178,7 +180,8 @@ class EngineLoop:
         try:
             if self.context is None:
                 self.context = self._make_context()
-                self.scheduler.cache.attach(self.context)
+                if self._disk is not None and self.context.prefix_blocks is not None:
+                    self._disk.attach(self.context.prefix_blocks, self.context.snapshots)
             outcome = run_step(self.policy, self.context, plan)
         except DeviceMemoryError as error:
             if not self._use_fewer_rows(error):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
 
-from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS, blocks_of
-from tide_runtime.prefix_files import FileCounts
 from tide_runtime.scheduling.prefix_disk import BLOCKS_BESIDE, PrefixDisk
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.snapshot_tree import Evicted, Place, SnapshotTree
@@ -56,25 +53,6 @@ class PrefixCache:
     @property
     def snapshots(self) -> int:
         return self.tree.snapshots if isinstance(self.tree, SnapshotTree) else 0
-
-    @property
-    def disk_counts(self) -> FileCounts:
-        return self.disk.files.counts if self.disk is not None else FileCounts()
-
-    @property
-    def writer(self) -> Thread | None:
-        """The thread that writes to the disk, if there is one."""
-        return self.disk.writer if self.disk is not None else None
-
-    def attach(self, context: ExecutionContext) -> None:
-        """Read from the disk into the rows of ``context`` from now on."""
-        if self.disk is not None and context.prefix_blocks is not None:
-            self.disk.attach(context.prefix_blocks, context.snapshots)
-
-    def close(self) -> None:
-        """Write what is queued for the disk. Nothing can be used afterwards."""
-        if self.disk is not None:
-            self.disk.close()
 
     def load(self, sequence: TokenSequence) -> Copies | None:
         """Take the longest kept prefix of a text over into its row; None where there is none."""

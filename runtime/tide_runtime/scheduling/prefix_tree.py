@@ -122,14 +122,6 @@ class PrefixTree:
                 self._offer(node.parent)
         return evicted
 
-    def clear(self) -> list[int]:
-        """Remove all blocks. Returns their ids."""
-        blocks = list(self._nodes)
-        self._nodes.clear()
-        self._heap.clear()
-        self._root.children.clear()
-        return blocks
-
     def _keys(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> list[_Key]:
         """The keys of the whole blocks of ``tokens``."""
         size, text = self._block_bytes, np.asarray(tokens, np.int64).tobytes()

@@ -41,7 +41,7 @@ class BundleSource:
     """The bundle in ``directory``, whose engine of ``options`` may take ``limit`` bytes.
 
     Its files are compared with their SHA-256, where the options say so, when it is first loaded and when they have changed. What
-    was read of them is kept until then, the tokenizer above all: reading one holds Python's lock, so that no other model writes.
+    was read of them is kept until then, the tokenizer above all: while one is read, which holds Python's lock, all answers wait.
     """
 
     directory: Path

@@ -114,12 +114,6 @@ class TreeAndModel(RuleBasedStateMachine):
         assert evicted == self.model.evict(number)
         self.free += evicted
 
-    @rule()
-    def clear(self) -> None:
-        evicted = self.tree.clear()
-        assert sorted(evicted) == sorted(self.model.blocks.values())
-        self.model, self.free = KnownPrefixes(), list(range(CAPACITY))
-
     @invariant()
     def every_block_is_held_once_or_free(self) -> None:
         assert len(self.tree) == len(self.model.blocks)
