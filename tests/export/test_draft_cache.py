@@ -16,7 +16,7 @@ from export.looped_tiny import made, nanbeige
 from export.stub_calibration import write_calibration
 from export.tiny_drafters import TinyDrafter, guesses_after, measured
 from runtime.depth.speculation.eager_head import guess_always
-from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.draft_step import DraftGuesses, Pairs, run_draft_head
 from tide_runtime.bundle import Bundle
@@ -41,6 +41,7 @@ QUIET = ExportProgress(quiet=True)
 SLOTS, GUESSES = 64, 3  # the longest texts reach the end of the cache
 CONFIG = ExportConfig(max_seq_len=SLOTS)
 TARGETS = "cpu", "torch"
+ALONE = EngineOptions(device="cpu", threads=ThreadOptions(1))
 PROMPTS = [[5, 9, 2, 7], [11, 3], [8, 8, 1, 30, 4, 6, 2], [*range(20, 60)], [1], [7, 7, 7], [90, 12, 33], [*range(64, 99)]]
 ASKED = GenerationParams(max_new_tokens=24, ignore_eos=True)
 SURE = 1.0  # logits by which a guess exceeds the second, which rounding does not change
@@ -91,7 +92,7 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]
 
 def load(bundle: Path, policy: str = "exact", **options) -> Engine:
     depth = DepthOptions(draft="head")
-    return Engine.load(bundle, EngineOptions(policy=policy, depth=depth, verify=False, device="cpu", **options))
+    return Engine.load(bundle, replace(ALONE, policy=policy, depth=depth, verify=False, **options))
 
 
 def compare(seen: list[tuple[list[int], list[int]]], drafter: TinyDrafter, model: PreTrainedModel, least: int) -> None:
@@ -218,7 +219,7 @@ def test_with_exits_and_low_bit_weights(model: PreTrainedModel, drafter: TinyDra
     for target in TARGETS:
         texts = {}
         for draft in ("none", "router", "all"):
-            options = EngineOptions(policy="exact", target=target, device="cpu", depth=DepthOptions(draft=draft), max_batch=2)
+            options = replace(ALONE, policy="exact", target=target, depth=DepthOptions(draft=draft), max_batch=2)
             with Engine.load(tmp_path / "bundle", options) as engine:
                 texts[draft] = [g.token_ids for g in engine.generate(PROMPTS[:3], ASKED)]
         assert texts["router"] == texts["none"] == texts["all"], target
@@ -252,7 +253,7 @@ def test_recurrent_and_looped_models(family: str, tmp_path: Path, guesses) -> No
 
 def test_a_target_without_the_head(bundle: Path) -> None:
     """Breaks: a head that was asked for never guesses, or one that is missing keeps other drafters from it."""
-    opened, options = Bundle.open(bundle, verify=False), EngineOptions(policy="exact", target="torch", device="cpu")
+    opened, options = Bundle.open(bundle, verify=False), replace(ALONE, policy="exact", target="torch", max_batch=4)
     info = opened.manifest.targets["torch"]
     bare = replace(info, graphs={name: file for name, file in info.graphs.items() if name not in (UNCUT, DRAFT)})
     manifest = replace(opened.manifest, targets={**opened.manifest.targets, "torch": bare})

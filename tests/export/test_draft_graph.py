@@ -17,7 +17,7 @@ from export.stub_calibration import draft_tensors, write_calibration
 from numpy.typing import NDArray
 from runtime.depth.speculation.eager_head import guess_always
 from safetensors.numpy import load_file, save_file
-from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.draft_step import Pairs, run_draft_head
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, read_manifest
@@ -77,7 +77,8 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=TARGETS)
 def engines(bundle: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, Engine]]:
-    options = EngineOptions(target=request.param, device="cpu", depth=DepthOptions(draft="head"), max_batch=4)
+    threads, depth = ThreadOptions(1), DepthOptions(draft="head")
+    options = EngineOptions(target=request.param, device="cpu", threads=threads, depth=depth, max_batch=4)
     made = {name: Engine.load(bundle, replace(options, policy=name)) for name in ("full", "exact")}
     yield made
     for engine in made.values():

@@ -9,7 +9,7 @@ from export.architectures import random_model, tiny_model
 from export.drafters.reference import Eagle3, mtp_tensors
 from runtime.depth.speculation.eager_head import guess_always
 from safetensors.torch import load_file, save_file
-from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.errors import ModelFilesError, ParamsError
 from tiny_tokenizer import write_byte_tokenizer
 
@@ -65,7 +65,8 @@ def test_texts_are_the_models_own(
     params = GenerationParams(max_new_tokens=24, ignore_eos=True)
     texts = {}
     for policy, target in (("full", "cpu"), ("exact", "cpu"), ("exact", "torch")):
-        options = EngineOptions(policy=policy, target=target, device="cpu", depth=DepthOptions(draft="head"))
+        threads, depth = ThreadOptions(1), DepthOptions(draft="head")
+        options = EngineOptions(policy=policy, target=target, device="cpu", threads=threads, depth=depth)
         with Engine.load(tmp_path / "engine", options) as engine:
             done = engine.generate([list(prompt) for prompt in PROMPTS], params)
         texts[policy, target] = [one.token_ids for one in done]

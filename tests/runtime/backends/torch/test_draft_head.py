@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from export.tiny_drafters import TinyDrafter, measured
 from runtime.backends.torch.test_backend import PROMPTS, SimulatedStream
 from runtime.depth.speculation.eager_head import guess_always
 from runtime.simulated_gpu import SimulatedGpu
-from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.device.program import Launch, Run
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.torch.backend import TorchBackend
@@ -49,9 +50,10 @@ def test_guesses_are_graphs(drafting_bundle: Path, params: dict, tmp_path: Path,
     bundle, asked = Bundle.open(drafting_bundle), GenerationParams(**LIVELY, **params)
     backend = TorchBackend(bundle, "torch", SimulatedStream(SimulatedGpu()))
     backend.least_slots, backend.machine_key = 16, ["the simulated GPU"]
-    options, found = EngineOptions(policy="exact", depth=DepthOptions(draft="head"), max_batch=4), {}
+    options = EngineOptions(policy="exact", threads=ThreadOptions(1), depth=DepthOptions(draft="head"), max_batch=4)
+    found = {}
     for target, loaded in (("cpu", None), ("torch", backend)):
-        with Engine(bundle, EngineOptions(**vars(options) | {"target": target}), backend=loaded) as engine:
+        with Engine(bundle, replace(options, target=target), backend=loaded) as engine:
             texts = engine.generate(PROMPTS, asked) + [engine.generate([prompt], asked)[0] for prompt in PROMPTS]
             found[target] = [(text.token_ids, text.stats.drafted, text.stats.accepted) for text in texts]
     assert found["torch"] == found["cpu"] and all(drafted["head"] for _, drafted, _ in found["torch"])
