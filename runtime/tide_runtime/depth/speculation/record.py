@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from tide_runtime.bundle.calibration import DraftHeadInfo
@@ -130,7 +129,7 @@ class TrackRecord:
 
     Attributes:
         rates: of guesses, by source.
-        head_mean: the draft head's rate, whatever the score.
+        head_first: the rate of the draft head's first guesses, whatever the score.
         exits: whether exit drafts pay.
         num_exit_drafts: most exit drafts of the next cycle.
     """
@@ -143,7 +142,8 @@ class TrackRecord:
         }
         if head is not None:
             self.rates["head"] = HitRates(weight, memory, {score: share for score, share in head.classes})
-        self.head_mean = HitRates(weight, memory, {0.0: fmean(head.acceptance) if head is not None else 0.0})
+        self._acceptance = head.acceptance if head is not None else [0.0]
+        self.head_first = HitRates(weight, memory, {0.0: self._acceptance[0]})
         self.exits = Backoff(tuning, expected)
         self.num_exit_drafts = tuning.first_exit_drafts
 
@@ -151,6 +151,14 @@ class TrackRecord:
         """For each guessed token, the probability that it and all tokens before it are right."""
         tokens, evidence, source = guess
         return self.rates[source].chances(evidence[: len(tokens)]) if source in self.rates else [1.0] * len(tokens)
+
+    def head_chances(self, known: Sequence[float], more: int) -> list[float]:
+        """Chances of the draft head's guesses, with ``more`` after those of which they are ``known``."""
+        chances = list(known)
+        for place in range(len(known), len(known) + more):
+            rate = self._acceptance[min(place, len(self._acceptance) - 1)] if place else self.head_first.rate(0.0)
+            chances.append(rate * (chances[-1] if chances else 1.0))
+        return chances
 
     def best(self, *guesses: Guess) -> tuple[Guess, list[float]]:
         """The guess of which most tokens are expected to be right, the first of equals, and its chances."""
@@ -162,7 +170,7 @@ class TrackRecord:
         if source in self.rates:
             self.rates[source].observe(guessed, evidence, tokens)
         if source == "head":
-            self.head_mean.observe(guessed, evidence, tokens)
+            self.head_first.observe(guessed[:1], evidence, tokens)
 
     def observe_cycle(self, drafts: int, accepted: int, cost: float) -> None:
         """A cycle of exit drafts and their verification gave ``accepted + 1`` tokens for ``cost``."""
@@ -237,11 +245,8 @@ class SpeculativeSequence(LazySequence):
         return (copy, chances) if alike or sum(chances) >= sum(head) else (self.head_guess, head)
 
     def chances_after(self, more: int) -> list[float]:
-        """Chances of the best guess once the draft head has guessed ``more`` tokens, if it does: as often right as it mostly
-        is."""
+        """Chances of the best guess once the draft head has guessed ``more`` tokens, if it does."""
         _, chances = self.best_guess()
         if not self.head_room or not more:
             return chances
-        head, rate = self.record.chances(self.head_guess), self.record.head_mean.rate(0.0)
-        last = head[-1] if head else 1.0
-        return max(chances, head + [last * rate**n for n in range(1, more + 1)], key=sum)
+        return max(chances, self.record.head_chances(self.record.chances(self.head_guess), more), key=sum)

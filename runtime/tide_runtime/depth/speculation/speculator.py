@@ -142,9 +142,8 @@ class Speculator:
         """Let the draft head guess where it promises more than the best copy, one token more while that pays."""
         for state in states:
             if self.head.waiting(state):
-                right, room = state.record.head_mean.rate(0.0), min(self.head.limit, state.room + len(state.drafts))
-                promise = sum(right**n for n in range(1, room + 1))
-                state.head_room = room if promise > sum(state.best_guess()[1]) else 0
+                room = min(self.head.limit, state.room + len(state.drafts))
+                state.head_room = room if sum(state.record.head_chances([], room)) > sum(state.best_guess()[1]) else 0
         ready, launches = [state for state in states if state.head_room], 0
         pairs = sum(map(self.head.waiting, ready)), len(ready)
         while ready and self.head_pays(states, pairs, launches, prompt_tokens):
