@@ -35,7 +35,7 @@ PAGES = {
         "tasks", "tasks_avx2", "tasks_second", "adversarial_depth", "lm_eval_policies",
         "policies_cpu", "exact_identity", "exact_identity_low_bits", "same_text_exits",
     ),
-    "docs/depth.md": ("looped", "drafters", "predicted_speedup"),
+    "docs/depth.md": ("looped", "drafters", "tasks_calibrated", "tasks_calibrated_int4", "predicted_speedup"),
     "docs/measured-runtime.md": (
         "segment_tax", "export_scale", "large_model", "hybrids", "long_chat",
     ),

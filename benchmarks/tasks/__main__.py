@@ -155,7 +155,7 @@ def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
         f"Kinds of work, {report.settings['prompts']}",
         ["weights", *KIND_COLUMNS],
         kinds,
-        f"{report.settings['model']}, the default policy without a calibration (`exact` without exits) against `full`, "
+        f"{report.settings['model']}, the default policy against `full`, "
         "batch 1, chat template, greedy; drafts come from the text and from replies to earlier tasks. Speedup of decoding over "
         "`full`, median and worst task. Over peer: int4 over onnxruntime-genai int4, source over llama.cpp, for as many tokens "
         "of the same prompts. Score: 0 to 1.",
