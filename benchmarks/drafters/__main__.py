@@ -171,7 +171,7 @@ def main(
         sources = {"eagle3": (MODEL, f"eagle3:{place / 'eagle3'}"), "mtp": (place / "mimo", "mtp")}
         drafters = {name: measured(source, head, texts) for name, (source, head) in sources.items()}
         add_forms(report, drafters)
-        bundles = {name: bundle_of(source, head, Path(scratch) / name) for name, (source, head) in sources.items()}
+        bundles = {name: bundle_of(source, head, Path(scratch) / "bundles" / name) for name, (source, head) in sources.items()}
         params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True)
         compare(report, bundles, texts, params, rounds)
         own = own_bundle(drafters["eagle3"], Path(scratch) / "own")
