@@ -47,7 +47,7 @@ class Target:
     async def send(self, body: bytes, chunked: bool = False) -> None:
         """One request, whose status is noted."""
         size = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + size + b"\r\n\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + size + b"\r\n\r\n"
         async with self.connection() as (reader, writer):
             writer.write(head + (b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n" if chunked else body))
             try:
@@ -123,7 +123,7 @@ async def idle_connections(target: Target) -> None:
         while True:
             async with target.connection() as (reader, writer):
                 if number % 2:
-                    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+                    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
                 await reader.read()
             await asyncio.sleep(1)
 
@@ -152,7 +152,7 @@ async def _streams(target: Target, read: bool) -> None:
 
     async def attack() -> None:
         reader, writer = await asyncio.open_connection(target.host, target.port, limit=1)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         content = body()
         writer.write(b"Content-Length: %d\r\n\r\n" % len(content) + content)
         await writer.drain()
