@@ -2,6 +2,7 @@
 
     python -m benchmarks.agent_session                            # both APIs, on 2 cores
     python -m benchmarks.agent_session --dialects chat            # 3 minutes
+    python -m benchmarks.agent_session --weights source           # both with the file's own blocks: answers are more alike
 
 The agent is a script of 20 turns (see `benchmarks.serving.agent_script`): it has the model call a tool with JSON, sends it a part
 of a file of this repository, has it explain the part and write an edit, and has it report as JSON. Each turn sends the whole
@@ -123,6 +124,7 @@ def report_dialect(report: Report, dialect: str, rounds: Sequence[dict[str, Run]
 
 def main(
     dialects: Annotated[str, typer.Option(help=f"Some of {','.join(DIALECTS)}.")] = ",".join(DIALECTS),
+    weights: Annotated[str, typer.Option(help="Of tide-serve: int4, or source, which are those of llama.cpp's file.")] = "int4",
     rounds: Annotated[int, typer.Option(min=1, help="Sessions of each server in each dialect.")] = 1,
     cache: Annotated[Path, typer.Option(help="Where weights and engines are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
@@ -131,10 +133,13 @@ def main(
     names = dialects.split(",")
     if unknown := [name for name in names if name not in DIALECTS]:
         raise typer.BadParameter(f"dialects {', '.join(unknown)}; choose from: {', '.join(DIALECTS)}")
-    report = Report("agent_session", model=MODEL.title, dialects=dialects, rounds=rounds, context=CONTEXT)
-    weights, file = MODEL.weights(cache), MODEL.gguf(cache)
-    bundle = export_bundle(weights, MODEL.identity(), cache / "smollm2" / "agent", max_seq_len=CONTEXT, form="int4")
-    script = session(Tokenizer.from_file(str(weights / "tokenizer.json")))
+    if weights not in ("int4", "source"):
+        raise typer.BadParameter(f"weights {weights}; choose int4 or source")
+    report = Report("agent_session", model=MODEL.title, weights=weights, dialects=dialects, rounds=rounds, context=CONTEXT)
+    model, file = MODEL.weights(cache), MODEL.gguf(cache)
+    source = MODEL.source(cache) if weights == "source" else model
+    bundle = export_bundle(source, MODEL.identity(), cache / "smollm2" / f"agent_{weights}", max_seq_len=CONTEXT, form=weights)
+    script = session(Tokenizer.from_file(str(model / "tokenizer.json")))
     cells = list[list[str]]()
     try:
         with Progress(console=console()) as progress:
@@ -150,7 +155,7 @@ def main(
     except ArmError as error:
         console().print(f"agent_session cannot go on: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
-    caption = f"SmolLM2-135M-Instruct, int4 and Q4_1, {len(script.turns)} turns with tools, JSON and code edits, greedy."
+    caption = f"SmolLM2-135M-Instruct, {weights} and Q4_1, {len(script.turns)} turns with tools, JSON and code edits, greedy."
     report.table("A coding agent's session", COLUMNS, cells, caption)
     report.add("agent_vs_llamacpp", min(report.results[f"agent_vs_llamacpp_{name}"] for name in names))
     report.add("agent_recomputed_tokens_pct", max(report.results[f"agent_recomputed_tokens_pct_{name}_tide"] for name in names))
