@@ -184,7 +184,7 @@ class StubBackend:
         arguments = HeadArguments(states=states, logits=logits.pointer, token=tensors["token"].pointer, vocab=VOCAB)
         for name in index:
             arguments.index = tensors[name].pointer
-        return "stub_head", logits.shape[1], arguments
+        return "stub_head", logits.shape[0] * logits.shape[1], arguments
 
     def _exit(self, graph: str, step: DeviceStep) -> list[tuple[str, int, Structure]]:
         info = self._exits[graph]

@@ -152,12 +152,11 @@ class TrackRecord:
         tokens, evidence, source = guess
         return self.rates[source].chances(evidence[: len(tokens)]) if source in self.rates else [1.0] * len(tokens)
 
-    def head_chances(self, known: Sequence[float], more: int) -> list[float]:
-        """Chances of the draft head's guesses, with ``more`` after those of which they are ``known``."""
-        chances = list(known)
-        for place in range(len(known), len(known) + more):
-            rate = self._acceptance[min(place, len(self._acceptance) - 1)] if place else self.head_first.rate(0.0)
-            chances.append(rate * (chances[-1] if chances else 1.0))
+    def head_chances(self, chances: list[float], more: int) -> list[float]:
+        """``chances`` of the draft head's guesses, and of ``more`` after them."""
+        rates = [self.head_first.rate(0.0), *self._acceptance[1:]]
+        for place in range(len(chances), len(chances) + more):
+            chances = [*chances, rates[min(place, len(rates) - 1)] * (chances[-1] if chances else 1.0)]
         return chances
 
     def best(self, *guesses: Guess) -> tuple[Guess, list[float]]:
