@@ -1,8 +1,8 @@
-"""A coding agent's session, on `tide-serve` and llama.cpp's server in turn: SmolLM2-135M-Instruct, int4 and Q4_1, on the CPU.
+"""A coding agent's session, on `tide-serve` and llama.cpp's server in turn: SmolLM2-135M-Instruct, Q4_1, on the CPU.
 
     python -m benchmarks.agent_session                            # both APIs, on 2 cores
     python -m benchmarks.agent_session --dialects chat            # 3 minutes
-    python -m benchmarks.agent_session --weights source           # both with the file's own blocks: answers are more alike
+    python -m benchmarks.agent_session --weights int4             # other weights than llama.cpp's, so other answers
 
 The agent is a script of 20 turns (see `benchmarks.serving.agent_script`): it has the model call a tool with JSON, sends it a part
 of a file of this repository, has it explain the part and write an edit, and has it report as JSON. Each turn sends the whole
@@ -124,7 +124,7 @@ def report_dialect(report: Report, dialect: str, rounds: Sequence[dict[str, Run]
 
 def main(
     dialects: Annotated[str, typer.Option(help=f"Some of {','.join(DIALECTS)}.")] = ",".join(DIALECTS),
-    weights: Annotated[str, typer.Option(help="Of tide-serve: int4, or source, which are those of llama.cpp's file.")] = "int4",
+    weights: Annotated[str, typer.Option(help="Of tide-serve: int4, or source, which are those of llama.cpp's file.")] = "source",
     rounds: Annotated[int, typer.Option(min=1, help="Sessions of each server in each dialect.")] = 1,
     cache: Annotated[Path, typer.Option(help="Where weights and engines are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
