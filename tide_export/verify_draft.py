@@ -17,7 +17,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ExpectedDrafts:
-    """Of T tokens of texts, and of their P pairs: all tokens of a text but the first, each after the state before it.
+    """What a head computes over texts of T tokens and P pairs; a pair is a token, but a text's first, and the state before it.
 
     Args:
         given: [S, D] for each text, what the graph of all layers gives the head.
