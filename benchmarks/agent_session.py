@@ -155,7 +155,8 @@ def main(
     except ArmError as error:
         console().print(f"agent_session cannot go on: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
-    caption = f"SmolLM2-135M-Instruct, {weights} and Q4_1, {len(script.turns)} turns with tools, JSON and code edits, greedy."
+    forms = "Q4_1" if weights == "source" else f"{weights} and Q4_1"
+    caption = f"SmolLM2-135M-Instruct, {forms}, {len(script.turns)} turns with tools, JSON and code edits, greedy."
     report.table("A coding agent's session", COLUMNS, cells, caption)
     report.add("agent_vs_llamacpp", min(report.results[f"agent_vs_llamacpp_{name}"] for name in names))
     report.add("agent_recomputed_tokens_pct", max(report.results[f"agent_recomputed_tokens_pct_{name}_tide"] for name in names))

@@ -109,7 +109,8 @@ def test_reading_beside_decodes_changes_no_text(
         handles = [engine.submit([*PROMPT, last], ASKED) for last in (1, 2, 3)]
         found = [handle.result() for handle in handles]
         assert len(list(chunks)) == 49 and running.result().token_ids[:6] == alone(long).token_ids
-        assert engine.stats().prefix_disk.reads >= 2  # more, where two of them find room at the same time
+        # They share the prefix where they run one after the other; those that find room at the same time read it each.
+        assert 2 <= engine.stats().prefix_disk.reads <= 6
     assert all(one.stats.prefix_tokens == 2 * BLOCK and same(one, alone([*PROMPT, n])) for n, one in enumerate(found, 1))
 
 

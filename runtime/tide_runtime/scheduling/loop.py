@@ -112,7 +112,7 @@ class EngineLoop:
             self._stop = "abort" if abort or self._stop == "abort" else "drain"
             thread = self._thread
             self._changed.notify_all()
-        # A thread that this one waits for stops it where the garbage collector runs there, and finds the engine.
+        # The garbage collector may call this in the thread that writes prefixes. The loop's thread joins that one at its end.
         if thread is not None and threading.current_thread() not in (thread, self._disk and self._disk.writer):
             thread.join()
 
