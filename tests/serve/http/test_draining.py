@@ -120,8 +120,8 @@ def test_the_next_server_takes_over_the_socket_without_a_refused_connection(tmp_
                 wait_until(lambda: "in_progress 1.0" in client.get("/metrics").text)
             with server(LONG, "new", handed) as (_, new):
                 old.send_signal(signal.SIGTERM)
-                wait_until(lambda: new_connections_reach(url, "new"))
-                assert all(new_connections_reach(url, "new") for _ in range(10))
+                # Until the old server's next tick both accept.
+                wait_until(lambda: all(new_connections_reach(url, "new") for _ in range(10)))
                 (tmp_path / "end").touch()
                 assert stream.result().text.endswith("word end")
                 assert end_of(old)[0] == 0
