@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.kept_tokens import Ids, Values, weights
+from tide_runtime.row_sampling import RaceLeaders
 
 _FEW = 128  # tokens that can win, whose words are drawn one by one: 50 of 128k take a quarter of the time of drawing all words
 _WORDS = 4  # of one value of the generator's counter
 _BLOCK = 16384  # tokens: arrays of a whole vocabulary would be mapped and unmapped in memory for each draw, which takes longer
-_LEAST_WEIGHT = np.finfo(np.float32).tiny
+LEAST_WEIGHT = np.finfo(np.float32).tiny
 _LARGEST_EXPONENT = 88.0  # of float32; no (1 - u) / w is above its power of e
 _SLACK = 1.001  # above the rounding of weights, which are of logits rounded to float32
 
@@ -29,7 +30,7 @@ class GumbelNoise:
     """
 
     def __init__(self, seed: int | None) -> None:
-        self._key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+        self.key = np.random.SeedSequence(seed).generate_state(2, np.uint64).astype(np.uint64)
 
     def winner(self, position: int, values: Values, temperature: float, ids: Ids | None = None) -> int:
         """The token id with the largest sum of logit over temperature and noise at ``position``.
@@ -37,17 +38,33 @@ class GumbelNoise:
         The generator's output number i after counter (0, position, 0, 0) belongs to token id i.
 
         Args:
-            values: [V] logits, at least one above -inf.
-            ids: the tokens, ascending, that can win; None: all.
+            values: [n] logits, at least one above -inf.
+            ids: [n] their tokens, ascending; None: 0 to n - 1.
         """
-        generator = np.random.Philox(key=self._key, counter=np.array([0, position, 0, 0], np.uint64))
         if ids is not None and ids.size <= _FEW:
-            sums = _scores(values[ids], temperature, values.max()) + gumbel(_words(generator, ids))
-            return int(ids[np.argmax(sums)])
+            return int(ids[np.argmax(self._sums(position, ids, values, temperature, values.max()))])
         if ids is not None:
-            every, values = values, np.full(values.size, -np.inf, np.float32)
-            values[ids] = every[ids]
-        return _race(generator, values, temperature)
+            every = np.full(ids[-1] + 1, -np.inf, np.float32)
+            every[ids], values = values, every
+        return _race(self._generator(position), values, temperature)
+
+    def leader(self, position: int, leaders: RaceLeaders, temperature: float) -> int | None:
+        """`winner` of a vocabulary of which a device has found the ``leaders``; None: another token could win.
+
+        A token's bound is (1 - u) / w, see `_race`, u rounded up to 24 bits.
+        """
+        order = np.argsort(leaders.ids)
+        ids = leaders.ids[order].astype(np.intp)
+        sums = self._sums(position, ids, leaders.values[order], temperature, leaders.best)
+        place = int(np.argmax(sums))
+        return int(ids[place]) if leaders.least_of_others > _limit(sums[place]) else None
+
+    def _sums(self, position: int, ids: Ids, values: Values, temperature: float, best: np.float32) -> NDArray[np.float64]:
+        """[n] of few tokens ``ids``, ascending."""
+        return _scores(values, temperature, best) + gumbel(_words(self._generator(position), ids))
+
+    def _generator(self, position: int) -> np.random.Philox:
+        return np.random.Philox(key=self.key, counter=np.array([0, position, 0, 0], np.uint64))
 
 
 def _race(generator: np.random.Philox, values: Values, temperature: float) -> int:
@@ -65,7 +82,7 @@ def _race(generator: np.random.Philox, values: Values, temperature: float) -> in
             return _scores(block[places], temperature, best) + gumbel(words[places])
 
         left = (np.invert(words) >> np.uint64(40)).astype(np.uint32)  # 2^24 (1 - u), rounded down
-        least = left.astype(np.float32) * np.float32(2.0**-24) / np.maximum(weights(block, temperature, best), _LEAST_WEIGHT)
+        least = left.astype(np.float32) * np.float32(2.0**-24) / np.maximum(weights(block, temperature, best), LEAST_WEIGHT)
         nearest = np.argmin(least, keepdims=True)
         if least[nearest] <= _limit(largest):
             bound = max(largest, sums(nearest)[0])

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tide_runtime.errors import BundleError, NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.gumbel_noise import GumbelNoise
-from tide_runtime.kept_tokens import kept_tokens, weights
+from tide_runtime.kept_tokens import Others, kept_of_largest, kept_tokens, weights
+from tide_runtime.row_sampling import RowOnDevice, RowSampling
 
 FloatArray = NDArray[np.floating]
 Mask = NDArray[np.bool_]
@@ -53,21 +54,43 @@ class Sampler:
         self.vocab_size = vocab_size
         self._noise = GumbelNoise(params.seed)
 
-    def sample(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None = None) -> int:
+    def sample(self, logits: FloatArray | RowOnDevice, seen: NDArray[np.integer], allowed: Mask | None = None) -> int:
         """The token id after ``seen``: the same for the same logits, ``seen`` and seed, however often it is asked for.
 
         Args:
-            logits: [V] float.
+            logits: [V] float; a row in a device's memory is copied to the host only where the device cannot tell the token.
             seen: [S] all token ids that stand before it, prompt and output; their number is the position that the noise is for.
             allowed: [V] the tokens that a grammar allows; None: all.
 
         Raises:
             NumericsError: the logits hold NaN, or their maximum is infinite.
         """
+        if not (self.params.greedy or self.params.changes_logits or isinstance(logits, np.ndarray) or logits.sampling is None):
+            token = self._drawn_on_device(logits.sampling, logits.pointer, len(seen))
+            if token is not None:
+                return token
+        row = np.asarray(logits, np.float32)
         if self.params.greedy:
-            return _likeliest(self._adjusted(logits, seen, allowed))
-        values = self._values(logits, seen, allowed)
-        return self._noise.winner(len(seen), values, self.params.temperature, kept_tokens(values, self.params))
+            return _likeliest(self._adjusted(row, seen, allowed))
+        values = self._values(row, seen, allowed)
+        kept = kept_tokens(values, self.params)
+        return self._noise.winner(len(seen), values if kept is None else values[kept], self.params.temperature, kept)
+
+    def _drawn_on_device(self, sampling: RowSampling, pointer: int, position: int) -> int | None:
+        """The token of the row at ``pointer``; None: the row has to be read, to know it or because it is broken."""
+        params, temperature = self.params, self.params.temperature
+        if not (params.top_k or params.top_p < 1 or params.min_p > 0):
+            leaders = sampling.race(pointer, temperature, self._noise.key, position)
+            if leaders is None or not np.isfinite(leaders.best):
+                return None
+            return self._noise.leader(position, leaders, temperature)
+        found = sampling.largest(pointer, temperature)
+        order = np.argsort(found.ids)
+        ids, values = found.ids[order].astype(np.intp), found.values[order]
+        if not np.isfinite(values.max()):
+            return None
+        kept = kept_of_largest(values, params, Others(self.vocab_size - ids.size, found.others))
+        return None if kept is None else self._noise.winner(position, values[kept], temperature, ids[kept])
 
     def distribution(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None = None) -> NDArray[np.float64]:
         """The probabilities `sample` draws from, [V] float64, summing to 1; one-hot when greedy.
