@@ -28,6 +28,7 @@ from tide_export.attention_masks import declared_window
 DOMAIN = "tide"
 ATTENTION_NAME = _EXPERTS_NAME = "tide"
 KEY_VALUES = ("key_cache", "value_cache")
+_POSITIONS = ("position_ids", "cache_position")  # which masks are made from
 _KEEPS_NOTHING = ("mlp", "moe")  # types of layers that compute each token by itself
 
 
@@ -153,10 +154,10 @@ def _attention(
     Models with multi-head latent attention expand latents before this call, so the cache holds expanded keys and values.
     Kernels require keys and values of one width: the narrower tensor is padded with zeros, which change no score or output.
     """
-    for name in ("position_bias", "alibi"):
-        if kwargs.get(name) is not None:
+    for name, given in kwargs.items():
+        if isinstance(given, torch.Tensor) and name not in _POSITIONS:
             raise UnsupportedModelError(f"attention with `{name}` is not supported: the compiled attention has no such input")
-    if not getattr(module, "is_causal", True):
+    if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
         raise UnsupportedModelError("bidirectional attention is not supported: TIDE compiles causal decoders")
     layer, source = _attending(module, key)
     layer.window, layer.masked = sliding_window or declared_window(module) or 0, attention_mask is not None

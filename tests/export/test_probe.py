@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from export.architectures import LAYERS, tiny_model
@@ -14,6 +16,7 @@ from transformers.masking_utils import (
     chunked_causal_mask_function,
     sliding_window_causal_mask_function,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from tide_export.attention_masks import recorded_windows
@@ -93,6 +96,15 @@ def test_masks_that_a_model_computes_are_refused() -> None:
     """Breaks: Doge drops all but the keys that its mask scores highest, from 2,048 tokens on, and the bundle keeps all."""
     with pytest.raises(UnsupportedModelError, match=r"Doge.*a mask that the model makes itself"):
         probed(DogeConfig(**BASE))
+
+
+def test_operands_that_the_compiled_attention_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: attention to the tokens of an index, as in DeepSeek V3.2's kind of model, becomes attention to all."""
+    attend = ALL_ATTENTION_FUNCTIONS["tide"]
+    chosen = partial(attend, indices=torch.zeros(1, 2, 2, dtype=torch.int32))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "tide", chosen)
+    with pytest.raises(UnsupportedModelError, match="attention with `indices` is not supported"):
+        probe_layers(tiny_model("llama"))
 
 
 def test_masks_that_are_no_window_are_refused() -> None:
