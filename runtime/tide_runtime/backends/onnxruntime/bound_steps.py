@@ -1,4 +1,4 @@
-"""Steps of target cpu, each a set of arrays and graphs that are bound to them once per shape, and the context that keeps them."""
+"""Steps of target cpu, whose graphs are bound once to the arrays of a step shape, and the context that keeps them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class HostSessions(Sessions):
 
 
 class HostRows:
-    """What the rows of a context hold: caches that graphs update in place, states, and what is said of each row."""
+    """What the rows of a context hold: caches that graphs update in place, states, each row's adapter and position offset."""
 
     def __init__(self, backend: HostSessions, capacity: int, prefix_blocks: int, padding: RowPadding, loops: int) -> None:
         self.backend, self.capacity, self.loops, self.layers_launched = backend, capacity, loops, 0
