@@ -35,6 +35,7 @@ from tide_bench.report import Report
 from tide_bench.tables import console
 from tokenizers import Tokenizer
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.models.gguf_files import GGUF_MODELS
 from benchmarks.models.model_folders import CACHE
 from benchmarks.serving.agent_dialects import DIALECTS, Answer
@@ -130,9 +131,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Hold the agent's session with both servers in turn."""
-    names = dialects.split(",")
-    if unknown := [name for name in names if name not in DIALECTS]:
-        raise typer.BadParameter(f"dialects {', '.join(unknown)}; choose from: {', '.join(DIALECTS)}")
+    names = chosen_names(dialects, DIALECTS, "dialects")
     if weights not in ("int4", "source"):
         raise typer.BadParameter(f"weights {weights}; choose int4 or source")
     report = Report("agent_session", model=MODEL.title, weights=weights, dialects=dialects, rounds=rounds, context=CONTEXT)

@@ -36,6 +36,7 @@ from tide_bench.report import Report
 from tide_bench.rounds import SETTLE_S
 from tide_bench.tables import console
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.models.model_folders import CACHE
 from benchmarks.serving.load_arms import GENAI, MODEL, LoadArm, LoadArms, llamacpp_arm, tide_arm
 from benchmarks.serving.load_parts import CONTEXT, SEQUENCES, ClosedPart, draw_latency, report_closed, run_closed, run_open
@@ -150,9 +151,7 @@ def main(
     plot: Annotated[Path | None, typer.Option(help="Write percentiles of latency by load to this PNG file.")] = None,
 ) -> None:
     """Measure the engine under load."""
-    chosen = parts.split(",")
-    if unknown := [part for part in chosen if part not in PARTS]:
-        raise typer.BadParameter(f"part {', '.join(unknown)}; choose from: {', '.join(PARTS)}")
+    chosen = chosen_names(parts, PARTS, "part")
     if plot is not None and ("open" not in chosen or find_spec("matplotlib") is None):
         raise typer.BadParameter("--plot needs part open and matplotlib (pip install 'tide-llm[bench]')")
     report = Report("engine_load", model=MODEL.title, parts=parts, minutes=minutes, seconds=seconds, seed=seed)

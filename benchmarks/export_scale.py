@@ -28,6 +28,7 @@ from tide_bench.build_cache import run_in_process
 from tide_bench.report import Report
 from tide_bench.tables import console
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.models.gguf_files import smollm2_file
 from benchmarks.models.model_folders import write_llama_1b_bf16
 from benchmarks.models.random_gguf import SHAPES, write_random_gguf
@@ -144,9 +145,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
     """Measure exports on this machine."""
-    names = cases.split(",")
-    if unknown := [name for name in names if name not in CASES]:
-        raise typer.BadParameter(f"cases {', '.join(unknown)}; choose from: {', '.join(CASES)}")
+    names = chosen_names(cases, CASES, "cases")
     report = Report("export_scale", cases=names, options=options)
     for name in names:
         case = CASES[name]

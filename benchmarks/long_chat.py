@@ -12,7 +12,7 @@ the recurrent layers to what the accepted ones make of them. Figures without a s
 from __future__ import annotations
 
 import json as json_text
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ import typer
 from tide_bench.build_cache import run_in_process
 from tide_bench.report import Report
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.models.hybrid_gguf import CONTEXT, HYBRID_SHAPES
 from benchmarks.models.random_gguf import RandomModel, random_model
 
@@ -184,9 +185,7 @@ def main(
 ) -> None:
     """Hold a long chat with recurrent models of random weights, and time the undo of rejected drafts."""
     report = Report("long_chat", shapes=shapes, turns=turns, tokens=tokens, weights="random")
-    names: Sequence[str] = shapes.split(",")
-    if unknown := [name for name in names if name not in HYBRID_SHAPES]:
-        raise typer.BadParameter(f"shapes {', '.join(unknown)}; choose from: {', '.join(HYBRID_SHAPES)}")
+    names = chosen_names(shapes, HYBRID_SHAPES, "shapes")
     chats, undone = list[list[str]](), list[list[str]]()
     for name in names:
         with random_model(name, HYBRID_SHAPES[name], folder, min((turns + 1) * tokens, CONTEXT)) as model:

@@ -32,6 +32,7 @@ from tide_runtime import EngineOptions, GenerationParams
 
 from benchmarks.arms.policy_arms import BASELINE, POLICIES, policy_arms, random_bundle
 from benchmarks.arms.turns import Group, Turn, take_turns
+from benchmarks.chosen_names import chosen_names
 from benchmarks.held_out import SOURCES, held_out_prompts
 from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
 from benchmarks.models.model_folders import CACHE
@@ -177,14 +178,6 @@ def _names(model: str, case: Case, arms: Sequence[str], batch_arms: Sequence[str
     return [n for n in names if model != "random" or (POLICIES[n].percent == PERCENTS[0] and POLICIES[n].depth.kv == "deferred")]
 
 
-def _split(text: str, known: Sequence[str], what: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise typer.BadParameter(f"{what} {', '.join(unknown) or 'missing'}; choose from: {', '.join(known)}")
-    return names
-
-
 def _numbers(text: str, kind: type[int] | type[float], what: str, least: float, most: float) -> list[Any]:
     try:
         numbers = sorted({kind(part) for part in text.split(",")})
@@ -212,10 +205,10 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file, after every model.")] = None,
 ) -> None:
     """Compare depth policies on this machine's CPU."""
-    chosen, wanted = _split(models, MODELS, "model"), _split(arms, ARMS, "arm")
+    chosen, wanted = chosen_names(models, MODELS, "model"), chosen_names(arms, ARMS, "arm")
     batches = _numbers(batch, int, "batch", 1, EngineOptions().max_batch)
     temperatures = _numbers(temperature, float, "temperature", 0, 2)
-    ids = [prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, _split(data, SOURCES, "data")[0])]
+    ids = [prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, chosen_names(data, SOURCES, "data")[0])]
     report = Report(
         "policies_cpu",
         models=chosen,
@@ -228,7 +221,7 @@ def main(
     for model in chosen:
         made = _bundles(model, bundles, cache)
         for case in cases(batches, temperatures, ids):
-            names = _names(model, case, wanted, _split(batch_arms, ARMS, "arm"))
+            names = _names(model, case, wanted, chosen_names(batch_arms, ARMS, "arm"))
             place = {"model": model, "batch": case.batch, "temperature": case.temperature}
             with console().status(f"{model}, batch {case.batch}, temperature {case.temperature:g}"):
                 rows, load = run_case(made, names, case, new_tokens)

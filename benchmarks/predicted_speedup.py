@@ -26,6 +26,7 @@ from tide_bench.report import Report
 from tide_runtime import Engine, GenerationParams
 
 from benchmarks.arms.turns import EngineArm, Turn, take_turns
+from benchmarks.chosen_names import chosen_names
 from benchmarks.held_out import SOURCES, held_out_prompts
 from benchmarks.models.calibrated_bundles import CALIBRATED, PERCENTS, calibrated_bundles, calibration_minutes
 from benchmarks.models.model_folders import CACHE
@@ -162,9 +163,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
     """Compare the predictions of calibrations with measurements."""
-    chosen = models.split(",")
-    if unknown := [model for model in chosen if model not in CALIBRATED]:
-        raise typer.BadParameter(f"model {', '.join(unknown)}; choose from: {', '.join(CALIBRATED)}")
+    chosen = chosen_names(models, CALIBRATED, "model")
     report = Report(
         "predicted_speedup", models=chosen, prompts=prompts, prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, data=data
     )

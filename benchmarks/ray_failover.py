@@ -42,6 +42,7 @@ from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.models.calibrated_bundles import demo_identity
 from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE, DEMO_MODELS
@@ -197,9 +198,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Run a cluster, break it, and look at every answer."""
-    wanted = parts.split(",")
-    if unknown := sorted(set(wanted) - set(PARTS)) or model not in MODELS:
-        raise typer.BadParameter(f"{unknown} is unknown; choose parts of {','.join(PARTS)} and a model of {', '.join(MODELS)}")
+    wanted, model = chosen_names(parts, PARTS, "part"), chosen_names(model, MODELS, "model")[0]
     bundle, report = bundle_of(model, cache), Report("ray_failover", parts=wanted, model=model, seed=seed, clients=CLIENTS)
     with Engine.load(bundle, EngineOptions(max_batch=1, verify=False)) as engine:
         text = [token for prompt in read_prompts(None, engine.tokenizer) for token in prompt]

@@ -29,6 +29,7 @@ from tide_bench.load import Request
 from tide_bench.report import Report
 from tide_bench.tables import console
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.models.gguf_files import folder_of
 from benchmarks.models.model_folders import CACHE
 from benchmarks.serving.hostile_clients import ATTACKS, CONTROLS, REFUSALS, Attack, attacking
@@ -103,9 +104,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Attack a server while others use it."""
-    chosen = attacks.split(",")
-    if unknown := [name for name in chosen if name not in ATTACKS]:
-        raise typer.BadParameter(f"attack {', '.join(unknown)}; choose from: {', '.join(ATTACKS)}")
+    chosen = chosen_names(attacks, ATTACKS, "attack")
     model = MODEL.title if bundle is None else bundle.name
     report = Report("serve_hostile", model=model, rounds=rounds, seconds=seconds, rate=rate, attacks=attacks)
     folder = folder_of("int4", MODEL, cache / "smollm2") if bundle is None else bundle

@@ -35,6 +35,7 @@ from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.models.gguf_files import folder_of
 from benchmarks.models.model_folders import CACHE
 from benchmarks.serving.http_server import Text, TideServe
@@ -117,9 +118,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure the server under load."""
-    chosen = parts.split(",")
-    if unknown := [part for part in chosen if part not in PARTS]:
-        raise typer.BadParameter(f"part {', '.join(unknown)}; choose from: {', '.join(PARTS)}")
+    chosen = chosen_names(parts, PARTS, "part")
     report = Report("serve_load", model=MODEL.title, parts=parts, minutes=minutes, seconds=seconds, requests=count, seed=seed)
     text = MODEL.prompts(cache, 1, TEXT_TOKENS)[0]
     try:

@@ -31,6 +31,7 @@ from tide_bench.tables import console
 from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.cli.inspect import kv_cache_bytes
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.export_scale import GIB, anonymous_bytes
 from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
@@ -96,9 +97,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure servers of models of several sizes."""
-    given = models.split(",")
-    if unknown := [name for name in given if name not in MODELS]:
-        raise typer.BadParameter(f"models {', '.join(unknown)}; choose from: {', '.join(MODELS)}")
+    given = chosen_names(models, MODELS, "models")
     names = [name for name in MODELS if name in given]  # SmolLM2 first: the others move the machine's cache into their folder
     report = Report("sizing", models=models, rounds=rounds)
     cells = list[list[str]]()

@@ -34,6 +34,7 @@ from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, Genera
 from tide_runtime.errors import GrammarError
 from tide_runtime.text.grammar import GrammarState
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
 from benchmarks.models.model_folders import CACHE
 from benchmarks.structured.schemas import FIXED, Schema, schemas
@@ -176,9 +177,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Check outputs against their schemas, and measure what forced tokens save."""
-    chosen = weights.split(",")
-    if unknown := [name for name in chosen if name not in WEIGHTS]:
-        raise typer.BadParameter(f"weights are {', '.join(unknown)}; give some of {', '.join(WEIGHTS)}")
+    chosen = chosen_names(weights, WEIGHTS, "weights")
     report = Report("structured_outputs", model="SmolLM2-135M-Instruct", schemas=count, weights=weights, seed=seed)
     outcomes: list[dict[str, Any]] = []
     forms: list[dict[str, Any]] = []

@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from tide_bench.arms.base import Arm, ArmDevice
+from tide_bench.arms.compiled import CompileArm
+from tide_bench.arms.cuda_graph import CudaGraphArm
+from tide_bench.arms.eager import EagerArm
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.carried_bundle import unpack
-from benchmarks.gpu.hf_arms import Decoded, StaticStep, captured, compiled_forward, eager
 from benchmarks.gpu.kit.case import Bench, Figures, KitCase
-from benchmarks.gpu.model_shapes import MAX_SEQ_LEN, SHAPES, ModelShape
+from benchmarks.gpu.model_shapes import SHAPES, ModelShape
 
 TARGET = "torch"
 _PROMPT, _NEW, _REPEATS = 64, 64, 3
@@ -36,11 +39,11 @@ def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
     dtype, rows = argument.split()
     big = _Big(bench, dtype, int(rows))
     yield KitCase("unpacked", big.unpacked, dict)
-    arms: dict[str, Callable[[], Figures]] = {name: partial(big.tide, name) for name in _TIDE_ARMS}
+    arms = {name: partial(big.tide, name) for name in _TIDE_ARMS}
     if dtype == "fp16":
-        arms = {"hf_eager": big.hf_eager, "hf_graph": big.hf_graph, **arms}
+        arms = {"hf_eager": partial(big.hf, EagerArm), "hf_graph": partial(big.hf, CudaGraphArm), **arms}
         if rows == "1":  # compiling takes longer than all else
-            arms["hf_compile"] = big.hf_compile
+            arms["hf_compile"] = partial(big.hf, CompileArm)
     for name, run in arms.items():
         yield KitCase(name, run, run if name.startswith("hf") else dict)
 
@@ -59,18 +62,10 @@ class _Big:
         """Unpack the bundle; random weights are drawn on the GPU."""
         return {"bytes": sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())}
 
-    def hf_eager(self) -> Figures:
-        return self._measured(lambda new: eager(self._model, self._given, new))
-
-    def hf_graph(self) -> Figures:
-        step = StaticStep(self._model, self._rows, MAX_SEQ_LEN)
-        run = step if self._bench.dry else captured(step, self._given)
-        return self._measured(lambda new: step.decode(self._given, new, run))
-
-    def hf_compile(self) -> Figures:
-        forward = compiled_forward(self._model, "eager" if self._bench.dry else "inductor")
-        step = StaticStep(self._model, self._rows, MAX_SEQ_LEN, forward)
-        return self._measured(lambda new: step.decode(self._given, new, step))
+    def hf(self, kind: Callable[..., Arm]) -> Figures:
+        with torch.compiler.set_stance("force_eager" if self._bench.dry else "default"):
+            arm = kind(self._model, ArmDevice(self._bench.device))
+            return self._measured(lambda new: arm.generate(self._given, new).decode_ms_per_token)
 
     def tide(self, name: str) -> Figures:
         """ms a token, what drives, bytes on the GPU, and of `exit` the mean depth."""
@@ -87,10 +82,10 @@ class _Big:
         )
         depths = list[int]()
 
-        def decode(new: int) -> Decoded:
+        def decode(new: int) -> float:
             made = engine.generate(self._given, GenerationParams(max_new_tokens=new, ignore_eos=True))
             depths[:] = [depth for row in made for depth in row.stats.token_depths]
-            return [list(row.token_ids) for row in made], 1e3 * max(row.stats.decode_time for row in made) / (new - 1)
+            return 1e3 * max(row.stats.decode_time for row in made) / (new - 1)
 
         with Engine.load(self._folder, options) as engine:
             figures = self._measured(decode)
@@ -101,10 +96,10 @@ class _Big:
         release_memory()
         return figures
 
-    def _measured(self, decode: Callable[[int], Decoded]) -> Figures:
+    def _measured(self, decode: Callable[[int], float]) -> Figures:
         """After a run that compiles, captures and allocates."""
-        first = decode(self._new)[1]
-        ms = [decode(self._new)[1] for _ in range(self._repeats)]
+        first = decode(self._new)
+        ms = [decode(self._new) for _ in range(self._repeats)]
         return {"ms": median(ms), "tokens_per_s": 1e3 * self._rows / median(ms), "all_ms": ms, "first_ms": first}
 
     @property

@@ -7,36 +7,23 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
+from tide_bench.arms.captured import captured
+from tide_bench.arms.stopwatch import Stopwatch
 
 _FLUSH_BYTES = 512 * 2**20  # more than any L2 cache: weights come from memory, as they do between decode steps
 Work = Callable[[], object]
 
 
-def captured(work: Work) -> torch.cuda.CUDAGraph:
-    """``work`` as a CUDA graph; it ran three times before, so that nothing is loaded or allocated while it is captured."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
-
-
 def gpu_time(work: Work, repeats: int = 100) -> float:
     """µs on the GPU of one replay of the captured work, with a cold L2 cache; includes a graph's launch on the device."""
     graph, flush = captured(work), torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for begin, end in events:
+    watch = Stopwatch("cuda")
+    for _ in range(repeats):
         flush.zero_()
-        begin.record()
+        watch.mark()
         graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    return median(begin.elapsed_time(end) for begin, end in events) * 1e3
+        watch.mark()
+    return median(watch.seconds()[::2]) * 1e6
 
 
 def call_time(work: Work, repeats: int = 200, rounds: int = 5) -> float:

@@ -10,14 +10,14 @@ from statistics import median
 from typing import Any
 
 import torch
+from tide_bench.arms.base import ArmDevice
+from tide_bench.arms.eager import EagerArm
 from tide_runtime import Engine, EngineOptions, GenerationParams
-from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.carried_bundle import unpack
 from benchmarks.gpu.decode_loop import compare, complaint
-from benchmarks.gpu.hf_arms import eager
 from benchmarks.gpu.kit.case import Bench, Figures, KitCase
-from benchmarks.gpu.model_shapes import DEMO, TORCH_DTYPES, dtype_of
+from benchmarks.gpu.model_shapes import DEMO, dtype_of
 
 TARGET = "torch"
 _HELD_OUT = DEMO.parent / "held_out.txt"
@@ -56,10 +56,11 @@ class _Demo:
         return unpack(self._bench.carried / name, self._bench.work / "bundles" / name, self._bench.device)
 
     def eager_speed(self) -> Figures:
-        model, figures = eager_model(self._bench.device, self._dtype), {}
+        arm, figures = eager(self._bench.device, self._dtype), {}
         for rows in (1, 8):
-            eager(model, prompts(rows), 4)
-            figures[f"b{rows}_ms"] = median(eager(model, prompts(rows), self._new)[1] for _ in range(self._repeats))
+            arm.generate(prompts(rows), 4)
+            made = [arm.generate(prompts(rows), self._new) for _ in range(self._repeats)]
+            figures[f"b{rows}_ms"] = median(timing.decode_ms_per_token for timing in made)
         return figures
 
     def decode(self, policy: str, rows: int) -> Figures:
@@ -86,7 +87,7 @@ class _Demo:
 
     def _against_eager(self, given: list[list[int]], texts: list[list[int]]) -> Figures:
         """``largest_gap``: between eager's logits of its token and of ours, where a text leaves eager's."""
-        model = eager_model(self._bench.device, self._dtype)
+        model = eager(self._bench.device, self._dtype).model
         reference = eager_texts(self._bench.device, self._dtype, len(given), self._new)
         gaps = []
         for prompt, ours, theirs in zip(given, texts, reference, strict=True):
@@ -120,15 +121,14 @@ class _Demo:
 
 
 @cache
-def eager_model(device: str, dtype: str) -> Any:
+def eager(device: str, dtype: str) -> EagerArm:
     torch.backends.cuda.matmul.allow_tf32 = False
-    model: Any = AutoModelForCausalLM.from_pretrained(DEMO, dtype=TORCH_DTYPES[dtype_of(dtype)])
-    return model.to(device).eval()
+    return EagerArm(DEMO, ArmDevice(device, dtype_of(dtype)))
 
 
 @cache
 def eager_texts(device: str, dtype: str, texts: int, new_tokens: int) -> list[list[int]]:
-    return eager(eager_model(device, dtype), prompts(texts), new_tokens)[0]
+    return eager(device, dtype).generate(prompts(texts), new_tokens).tokens
 
 
 @cache

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "layerskip"
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-MAX_SEQ_LEN = 512  # as many slots for every arm
+MAX_SEQ_LEN = 512
 
 
 def dtype_of(weights: str) -> str:

@@ -30,6 +30,7 @@ from tide_bench.report import Report, cores
 from tide_bench.tables import console
 
 from benchmarks.arms.plans import add_plan_tables
+from benchmarks.chosen_names import chosen_names
 from benchmarks.hybrids.families import FAMILIES
 from benchmarks.hybrids.rewriting import add_rewriting
 from benchmarks.hybrids.speed import PLAN, SLOTS, compare
@@ -43,14 +44,6 @@ FORMS = ("fp32", "int8", "int4")
 PARTS = ("texts", "rewriting", "speed")
 _RESULT = {"qwen35_08b": "qwen35", "lfm2_1b": "lfm2", "granite4h_350m": "granite"}
 COLUMNS = ("family", "weights", "texts", "unlike HuggingFace", "differ", "drafted", "accepted", "prefix tokens", "preemptions")
-
-
-def chosen(given: str | None, known: Sequence[str], what: str) -> list[str]:
-    """``given`` names, all of ``known`` where there are none. Raises BadParameter for others."""
-    names = given.split(",") if given else list(known)
-    if unknown := [name for name in names if name not in known]:
-        raise typer.BadParameter(f"{what} {', '.join(unknown)}; choose from: {', '.join(known)}")
-    return names
 
 
 def add_texts(report: Report, families: Sequence[str], forms: Sequence[str], count: int, new_tokens: int) -> None:
@@ -104,15 +97,15 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
     """Check the texts of recurrent models, and measure their speed."""
-    parts = chosen(part, PARTS, "part")
+    parts = chosen_names(part, PARTS, "part")
     report = Report("hybrids", part=part, texts=texts, new_tokens=new_tokens, minutes=minutes, rounds=rounds)
     if "texts" in parts:
-        add_texts(report, chosen(families, tuple(FAMILIES), "families"), chosen(forms, FORMS, "forms"), texts, new_tokens)
+        add_texts(report, chosen_names(families, FAMILIES, "families"), chosen_names(forms, FORMS, "forms"), texts, new_tokens)
     if "rewriting" in parts:
         add_rewriting(report, toy_bundle(CACHE))
         report.settings["toy"] = toy_training(CACHE)
     if "speed" in parts:
-        add_speed(report, chosen(shapes, tuple(HYBRID_SHAPES), "shapes"), minutes, rounds, folder)
+        add_speed(report, chosen_names(shapes, HYBRID_SHAPES, "shapes"), minutes, rounds, folder)
     report.finish(json)
 
 

@@ -35,6 +35,7 @@ from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.held_out import held_out_prompts
 from benchmarks.models.calibrated_bundles import calibrated_bundles
 from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
@@ -213,9 +214,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Make the same texts in many ways and count those that differ."""
-    chosen = weights.split(",")
-    if unknown := [name for name in chosen if name not in (*WEIGHTS, DEMO)]:
-        raise typer.BadParameter(f"weights are {', '.join(unknown)}; give some of {', '.join((*WEIGHTS, DEMO))}")
+    chosen = chosen_names(weights, (*WEIGHTS, DEMO), "weights")
     report = Report("same_text", weights=weights, chats=chats_, new_tokens=new_tokens)
     requests: list[Ask] = []
     with Progress(console=console()) as progress:

@@ -40,6 +40,7 @@ from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, ThreadOptions, TideError
 from tide_runtime.bundle.manifest import read_manifest
 
+from benchmarks.chosen_names import chosen_names
 from benchmarks.models.gguf_files import GGUF_MODELS, SLOTS, folder_of
 from benchmarks.models.model_folders import CACHE
 from benchmarks.tasks.checks import score
@@ -239,9 +240,7 @@ def main(
     """Compare the default policy with `full` and other engines on eight kinds of work."""
     if quick:
         weights, tasks, batches = "int4,source", QUICK_TASKS, False
-    chosen = weights.split(",") if weights else []
-    if unknown := [name for name in chosen if name not in WEIGHTS]:
-        raise typer.BadParameter(f"weights are {', '.join(unknown)}; give some of {', '.join(WEIGHTS)}")
+    chosen = chosen_names(weights, WEIGHTS, "weights") if weights else []
     kinds = [TaskKind(k.kind, k.max_new_tokens, k.tasks[:tasks], k.system) for k in load_tasks(prompts)]
     kinds_of = {name: [k for k in kinds if name != "source" or k.kind in CHATS] for name in PREFIXES}
     report = Report("tasks", model="SmolLM2-135M-Instruct", weights=weights, tasks=tasks, prompts=prompts.name, rounds=rounds)

@@ -20,20 +20,16 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
 
-from tide_export.passes.attention_products import attention_products, token_count, visible_slots
+from tide_export.passes.attention_products import WholeCaches, attention_products, token_count
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import array_initializer, dims, new_value, sinks_of
 
 
 @dataclass
-class _Shared:
-    """Values that the attentions of one graph share: cache rows to write, by KV heads, and visible slots, by window."""
+class _Shared(WholeCaches):
+    """Cache rows to write, by KV heads, are shared as well."""
 
-    graph: ir.Graph
-    slots: int
-    tape: Tape = field(default_factory=Tape)
     rows: dict[int, ir.Value] = field(default_factory=dict)
-    visible: dict[int, ir.Value] = field(default_factory=dict)
 
     def integers(self, name: str, *numbers: int) -> ir.Value:
         return array_initializer(self.graph, f"rows.{name}", np.array(numbers, np.int64))
@@ -58,11 +54,6 @@ class _Shared:
             self.rows[heads] = tape.op("Unsqueeze", [tape.op("Add", [starts, slot]), self.integers("last", 3)])
         return self.rows[heads]
 
-    def visible_slots(self, window: int) -> ir.Value:
-        if window not in self.visible:
-            self.visible[window] = visible_slots(self.graph, self.tape, self.slots, window)
-        return self.visible[window]
-
 
 def lower_attention_primitives(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("attention_primitives")
@@ -80,18 +71,13 @@ def lower_attention_primitives(model: ir.Model, context: LoweringContext) -> Pas
 
 def _lower(shared: _Shared, node: ir.Node) -> None:
     query, key, value, key_cache, value_cache = node.inputs[:5]
-    scale, softcap, window = (node.attributes[name].value for name in ("scale", "softcap", "window"))
+    scale, softcap = (float(node.attributes[name].value) for name in ("scale", "softcap"))
     tape = Tape()
     keys = _updated(shared, tape, key_cache, key, node.outputs[1])
     values = _updated(shared, tape, value_cache, value, node.outputs[2])
-    visible = shared.visible_slots(int(window) if window < shared.slots else 0)
-    output = attention_products(shared.graph, tape, query, keys, values, visible, float(scale), float(softcap), sinks_of(node))
-    output = tape.op("Transpose", [output], {"perm": [0, 2, 1, 3]})
-    shared.graph.insert_before(node, tape.nodes)
-    for old, new in zip(node.outputs, (output, keys, values), strict=True):
-        new.type, new.shape = old.type, old.shape
-        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-    shared.graph.remove(node, safe=True)
+    visible = shared.visible_slots(node)
+    output = attention_products(shared.graph, tape, query, keys, values, visible, scale, softcap, sinks_of(node))
+    shared.replace(node, tape, output, keys, values)
 
 
 def _updated(shared: _Shared, tape: Tape, cache: ir.Value, new: ir.Value, old: ir.Value) -> ir.Value:

@@ -12,7 +12,7 @@ never repeated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -139,3 +139,30 @@ def token_count(graph: ir.Graph, tape: Tape) -> ir.Value:
     """[1]: S, the tokens per sequence in this step."""
     states = next(value for value in graph.inputs if value.name in ("hidden", "input_ids"))
     return tape.op("Shape", [states], {"start": 1, "end": 2})
+
+
+@dataclass
+class WholeCaches:
+    """What the attentions of one graph over caches of ``slots`` share: nodes on ``tape``, and visible slots by window."""
+
+    graph: ir.Graph
+    slots: int
+    tape: Tape = field(default_factory=Tape)
+    visible: dict[int, ir.Value] = field(default_factory=dict)
+
+    def visible_slots(self, node: ir.Node) -> ir.Value:
+        """Those of a ``tide::Attention``, see `visible_slots`."""
+        window = int(node.attributes["window"].value)
+        window = window if 0 < window < self.slots else 0
+        if window not in self.visible:
+            self.visible[window] = visible_slots(self.graph, self.tape, self.slots, window)
+        return self.visible[window]
+
+    def replace(self, node: ir.Node, tape: Tape, output: ir.Value, *caches: ir.Value) -> None:
+        """Put the nodes on ``tape`` in the place of a ``tide::Attention``: ``output`` [B, N, S, D] and the written caches."""
+        made = [tape.op("Transpose", [output], {"perm": [0, 2, 1, 3]}), *caches]
+        self.graph.insert_before(node, tape.nodes)
+        for old, new in zip(node.outputs, made, strict=True):
+            new.type, new.shape = old.type, old.shape
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        self.graph.remove(node, safe=True)

@@ -12,36 +12,19 @@ soft-cap, which TensorRT's Attention rejects, or with sinks, which the operator 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
 
-from tide_export.passes.attention_products import attention_products, visible_slots
+from tide_export.passes.attention_products import WholeCaches, attention_products
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import new_value, sinks_of
-
-
-@dataclass
-class _Shared:
-    """Visible slots, by window, which the attentions of one graph share."""
-
-    graph: ir.Graph
-    slots: int
-    tape: Tape = field(default_factory=Tape)
-    visible: dict[int, ir.Value] = field(default_factory=dict)
-
-    def mask(self, window: int) -> ir.Value:
-        if window not in self.visible:
-            self.visible[window] = visible_slots(self.graph, self.tape, self.slots, window)
-        return self.visible[window]
 
 
 def lower_attention_standard(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("attention_standard")
     graph = model.graph
-    shared = _Shared(graph, context.max_seq_len)
+    shared = WholeCaches(graph, context.max_seq_len)
     for node in [n for n in graph if n.domain == "tide" and n.op_type == "Attention"]:
         if node.attributes["softcap"].value:
             report.skip(node.outputs[1].name, "it has a soft-cap, which the operator refuses on GPUs (decomposed instead)")
@@ -60,7 +43,7 @@ def lower_attention_standard(model: ir.Model, context: LoweringContext) -> PassR
     return report
 
 
-def _lower(shared: _Shared, node: ir.Node) -> None:
+def _lower(shared: WholeCaches, node: ir.Node) -> None:
     query, key, value, key_cache, value_cache, write_index = node.inputs[:6]
     sinks = sinks_of(node)
     tape = Tape()
@@ -69,15 +52,9 @@ def _lower(shared: _Shared, node: ir.Node) -> None:
         made = new_value(old.name, old, old.shape)
         caches.append(tape.op("TensorScatter", [cache, new, write_index], {"axis": 2}, output=made))
     scale, softcap = float(node.attributes["scale"].value), float(node.attributes["softcap"].value)
-    window = int(node.attributes["window"].value)
-    mask = shared.mask(window if 0 < window < shared.slots else 0)
+    mask = shared.visible_slots(node)
     if softcap or sinks is not None:
         output = attention_products(shared.graph, tape, query, caches[0], caches[1], mask, scale, softcap, sinks)
     else:
         output = tape.op("Attention", [query, *caches, mask], {"scale": scale})
-    output = tape.op("Transpose", [output], {"perm": [0, 2, 1, 3]})
-    shared.graph.insert_before(node, tape.nodes)
-    for old, made in zip(node.outputs, (output, *caches), strict=True):
-        made.type, made.shape = old.type, old.shape
-        ir.convenience.replace_all_uses_with(old, made, replace_graph_outputs=True)
-    shared.graph.remove(node, safe=True)
+    shared.replace(node, tape, output, *caches)

@@ -18,8 +18,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.block_offsets import BlockOffsets
 from tide_export.passes.fold_weights import transposed
-from tide_export.passes.graph_walk import add_initializer, array_initializer, as_type_of, insert_before, new_value
+from tide_export.passes.graph_walk import add_initializer, as_type_of, insert_before, new_value
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL, QuantizeWeights
 from tide_export.quantization.quantized_weight import unpack_nibbles
 
@@ -35,16 +36,16 @@ def weight_only_int4(compute: Iterable[int]) -> QuantizeWeights:
 def lower_dequantize_linear(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("dequantize_linear")
     graph = model.graph
-    sums: dict[tuple[ir.Value, int], ir.Value] = {}
+    blocks = BlockOffsets(graph)
     for node in [n for n in graph if n.op_type == QUANTIZED_MATMUL]:
-        _lower(graph, node, sums)
+        _lower(graph, node, blocks)
         report.applied += 1
     if report.applied:
         common.RemoveUnusedNodesPass()(model)
     return report
 
 
-def _lower(graph: ir.Graph, node: ir.Node, sums: dict[tuple[ir.Value, int], ir.Value]) -> None:
+def _lower(graph: ir.Graph, node: ir.Node, blocks: BlockOffsets) -> None:
     source, values, scales, zeros, offsets = (*node.inputs, None, None)[:5]
     output = node.outputs[0]
     block_size = node.attributes["block_size"].value
@@ -61,17 +62,8 @@ def _lower(graph: ir.Graph, node: ir.Node, sums: dict[tuple[ir.Value, int], ir.V
     insert_before(graph, node, weight, product)
     result = product.outputs[0]
     if zeros is not None or offsets is not None:
-        if (source, block_size) not in sums:
-            sums[source, block_size] = _block_sums(graph, node, source, block_size)
         shift = add_initializer(graph, f"{scales.name}.shift", _shift(scales, zeros, offsets))
-        part = ir.node(
-            "MatMul",
-            [sums[source, block_size], as_type_of(graph, source, shift)],
-            outputs=[new_value(f"{name}.shift", output, shape)],
-        )
-        total = ir.node("Add", [result, part.outputs[0]], outputs=[new_value(f"{name}.sum", output, shape)])
-        insert_before(graph, node, part, total)
-        result = total.outputs[0]
+        result = blocks.added(node, result, shift)
     ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
     output.name, result.name = f"{name}.marker", name
 
@@ -94,20 +86,3 @@ def _shift(scales: ir.Value, zeros: ir.Value | None, offsets: ir.Value | None) -
     if zeros is not None:
         shift = shift + factors * (_ZERO - unpack_nibbles(zeros.const_value.numpy())[:, : factors.shape[1]].astype(np.float32))
     return ir.tensor(np.ascontiguousarray(shift.T))
-
-
-def _block_sums(graph: ir.Graph, anchor: ir.Node, source: ir.Value, block_size: int) -> ir.Value:
-    """[…, K] → […, K / block_size]."""
-    *outer, columns = source.shape
-    blocks = columns // block_size
-    split = array_initializer(graph, f"{source.name}.blocks_of_{block_size}", np.array([0] * len(outer) + [blocks, block_size]))
-    last = array_initializer(graph, "block_axis", np.array([-1]))
-    in_blocks = new_value(f"{source.name}.in_blocks_of_{block_size}", source, ir.Shape([*outer, blocks, block_size]))
-    total = new_value(f"{source.name}.sums_of_{block_size}", source, ir.Shape([*outer, blocks]))
-    insert_before(
-        graph,
-        anchor,
-        ir.node("Reshape", [source, split], outputs=[in_blocks]),
-        ir.node("ReduceSum", [in_blocks, last], attributes={"keepdims": 0}, outputs=[total]),
-    )
-    return total

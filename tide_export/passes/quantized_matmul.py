@@ -22,7 +22,8 @@ import onnx_ir.passes.common as common
 
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
-from tide_export.passes.graph_walk import add_initializer, array_initializer, as_type_of, insert_before, new_value
+from tide_export.passes.block_offsets import BlockOffsets
+from tide_export.passes.graph_walk import add_initializer, as_type_of, insert_before, new_value
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
 from tide_export.quantization.quantized_weight import unpack_nibbles
 from tide_export.weights import Folded
@@ -33,9 +34,9 @@ ACCURACY_LEVEL = 4
 def lower_quantized_matmul(model: ir.Model, context: LoweringContext) -> PassReport:
     report = PassReport("quantized_matmul")
     graph = model.graph
-    sums: dict[tuple[ir.Value, int], ir.Value] = {}
+    blocks = BlockOffsets(graph)
     for node in [n for n in graph if n.op_type == QUANTIZED_MATMUL]:
-        _lower(graph, node, sums)
+        _lower(graph, node, blocks)
         report.applied += 1
     if report.applied:
         model.opset_imports[MS_DOMAIN] = 1
@@ -43,7 +44,7 @@ def lower_quantized_matmul(model: ir.Model, context: LoweringContext) -> PassRep
     return report
 
 
-def _lower(graph: ir.Graph, node: ir.Node, sums: dict[tuple[ir.Value, int], ir.Value]) -> None:
+def _lower(graph: ir.Graph, node: ir.Node, blocks: BlockOffsets) -> None:
     source, values, scales, zeros, offsets = (*node.inputs, None, None)[:5]
     output = node.outputs[0]
     name, shape = output.name, output.shape
@@ -59,16 +60,8 @@ def _lower(graph: ir.Graph, node: ir.Node, sums: dict[tuple[ir.Value, int], ir.V
     result = product.outputs[0]
     insert_before(graph, node, product)
     if offsets is not None:
-        key = (source, attributes["block_size"])
-        if key not in sums:
-            sums[key] = _block_sums(graph, node, source, attributes["K"], attributes["block_size"])
         matrix = add_initializer(graph, f"{offsets.name}.T", _minima(offsets, scales, zeros, attributes["bits"]))
-        part = ir.node(
-            "MatMul", [sums[key], as_type_of(graph, source, matrix)], outputs=[new_value(f"{name}.offsets", output, shape)]
-        )
-        total = ir.node("Add", [result, part.outputs[0]], outputs=[new_value(f"{name}.sum", output, shape)])
-        insert_before(graph, node, part, total)
-        result = total.outputs[0]
+        result = blocks.added(node, result, matrix)
     ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
     output.name, result.name = f"{name}.marker", name
 
@@ -85,17 +78,3 @@ def _minima(offsets: ir.Value, scales: ir.Value, zeros: ir.Value | None, bits: i
         return matrix.T
 
     return Folded(parts, ("minima", bits), [*reversed(parts[0].shape.numpy())], make)
-
-
-def _block_sums(graph: ir.Graph, anchor: ir.Node, source: ir.Value, columns: int, block_size: int) -> ir.Value:
-    """[B, S, K] → [B, S, K / block_size]."""
-    blocks = columns // block_size
-    target = array_initializer(graph, f"block_sums.shape_{columns}_{block_size}", np.array([0, 0, blocks, block_size]))
-    axis = array_initializer(graph, "block_sums.axis", np.array([-1]))
-    leading = list(source.shape)[:-1]
-    parts = new_value(f"{source.name}.blocks_{block_size}", source, ir.Shape([*leading, blocks, block_size]))
-    split = ir.node("Reshape", [source, target], outputs=[parts])
-    total = new_value(f"{source.name}.block_sums_{block_size}", source, ir.Shape([*leading, blocks]))
-    node = ir.node("ReduceSum", [parts, axis], {"keepdims": 0}, outputs=[total])
-    insert_before(graph, anchor, split, node)
-    return total

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch._inductor.config as inductor
-from transformers import StaticCache
+from transformers import PreTrainedModel, StaticCache
 
 from tide_bench.arms.base import ArmDevice
 from tide_bench.arms.static_cache import StaticCacheArm
@@ -22,7 +22,7 @@ from tide_bench.arms.static_cache import StaticCacheArm
 class CompileArm(StaticCacheArm):
     """A greedy loop around the compiled forward pass of one token a sequence."""
 
-    def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
+    def __init__(self, folder: Path | PreTrainedModel, device: ArmDevice | None = None) -> None:
         super().__init__(folder, device)
         if self.device.is_gpu:
             self._step = torch.compile(self.model.forward, dynamic=False, mode="reduce-overhead")

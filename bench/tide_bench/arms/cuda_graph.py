@@ -6,46 +6,37 @@ choice of its token, is one replay.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import StaticCache
+from transformers import PreTrainedModel, StaticCache
 
 from tide_bench.arms.base import ArmDevice
+from tide_bench.arms.captured import captured
 from tide_bench.arms.process import ArmError
 from tide_bench.arms.static_cache import StaticCacheArm
 
-_WARM_UPS = 3  # PyTorch's documentation, "CUDA graphs": libraries and workspaces are loaded before a capture
-
 
 class CudaGraphArm(StaticCacheArm):
-    """One graph for each batch size and cache length; only on a GPU."""
+    """One graph for each batch size and cache length; on a processor, which has no graphs, steps run as they are."""
 
-    def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
+    def __init__(self, folder: Path | PreTrainedModel, device: ArmDevice | None = None) -> None:
         super().__init__(folder, device)
-        self._graphs: dict[StaticCache, tuple[torch.cuda.CUDAGraph, StaticStep]] = {}
+        self._steps: dict[StaticCache, tuple[Callable[[], None], StaticStep]] = {}
 
     def prepare(self, cache: StaticCache, rows: int, slots: int) -> None:
-        if cache in self._graphs:
+        if cache in self._steps:
             return
         step = StaticStep(self.model, cache, rows, slots, self.device.name)
-        side = torch.cuda.Stream(self.device.name)
-        side.wait_stream(torch.cuda.current_stream(self.device.name))
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                step()
-        torch.cuda.current_stream(self.device.name).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device.name), torch.cuda.graph(graph):
-            step()
-        self._graphs[cache] = graph, step
+        self._steps[cache] = captured(step, self.device.name).replay if self.device.is_gpu else step, step
 
     def decode(self, cache: StaticCache, token: torch.Tensor, position: int, steps: int) -> torch.Tensor:
-        graph, step = self._graphs[cache]
+        run, step = self._steps[cache]
         step.begin(token, position)
         for _ in range(steps):
-            graph.replay()
+            run()
         return step.written(steps)
 
 

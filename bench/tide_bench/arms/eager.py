@@ -19,16 +19,18 @@ from tide_bench.report import cores
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def load_eager(folder: Path, device: ArmDevice | None = None) -> PreTrainedModel:
+def load_eager(folder: Path | PreTrainedModel, device: ArmDevice | None = None) -> PreTrainedModel:
     """The model on ``device`` (None: the processor) in eval mode, with end-of-sequence ids off, and torch on all cores or the few
-    it is to begin with. Raises ArmError where torch does not see the GPU."""
+    it is to begin with. ``folder``: the model's, or a model that is there. Raises ArmError where torch sees no GPU."""
     device = device or ArmDevice()
     if device.is_gpu and not torch.cuda.is_available():
         raise ArmError(f"torch {torch.__version__} sees no GPU; install its build for CUDA (docs/gpu.md)")
     torch.set_num_threads(int(os.environ.get(FEW_THREADS, cores())))
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[device.dtype]).eval().to(device.name)
+    model: Any = folder
+    if isinstance(folder, Path):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPES[device.dtype]).eval().to(device.name)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0  # prompts have one length; without it `generate` requires one
     return model
@@ -37,14 +39,14 @@ def load_eager(folder: Path, device: ArmDevice | None = None) -> PreTrainedModel
 class EagerArm:
     """`generate` with its default dynamic cache and SDPA attention."""
 
-    def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
+    def __init__(self, folder: Path | PreTrainedModel, device: ArmDevice | None = None) -> None:
         self.folder, self._device = folder, device or ArmDevice()
-        self._model: Any = load_eager(folder, self._device)
+        self.model: Any = load_eager(folder, self._device)
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
         """``options``: more arguments of HF's ``generate``, such as its ways to draft."""
         ids, clock = torch.tensor(prompts, device=self._device.name), _Clock(Stopwatch(self._device.name))
-        output = self._model.generate(
+        output = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new_tokens,

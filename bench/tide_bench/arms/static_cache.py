@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import StaticCache
+from transformers import PreTrainedModel, StaticCache
 
 from tide_bench.arms.base import ArmDevice, Timing
 from tide_bench.arms.eager import load_eager
@@ -20,7 +20,7 @@ class StaticCacheArm(ABC):
     The cache is as short as the generation, as its attention pays for every slot.
     """
 
-    def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
+    def __init__(self, folder: Path | PreTrainedModel, device: ArmDevice | None = None) -> None:
         self.folder, self.device = folder, device or ArmDevice()
         self.model: Any = load_eager(folder, self.device)
         self._caches: dict[tuple[int, int], StaticCache] = {}

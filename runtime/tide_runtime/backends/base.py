@@ -7,7 +7,8 @@ sequences: the caller fills its arrays, places the tokens in the caches, and run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -278,6 +279,17 @@ class Backend(Protocol):
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
         """A new execution context: KV caches for ``capacity`` sequences, memory for ``prefix_blocks`` of a prefix cache."""
+
+
+@contextmanager
+def uncounted(launches: dict[str, int]) -> Iterator[None]:
+    """``launches`` of a backend inside the context serve no request and do not count."""
+    counted = dict(launches)
+    try:
+        yield
+    finally:
+        launches.clear()
+        launches.update(counted)
 
 
 def wait_for(backend: Backend) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from runtime.made_up_calibration import calibrate, exit_after
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
-from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeContext
+from tide_runtime.backends.onnxruntime.bound_steps import OnnxRuntimeContext
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.speculation.record import Guess
 from tide_runtime.depth.speculation.text import SequenceText

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Self, cast
 
-from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.base import ExecutionContext, uncounted
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceBackend, DeviceContext
 from tide_runtime.backends.device.element_types import ElementType
@@ -84,7 +82,7 @@ class DeviceTarget:
 
         if not self.machine_key:
             return NO_PADDING
-        with self._uncounted():
+        with uncounted(self.launches):
             agree = kept_result("launch-bits", [*self.machine_key, str(TEXT_TOKENS)], measure, bool, _answer)
         return NO_PADDING if agree else None
 
@@ -94,21 +92,11 @@ class DeviceTarget:
         if not self.machine_key:
             return None
         try:
-            with self._uncounted():
+            with uncounted(self.launches):
                 return kept_pass_costs(self.machine_key, self.context, self.manifest.max_seq_len, self.target, self.takes)
         except DeviceMemoryError as error:
             warnings.warn(f"passes are not measured, so that policy auto drafts nothing: {error}", RuntimeWarning, stacklevel=2)
             return None
-
-    @contextmanager
-    def _uncounted(self) -> Iterator[None]:
-        """Launches inside the context serve no request and do not count."""
-        counted = Counter(self.launches)
-        try:
-            yield
-        finally:
-            self.launches.clear()
-            self.launches.update(counted)
 
 
 def _answer(kept: object) -> bool:

@@ -28,10 +28,16 @@ from tide_runtime.backends.onnxruntime.products import ModuleShape, Product, pro
 from tide_runtime.errors import AdapterError
 from tide_runtime.lora import LoraAdapter
 
+ADAPTED = "adapted"  # form of the graph of all layers, for tokens of any adapters
 MS_DOMAIN = "com.microsoft"
 _BLOCK = 32  # weights with one scale
 _MOST_LISTED = 5
 _MOST_BYTES = 2**31 - 2**20  # of a message with all its tensors
+
+
+def adapted_form(*adapters: int) -> str:
+    """Name of the graph of all layers whose tokens have the one of ``adapters`` or none, or any where there are several."""
+    return f"{ADAPTED}_{adapters[0]}" if len(adapters) == 1 else ADAPTED
 
 
 @dataclass(frozen=True)
