@@ -273,10 +273,13 @@ import sys
 from runtime.test_prefix_disk import ASKED, FEW_BLOCKS, OPTIONS, PROMPT, Engine, Path, replace
 options = replace(OPTIONS, prefix_dir=Path(sys.argv[2]), prefix_disk=90_000, max_batch=1, kv_memory=FEW_BLOCKS)
 with Engine.load(sys.argv[1], options) as engine:
-    for turn in range(15):
+    for turn in range(1000):
         for first in (1, 2, 3):
             print(engine.generate([first, *PROMPT], ASKED)[0].token_ids)
-    print(engine.stats().prefix_disk.reads > 0)
+        if turn >= 15 and engine.stats().prefix_disk.reads:  # what writes has the lowest priority
+            break
+    else:
+        print("nothing was read")
 """
 
 
@@ -290,7 +293,7 @@ def test_two_processes_share_a_folder(engine: Engine, bundle: Path, tmp_path: Pa
     for process in running:
         lines = process.communicate(timeout=60)[0].splitlines()
         assert process.returncode == 0
-        assert lines == [*15 * wanted, "True"]
+        assert lines == len(lines) // 3 * wanted
     assert not list((tmp_path / "kept").glob(".tide-*"))
     with start(prefix_disk=90_000) as mine:
         assert [str(ask(mine, [first, *PROMPT]).token_ids) for first in (1, 2, 3)] == wanted
