@@ -267,7 +267,7 @@ def _info(
 
 def _head_line(with_head: Rehearsal, bare: Rehearsal, gain: Rehearsal) -> str:
     return (
-        f"exact ran at {with_head.speedup:.3f}x full's speed with it and at {bare.speedup:.3f}x without, which is "
+        f"exact ran at {with_head.speedup:.3f}x full's speed with it and at {bare.speedup:.3f}x without: it gains "
         f"{gain.speedup - 1:+.1%} ({gain.low - 1:+.1%} to {gain.high - 1:+.1%} on other prompts of the kind)"
     )
 

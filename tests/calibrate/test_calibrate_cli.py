@@ -246,7 +246,7 @@ def test_a_draft_head_stays_only_where_it_pays(model: Path, texts: Path, tmp_pat
     assert (is_noise.calibration.predicted["exact"], is_noise.calibration.predicted_range["exact"]) == (1.2, [1.1, 1.3])
     assert (is_noise.calibration.recommended, costs.calibration.recommended) == ("exact", "full")
     said = (
-        "exact ran at 1.230x full's speed with it and at 1.200x without, which is +2.5% (-1.0% to +6.0% on other prompts of the"
+        "exact ran at 1.230x full's speed with it and at 1.200x without: it gains +2.5% (-1.0% to +6.0% on other prompts of the"
     )
     summary = Console(file=io.StringIO(), width=400)
     print_summary(is_noise, summary)
