@@ -151,14 +151,15 @@ def load_model(
     logging.getLogger("transformers").setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
     if is_gguf(source):
-        model, parameters = load_gguf(Path(source), TORCH_DTYPES[dtype])
+        model, parameters, embedding = load_gguf(Path(source), TORCH_DTYPES[dtype])
         check_supported(model.config)
         layers = probe_layers(model)
         own, files = load_tokenizer(source, tokenizer), (Path(source),)
         if weights in TORCH_DTYPES:
             parameters.low_bits = {}
         low_bits, notes = parameters.low_bits, tuple(parameters.notes)
-        loaded = LoadedModel(model, own, source, None, files, low_bits, notes=notes, streamed=parameters, probed=layers)
+        made = {"notes": notes, "streamed": parameters, "probed": layers, "embedding": embedding}
+        loaded = LoadedModel(model, own, source, None, files, low_bits, **made)
         loaded = loaded if stream else in_memory(loaded)
     else:
         loaded = _load_huggingface(source, dtype, revision, trust_remote_code, tokenizer, stream, note)

@@ -23,7 +23,7 @@ from tide_calibrate.costs.model_costs import measure_model_costs, nominal_costs
 from tide_calibrate.exit_training import write_exits
 from tide_calibrate.measured_target import CPU, measured_target
 from tide_calibrate.placement.search import GATE, Placement, choose_exits, gate_exits, predict
-from tide_calibrate.rehearsal import rehearse
+from tide_calibrate.rehearsal import DRAFT_HEAD, WITHOUT_HEAD, Rehearsal, rehearse
 from tide_calibrate.report.data import collect
 from tide_calibrate.report.draw import REPORT_NAME, draw_report
 from tide_calibrate.temporary_bundle import TemporaryBundle
@@ -202,14 +202,19 @@ class _Placed:
         _write(file, learned, certified, directory)
         if self.measured is not None:
             with progress.phase("measure the policies"):
-                file = self._rehearsed(file, config, directory, self.measured)
-                file.write(directory)
+                file = self._rehearsed(file, config, directory, self.measured, progress)
+            if file.calibration.draft_head is None:
+                learned = replace(learned, draft_head=None)
+            _write(file, learned, certified, directory)
         with progress.phase("draw the report"):
             _draw(file, learned, certified, directory)
         return file
 
-    def _rehearsed(self, file: CalibrationFile, config: CalibrationConfig, directory: Path, target: str) -> CalibrationFile:
-        """``file``, which is in ``directory``, with measured speeds in the place of simulated ones."""
+    def _rehearsed(
+        self, file: CalibrationFile, config: CalibrationConfig, directory: Path, target: str, progress: ExportProgress
+    ) -> CalibrationFile:
+        """``file``, which is in ``directory``, with measured speeds in the place of simulated ones, and without a draft head that
+        does not pay."""
         captured, info = self.learned.captured, file.calibration
         prompts = captured.held_out_prompts()
         exported = read_exit_calibration(directory)
@@ -218,10 +223,19 @@ class _Placed:
             TemporaryBundle(self.loaded, config.dtype, [], directory, config.window, exported, target) as bundle,
         ):
             found = rehearse(bundle, prompts, config.new_tokens)
+        bare, gain, left_out = found.pop(WITHOUT_HEAD, None), found.pop(DRAFT_HEAD, None), ""
+        if bare is not None and gain is not None:
+            said = _head_line(found["exact"], bare, gain)
+            # It stays only where it would pay on other prompts too: what is within the scatter is no reason for another graph.
+            if config.draft_head is None and gain.low <= 1.0:
+                found["exact"], info = bare, replace(info, draft_head=None)
+                said = left_out = f"{said}; it is left out (tide-calibrate --draft-head keeps it)"
+            progress.note(f"draft head: {said}")
         predicted = info.predicted | {name: one.speedup for name, one in found.items()}
         recommended = "exact" if predicted.get("exact", 0.0) >= GATE else "full"
         ranges = {name: [one.low, one.high] for name, one in found.items()}
-        return replace(file, calibration=replace(info, predicted=predicted, predicted_range=ranges, recommended=recommended))
+        info = replace(info, predicted=predicted, predicted_range=ranges, recommended=recommended)
+        return replace(file, calibration=info, draft_head_left_out=left_out)
 
     def _certify(self, config: CalibrationConfig, date: str) -> CertifiedExits:
         learned, exits = self.learned, self.placement.exits
@@ -248,6 +262,13 @@ def _info(
         certificate=certified.certificate,
         costs=costs,
         exit_depths={str(layers): round(share, 4) for layers, share in exit_policy.stops.items()} if exit_policy else {},
+    )
+
+
+def _head_line(with_head: Rehearsal, bare: Rehearsal, gain: Rehearsal) -> str:
+    return (
+        f"exact ran at {with_head.speedup:.3f}x full's speed with it and at {bare.speedup:.3f}x without: it gains "
+        f"{gain.speedup - 1:+.1%} ({gain.low - 1:+.1%} to {gain.high - 1:+.1%} on other prompts of the kind)"
     )
 
 

@@ -41,7 +41,8 @@ class CalibrationConfig:
             short, heads are trained for fewer steps, and then only the kinds that agree best after the deepest candidate are
             trained after the others; a sixth is for the draft head. More than the default allows more steps, more text to learn
             from, and more replies for the draft head.
-        draft_head: train a draft head, which guesses tokens from the model's final state for policy ``exact``.
+        draft_head: train a draft head, which guesses tokens from the model's final state for policy ``exact``. None: train
+            it, and leave it out where policies are measured and it does not make ``exact`` faster.
         seed: random seed of splits, windows and training.
         dtype: precision of the model, fp32, fp16 or bf16.
         weights, quantizer: form of the weights, as in ExportConfig. Exits are trained and certified on the dequantised weights
@@ -63,7 +64,7 @@ class CalibrationConfig:
     prompts: int = 64
     new_tokens: int = 96
     minutes: float = 8.0
-    draft_head: bool = True
+    draft_head: bool | None = None
     seed: int = 0
     dtype: str = "fp32"
     weights: str = ExportConfig.weights

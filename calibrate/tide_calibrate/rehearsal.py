@@ -2,7 +2,7 @@
 
 The simulation chooses the exits, but it does not price everything that a policy does: the draft head, sampling of launches by the
 scheduler, threads. So what is promised is measured: `full` and each policy continue the same prompts in turn, and the ratio of
-the summed times is the predicted speedup.
+the summed times is the predicted speedup. Where a draft head drafts for `exact`, `exact` without it takes its turn as well.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +26,8 @@ from tide_calibrate.temporary_bundle import TemporaryBundle
 
 LOOPS = "exact:router"  # drafts from exits; of looped models from their loops, which the simulation does not run as rows
 POLICIES = {"exact": ("exact", DepthOptions()), "exit": ("exit", DepthOptions()), LOOPS: ("exact", DepthOptions(draft="router"))}
+WITHOUT_HEAD = "exact, no draft head"  # text drafts alone, and exits where there are any
+DRAFT_HEAD = "draft head"  # `exact` over `WITHOUT_HEAD`
 SECONDS = 45.0  # for each policy and `full` beside it
 LEAST_PROMPTS = 8
 _RESAMPLES = 2000
@@ -48,7 +51,8 @@ class Rehearsal:
 
 
 def rehearse(bundle: TemporaryBundle, prompts: Sequence[Sequence[int]], new_tokens: int) -> dict[str, Rehearsal]:
-    """Policy → its speed on the calibrated ``bundle``, of those that it can run.
+    """Policy → its speed on the calibrated ``bundle``, of those that it can run; with a draft head also `WITHOUT_HEAD` and
+    `DRAFT_HEAD`.
 
     Args:
         prompts: token ids; as many of them are continued as there is time for.
@@ -84,30 +88,45 @@ def measure_policies(
                 own = full.with_options(replace(options, policy=policy, depth=depth))
             except TideError:  # no exit has a certified threshold, say
                 continue
-            with own:
-                if name != LOOPS or own.policy.loops_as_rows:
-                    found[name] = _rehearsal(_in_turn(full, own, prompts, new_tokens, policy, seconds))
+            with ExitStack() as stack:
+                engines = [full, stack.enter_context(own)]
+                if name == LOOPS and not own.policy.loops_as_rows:
+                    continue
+                judged = name == "exact" and own.policy.uses_draft_head
+                if judged:
+                    engines.append(stack.enter_context(_without_head(own)))
+                times = _in_turn(engines, prompts, new_tokens, policy, seconds)
+            found[name] = _rehearsal(times[:, :2])
+            if judged:
+                found |= {WITHOUT_HEAD: _rehearsal(times[:, [0, 2]]), DRAFT_HEAD: _rehearsal(times[:, [2, 1]])}
     return found
 
 
+def _without_head(engine: Engine) -> Engine:
+    """An engine of the same options and weights that has no draft head."""
+    bundle = replace(engine.bundle, manifest=replace(engine.manifest, draft_head=None))
+    return Engine(bundle, engine.options, backend=engine.backend)
+
+
 def _in_turn(
-    full: Engine, own: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, policy: str, seconds: float
+    engines: Sequence[Engine], prompts: Sequence[Sequence[int]], new_tokens: int, policy: str, seconds: float
 ) -> NDArray[np.float64]:
-    """[prompts, 2]: seconds of decoding by `full` and by ``own``."""
+    """[prompts, engines]: seconds of decoding. ``seconds``: that two engines may take, and three in proportion."""
     # Texts of `exit` end elsewhere than those of `full`, which would compare unequal texts.
     params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=policy == "exit")
-    for engine in (full, own):
+    for engine in engines:
         engine.generate([list(prompts[0])], replace(params, cache_salt="warm"))
-    times, begin = list[tuple[float, float]](), perf_counter()
+    times, begin = list[list[float]](), perf_counter()
     for number, prompt in enumerate(prompts):
-        if number >= LEAST_PROMPTS and perf_counter() - begin > seconds:
+        if number >= LEAST_PROMPTS and perf_counter() - begin > seconds * len(engines) / 2:
             break
-        engines = (full, own) if number % 2 else (own, full)
-        # A salt for each prompt: earlier outputs would draft for later ones more than strangers' requests do.
-        taken = [
-            engine.generate([list(prompt)], replace(params, cache_salt=f"{number}"))[0].stats.decode_time for engine in engines
-        ]
-        times.append((taken[0], taken[1]) if number % 2 else (taken[1], taken[0]))
+        row = [0.0] * len(engines)
+        for place in range(len(engines)):
+            turn = (number + place) % len(engines)
+            # A salt for each prompt: earlier outputs would draft for later ones more than strangers' requests do.
+            reply = engines[turn].generate([list(prompt)], replace(params, cache_salt=f"{number}"))[0]
+            row[turn] = reply.stats.decode_time
+        times.append(row)
     return np.array(times)
 
 

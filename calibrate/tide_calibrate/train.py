@@ -146,7 +146,7 @@ def _draft_head(
     progress: ExportProgress,
 ) -> TrainedDraftHead | None:
     """Train the draft head on replies that the model writes first; None, with a note, for a model that cannot have one."""
-    if not config.draft_head:
+    if config.draft_head is False:
         return None
     share = config.minutes / CalibrationConfig.minutes
     count = max(_LEAST_REPLIES, round(_REPLIES * share))

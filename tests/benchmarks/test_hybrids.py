@@ -29,7 +29,7 @@ def test_random_files_load_with_every_matrix_in_4_bits(name: str, tmp_path: Path
     }.get(name, {})
     file = tmp_path / "random.gguf"
     write_random_gguf(replace(shape, **sizes), file)
-    model, parameters = load_gguf(file, torch.float32)
+    model, parameters, _ = load_gguf(file, torch.float32)
     matrices = {n for n, p in model.named_parameters(remove_duplicate=False) if p.ndim == 2}
     assert parameters.low_bits.keys() == matrices and {w.origin for w in parameters.low_bits.values()} == {"Q4_0"}
     assert parameters.notes == [] and model.config.tie_word_embeddings

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import tokenizers
 import torch
 from calibrate.cost_model import table
 from cli_in_process import Run, cli_runner
+from rich.console import Console
 from tide_calibrate import calibrate as calibrate_module
 from tide_calibrate import cli, temporary_bundle, training_plan
 from tide_calibrate import train as train_module
@@ -29,8 +32,10 @@ from tide_calibrate.costs.model_costs import measure_in_own_process
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.placement.search import GATE
+from tide_calibrate.rehearsal import DRAFT_HEAD, WITHOUT_HEAD, Rehearsal
 from tide_calibrate.report import draw as draw_module
 from tide_calibrate.report.draw import REPORT_NAME
+from tide_calibrate.report.terminal import print_summary
 from tide_calibrate.traces.trace import SplitTrace
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.errors import CalibrationError, ParamsError
@@ -209,6 +214,60 @@ def test_low_bit_weights(run: Run, model: Path, texts: Path, tmp_path: Path, mon
     assert f"exact {info.predicted['exact']:.2f}x ({low:.2f}–{high:.2f})" in " ".join(done.out.split())
     with pytest.raises(CalibrationError, match=r"made for agreeing .*…, int4 rtn\).*not for agreeing .*…, source\)"):
         file.check_model(fingerprint(plain), "agreeing", plain.weights)
+
+
+HELPS = {
+    "exact": Rehearsal(1.5, 1.4, 1.6, 9),
+    WITHOUT_HEAD: Rehearsal(1.2, 1.1, 1.3, 9),
+    DRAFT_HEAD: Rehearsal(1.25, 1.2, 1.3, 9),
+}
+IS_NOISE = {**HELPS, "exact": Rehearsal(1.23, 1.1, 1.35, 9), DRAFT_HEAD: Rehearsal(1.025, 0.99, 1.06, 9)}
+COSTS = {
+    "exact": Rehearsal(1.05, 1.0, 1.1, 9),
+    WITHOUT_HEAD: Rehearsal(1.01, 0.9, 1.1, 9),
+    DRAFT_HEAD: Rehearsal(0.98, 0.95, 1.0, 9),
+}
+
+
+def test_a_draft_head_stays_only_where_it_pays(model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: every token waits for a head whose guesses gain less than they cost, or a head that gains is thrown away."""
+    measured = [dict(found) for found in (HELPS, IS_NOISE, COSTS)]
+    monkeypatch.setattr(calibrate_module, "measure_model_costs", lambda *_: table(layers=LAYERS))
+    monkeypatch.setattr(calibrate_module, "rehearse", lambda *_: measured.pop(0))
+    log = Console(file=io.StringIO(), width=400)
+    outs, config = [tmp_path / name for name in ("helps", "is noise", "costs")], replace(CONFIG, heads="identity")
+    calibrate(str(model), str(texts), outs[0], config, also={0.2: outs[1], 0.1: outs[2]}, progress=ExportProgress(log))
+    helps, is_noise, costs = (read_calibration(out) for out in outs)
+    assert helps.calibration.draft_head is not None and read_exits(outs[0] / EXITS_NAME).draft
+    assert (helps.calibration.predicted["exact"], helps.draft_head_left_out) == (1.5, "")
+    for out, file in zip(outs[1:], (is_noise, costs), strict=True):
+        assert file.calibration.draft_head is None and not read_exits(out / EXITS_NAME).draft
+        assert {*file.calibration.predicted_range} == {"exact"}
+    assert (is_noise.calibration.predicted["exact"], is_noise.calibration.predicted_range["exact"]) == (1.2, [1.1, 1.3])
+    assert (is_noise.calibration.recommended, costs.calibration.recommended) == ("exact", "full")
+    said = (
+        "exact ran at 1.230x full's speed with it and at 1.200x without: it gains +2.5% (-1.0% to +6.0% on other prompts of the"
+    )
+    summary = Console(file=io.StringIO(), width=400)
+    print_summary(is_noise, summary)
+    page = (outs[1] / REPORT_NAME / "index.html").read_text().replace("&#39;", "'")
+    for text in (log.file.getvalue(), summary.file.getvalue(), page):  # type: ignore[attr-defined]
+        assert said in text and "left out (tide-calibrate --draft-head keeps it)" in text
+    assert "1.500x full's speed with it and at 1.200x without" in log.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_draft_head_that_was_asked_for_stays(
+    run: Run, model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks: `--draft-head` is ignored, and who measures heads has none to measure."""
+    monkeypatch.setattr(calibrate_module, "measure_model_costs", lambda *_: table(layers=LAYERS))
+    monkeypatch.setattr(calibrate_module, "rehearse", lambda *_: dict(COSTS))
+    done = run(model, "--data", texts, "--out", tmp_path / "calib", *SMALL, "--heads", "identity", "--draft-head")
+    assert done.code == 0, done.err
+    file = read_calibration(tmp_path / "calib")
+    assert file.calibration.draft_head is not None and read_exits(tmp_path / "calib" / EXITS_NAME).draft
+    assert file.calibration.predicted["exact"] == 1.05 and "left out" not in done.out + done.err
+    assert "1.050x full's speed with it" in " ".join(done.err.split())
 
 
 def test_a_certificate_against_the_original_counts_rounded_weights(

@@ -7,15 +7,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from export.architectures import LAYERS, tiny_model
 from export.looped_tiny import saved
+from export.stub_calibration import draft_tensors, write_calibration
 from runtime.conftest import bundle, exits_bundle, hf_model_directory, load
-from tide_calibrate.rehearsal import LEAST_PROMPTS, _rehearsal, measure_policies, rehearse
+from tide_calibrate import rehearsal
+from tide_calibrate.rehearsal import DRAFT_HEAD, LEAST_PROMPTS, WITHOUT_HEAD, _rehearsal, measure_policies, rehearse
 from tide_calibrate.text.documents import Windows
 from tide_calibrate.train import Captured
-from tide_runtime import ThreadOptions
+from tide_runtime import Engine, ThreadOptions
+from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.errors import CalibrationError
 
 from tide_export import ExportConfig, export
+from tide_export.load import fingerprint, load_model
 
 __all__ = ["bundle", "exits_bundle", "hf_model_directory", "load"]
 
@@ -39,6 +44,29 @@ def test_each_policy_that_the_bundle_has_is_measured(exits_bundle: Path, bundle:
     assert {one.prompts for one in found.values()} == {LEAST_PROMPTS}
     assert all(0 < one.low <= one.speedup <= one.high for one in found.values())
     assert set(measure_policies(bundle, prompts[:2], 4, seconds=0.0)) == {"exact"}
+
+
+@pytest.mark.parametrize("exits", [[], [ExitInfo(1, "linear", "max_probability", 0.05)]], ids=["text", "text and exits"])
+def test_exact_runs_without_its_draft_head_too(exits: list[ExitInfo], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: a draft head that costs more than it gains stays in the bundle, or one is compared with `full` or with nothing."""
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path / "model")
+    own = fingerprint(load_model(str(tmp_path / "model"), "fp32", tokenizer="none"))
+    hidden, vocabulary = model.config.hidden_size, model.config.vocab_size
+    write_calibration(tmp_path / "calib", exits, own, LAYERS, hidden, draft_tensors(hidden, 32, vocabulary))
+    config = ExportConfig(max_seq_len=64, tokenizer="none", targets=("cpu",), calibration=str(tmp_path / "calib"), verify=False)
+    export(str(tmp_path / "model"), tmp_path / "engine", config)
+    in_turn, taken = rehearsal._in_turn, []
+
+    def stubbed(engines: list[Engine], *rest: object) -> np.ndarray:
+        taken.append(in_turn(engines, *rest).shape)  # type: ignore[arg-type]
+        seconds = [1.0 if e.policy.name == "full" else 0.8 if e.policy.uses_draft_head else 0.5 for e in engines]
+        return np.tile(seconds, (9, 1))
+
+    monkeypatch.setattr(rehearsal, "_in_turn", stubbed)
+    found = measure_policies(tmp_path / "engine", [[3, 40, 99, 7]] * 2, 4, seconds=0.0, threads=ThreadOptions(1))
+    assert taken[0] == (2, 3)
+    assert (found["exact"].speedup, found[WITHOUT_HEAD].speedup, found[DRAFT_HEAD].speedup) == (1.25, 2.0, 0.625)
 
 
 def test_drafts_from_loops_are_measured_too(tmp_path: Path) -> None:

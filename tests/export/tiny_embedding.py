@@ -48,13 +48,18 @@ def write_embedding_model(
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", END)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    kinds = [(f"{i}_{kind}" if i else "", f"sentence_transformers.models.{kind}") for i, kind in enumerate(modules)]
-    _write(folder / "modules.json", [{"path": path, "type": kind} for path, kind in kinds])
-    (folder / "1_Pooling").mkdir()
-    _write(folder / "1_Pooling/config.json", POOLINGS["last"] if pooling is None else pooling)
+    write_pooling(folder, POOLINGS["last"] if pooling is None else pooling, modules)
     if prompts is not None:
         _write(folder / "config_sentence_transformers.json", prompts)
     return model
+
+
+def write_pooling(folder: Path, pooling: dict[str, Any], modules: Sequence[str] = NORMALIZED) -> None:
+    """Write sentence-transformers' files beside a model; arguments as in `write_embedding_model`."""
+    kinds = [(f"{i}_{kind}" if i else "", f"sentence_transformers.models.{kind}") for i, kind in enumerate(modules)]
+    _write(folder / "modules.json", [{"path": path, "type": kind} for path, kind in kinds])
+    (folder / "1_Pooling").mkdir()
+    _write(folder / "1_Pooling/config.json", pooling)
 
 
 def ids_of(text: str) -> list[int]:

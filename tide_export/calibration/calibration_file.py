@@ -70,6 +70,7 @@ class CalibrationFile:
         tools: package → version.
         date: ISO 8601; the only field in which two equal runs differ.
         code: file → SHA-256 of the code that came with the model and ran.
+        draft_head_left_out: why the draft head that was trained is not kept, with its speeds; empty: it is, or there was none.
     """
 
     model: str
@@ -83,6 +84,7 @@ class CalibrationFile:
     tools: dict[str, str]
     date: str
     code: dict[str, str] = field(default_factory=dict)
+    draft_head_left_out: str = ""
 
     def write(self, directory: Path) -> None:
         text = json.dumps({"schema": SCHEMA_VERSION, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from tide_runtime.bundle.embedding_info import EmbeddingInfo
 from tide_runtime.errors import TideError, UnsupportedModelError
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from tide_export.embedding_model import give_states
 from tide_export.fake_parameters import convert, without_parameters
 from tide_export.quantization.gguf_architectures import read_config
+from tide_export.quantization.gguf_embedding import read_pooling
 from tide_export.quantization.gguf_file import read_file
 from tide_export.quantization.gguf_generation import generation_config
 from tide_export.quantization.gguf_metadata import Metadata
@@ -32,17 +35,21 @@ _UNREADABLE = (
 )
 
 
-def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, GgufParameters]:
-    """The model with fake parameters in ``dtype``, and their values.
+def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, GgufParameters, EmbeddingInfo | None]:
+    """The model with fake parameters in ``dtype``, their values, and how it embeds texts, where it does: see `give_states`.
 
     Raises ModelFilesError for a broken file, UnsupportedModelError for an architecture or a key that the model has no place for.
     """
     keys, tensors = read_file(path)
+    embedding = read_pooling(keys)
     try:
         config = read_config(keys, tensors)
         model = without_parameters(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32))
         # Buffers stay in fp32: rotary frequencies that are rounded to fp16 turn by a radian at position 2,000.
         convert(model, dtype)
+        if embedding is not None:
+            give_states(model)
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("output.")}
         drafting = _draft_tensors(keys, config, tensors)
         parameters = GgufParameters(path.name, model, keys.architecture, {n: t for n, t in tensors.items() if n not in drafting})
         if drafting:
@@ -60,7 +67,7 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, GgufPara
             "its HuggingFace checkpoint, or export that checkpoint itself"
         ) from error
     model.generation_config = generation_config(keys, config.vocab_size)
-    return model, parameters
+    return model, parameters, embedding
 
 
 def _draft_tensors(keys: Metadata, config: PreTrainedConfig, tensors: Collection[str]) -> set[str]:

@@ -58,6 +58,8 @@ def _facts(file: CalibrationFile) -> list[tuple[str, str]]:
     facts = [("Predicted speedup", predicted_line(calibration)), ("Data", f"{data.source}: {splits}")]
     if calibration.draft_head is not None:
         facts.append(("Draft head", draft_head_line(calibration.draft_head).removeprefix("Draft head: ")))
+    if file.draft_head_left_out:
+        facts.append(("Draft head", file.draft_head_left_out))
     if calibration.certificate is not None:
         facts.append(("Threshold split", f"SHA-256 {calibration.certificate.data_sha256}"))
     if calibration.costs is not None:

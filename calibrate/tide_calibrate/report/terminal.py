@@ -27,6 +27,8 @@ def print_summary(file: CalibrationFile, console: Console) -> None:
         console.print(_table(title, BREAK_EVEN_COLUMNS, even))
     if file.calibration.draft_head is not None:
         console.print(draft_head_line(file.calibration.draft_head))
+    if file.draft_head_left_out:
+        console.print(f"Draft head: {file.draft_head_left_out}.")
     console.print(f"Predicted speedup over the uncut model, one sequence, greedy: {predicted_line(file.calibration)}")
     console.print(certificate_line(file))
     console.print(recommendation_line(file))

@@ -30,7 +30,7 @@ def log_probs(model: PreTrainedModel) -> NDArray[np.float64]:
 
 def loaded(content: GgufFile, folder: Path, kind: str = "F32") -> tuple[PreTrainedModel, GgufParameters]:
     """The file as a model, before it is asked whether it can be exported."""
-    model, parameters = load_gguf(content.write(folder / "model.gguf", kind=kind), torch.float32)
+    model, parameters, _ = load_gguf(content.write(folder / "model.gguf", kind=kind), torch.float32)
     materialise(model, parameters.value)
     return model.eval(), parameters
 
