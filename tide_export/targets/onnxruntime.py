@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import onnx_ir as ir
 from tide_runtime.bundle.architectures import ONNXRUNTIME_COMPUTE
 from tide_runtime.bundle.manifest import TargetInfo
 
@@ -69,7 +70,7 @@ CPU = Target(
     builder=OnnxFiles(),
     whole=(
         name_products,
-        QuantizeWeights((4, 8), look_ups=True, experts=True),
+        QuantizeWeights((4, 8), look_ups=True, experts=(ir.DataType.FLOAT,)),
         canonicalize,
         static_reshape,
         share_tied_head,

@@ -209,6 +209,7 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     values,
     scales,
     zeros,
+    owners,
     made,
     count,
     width,
@@ -217,6 +218,7 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     zero_bytes,
     outputs,
     HAS_ZEROS: tl.constexpr,
+    HAS_OWNERS: tl.constexpr,
     BITS: tl.constexpr,
     QUANT: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -230,6 +232,11 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     bits: tl.constexpr = tl.int16 if half == 16 else tl.int32
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row, within = tl.arange(0, ROWS), tl.arange(0, inner)
+    if HAS_OWNERS:
+        first, owner = tl.program_id(1).to(tl.int64) * count, tl.load(owners + tl.program_id(1))
+        x, made = x + first * (width // each), made + first * outputs
+        values, scales = values + owner * outputs * stored, scales + owner * outputs * blocks
+        zeros = zeros + owner * outputs * zero_bytes
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, blocks, BLOCKS):
         block = start + tl.arange(0, BLOCKS)
@@ -261,21 +268,26 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     tl.store(made + row[:, None] * outputs + column[None, :], total.to(made.dtype.element_ty), mask=wanted)
 
 
-def low_bit_product(x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, block: int) -> Tensor:
-    """x [..., K] times the transposed weight [N, K], of at most `MOST_ROWS` rows; for the operands see `dequantised`.
+def low_bit_product(
+    x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, block: int, owners: Tensor | None = None
+) -> Tensor:
+    """x [..., K] times the transposed weight [N, K], of at most `MOST_ROWS` rows; for the operands see `dequantised`. With
+    ``owners`` [M], x is [M, R, K] and the weight [E, N, K], of which x[m] is multiplied with the matrix owners[m].
 
     A program holds whole rows of the weight, or as much of them as it has registers for, so that most of a matrix is on its way
     from memory at once.
     """
-    (outputs, stored), width, x = values.shape, x.shape[-1], x.contiguous()
+    (outputs, stored), width, x = values.shape[-2:], x.shape[-1], x.contiguous()
     made = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
-    count, inner = x.numel() // width, block * bits // 8
+    parts = 1 if owners is None else len(owners)
+    count, inner = x.numel() // width // parts, block * bits // 8
     blocks = min(triton.next_power_of_2(stored // inner), max(1, _TILE_BYTES // 2 // inner))
     columns = max(1, _TILE_BYTES // (blocks * inner))
     pairs = x if bits == 8 else x.view(torch.int64 if x.dtype == torch.float32 else torch.int32)
-    _dequantised_product[(triton.cdiv(outputs, columns),)](
-        pairs, values, scales, values if zeros is None else zeros, made, count, width, stored, stored // inner,
-        0 if zeros is None else zeros.shape[1], outputs, zeros is not None, bits, block, _TRITON[x.dtype],
+    _dequantised_product[(triton.cdiv(outputs, columns), parts)](
+        pairs, values, scales, values if zeros is None else zeros, values if owners is None else owners, made, count, width,
+        stored, stored // inner, 0 if zeros is None else zeros.shape[-1], outputs, zeros is not None, owners is not None, bits,
+        block, _TRITON[x.dtype],
         triton.next_power_of_2(count), columns, blocks, num_warps=8,
     )  # fmt: skip
     return made

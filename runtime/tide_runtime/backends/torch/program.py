@@ -14,14 +14,14 @@ from torch import Tensor
 from tide_runtime.backends.torch.attention import ROTARY_TABLES, SINKS, Attention, Shared, rotation_table
 from tide_runtime.backends.torch.graph_file import DeviceWeights, GraphFile, GraphNode, Weight
 from tide_runtime.backends.torch.joined_nodes import GATE, LINEAR, TOKEN, with_gates, with_linear, with_tokens
-from tide_runtime.backends.torch.low_bits import LowBitProduct, look_up
+from tide_runtime.backends.torch.low_bits import LowBitExperts, LowBitProduct, look_up
 from tide_runtime.backends.torch.operators import OPERATORS, Function
 from tide_runtime.backends.torch.router import router
 from tide_runtime.errors import BundleError
 
-ATTENTION, PRODUCT, LOOK_UP, SKIP_NORM = (
+ATTENTION, PRODUCT, EXPERTS, LOOK_UP, SKIP_NORM = (
     f"com.microsoft::{name}"
-    for name in ("GroupQueryAttention", "MatMulNBits", "GatherBlockQuantized", "SkipSimplifiedLayerNormalization")
+    for name in ("GroupQueryAttention", "MatMulNBits", "QMoE", "GatherBlockQuantized", "SkipSimplifiedLayerNormalization")
 )
 ROUTER = "tide::TideExitRouter"
 _MOST_ON_HOST = 64  # elements of an integer constant that may be a size or an axis
@@ -79,7 +79,7 @@ class Program:
         return {name: values[self._index[name]] for name in self.graph.outputs}  # type: ignore[misc]
 
     def _check_operators(self) -> None:
-        known = {*OPERATORS, ATTENTION, PRODUCT, LOOK_UP, ROUTER}
+        known = {*OPERATORS, ATTENTION, PRODUCT, EXPERTS, LOOK_UP, ROUTER}
         unknown = Counter(node.op for node in self.graph.nodes if node.op not in known)
         if unknown:
             raise BundleError(
@@ -125,6 +125,8 @@ class Program:
             return self._attention(node)
         if node.op == PRODUCT:
             return LowBitProduct(node.attributes, self._kernels), frozenset(), node.inputs
+        if node.op == EXPERTS:
+            return LowBitExperts(node.attributes, self._kernels), frozenset(), node.inputs
         if node.op == LOOK_UP:
             return look_up(node.attributes, self._kernels), frozenset(), node.inputs
         if node.op == ROUTER:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from runtime.backends.torch.test_low_bits import EXPERTS, MIXTURES, Mixture
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.torch.attention import Attention, Shared, rotation_table
 from tide_runtime.backends.torch.backend import TorchBackend
@@ -84,6 +85,13 @@ def test_products_with_low_bit_weights(bits: int, block: int, has_zeros: bool) -
     ids = torch.tensor([[3, outputs - 1]])
     looked_up = fused_kernels.look_up(values, ids, scales, zeros, bits, block)
     torch.testing.assert_close(looked_up, dequantised(values, scales, zeros, bits, block)[ids])
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+@pytest.mark.parametrize("rows", [3, 13])
+def test_products_with_the_matrices_of_experts(mixture: Mixture, rows: int) -> None:
+    """Breaks: on a GPU a token gets another expert's matrices, scales or zero points than on a processor."""
+    mixture.check(torch.randint(0, EXPERTS, (rows,)), fused_kernels)
 
 
 def test_products_of_few_rows() -> None:
