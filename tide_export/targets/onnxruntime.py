@@ -110,7 +110,7 @@ CUDA = replace(
     ),
     builder=OnnxFiles(),
     drafts=False,  # pass costs, which decide how far it drafts, are measured on the CPU only
-    int8_kv=False,  # the runtime's device caches hold floats
+    int8_kv=False,  # steps of several tokens of several sequences multiply with the caches as they are
     mixed_layers=False,  # one layer's, each, and no states
     long_rotary=False,  # loops on the device advance positions with slots
 )

@@ -44,7 +44,6 @@ TORCH = replace(
     padded=(),
     kv_fill=(*_LAYERS, lower_quantized_matmul),
     uncut=False,
-    int8_kv=False,
     mixed_layers=False,
     long_rotary=False,
 )

@@ -72,6 +72,12 @@ def _has_rows(x: Tensor) -> bool:
 
 
 @triton.jit
+def _rounded(x, reciprocals):  # type: ignore[no-untyped-def]
+    number = tl.minimum(tl.maximum(x.to(tl.float32) * reciprocals, -128.0), 127.0)
+    return (number + 12582912.0 - 12582912.0).to(tl.int8)  # 1.5 · 2^23, whose neighbours are one apart: rounds to even
+
+
+@triton.jit
 def _place(  # type: ignore[no-untyped-def]
     every,
     table,
@@ -79,6 +85,7 @@ def _place(  # type: ignore[no-untyped-def]
     queries,
     keys,
     values,
+    scales,
     tokens,
     slots,
     positions,
@@ -87,6 +94,7 @@ def _place(  # type: ignore[no-untyped-def]
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
@@ -109,10 +117,18 @@ def _place(  # type: ignore[no-untyped-def]
         tl.store(queries + (row.to(tl.int64) * HEADS + head) * DIM + columns, turned, mask=inside)
     elif head < HEADS + KV:
         kept = ((batch * KV + head - HEADS).to(tl.int64) * slots + place) * DIM
-        tl.store(keys + kept + columns, turned, mask=inside)
+        if ROUNDS:
+            by_channel = tl.load(scales + (KV + head - HEADS) * DIM + columns, mask=inside, other=1.0)
+            tl.store(keys + kept + columns, _rounded(turned, by_channel), mask=inside)
+        else:
+            tl.store(keys + kept + columns, turned, mask=inside)
     else:
         kept = ((batch * KV + head - HEADS - KV).to(tl.int64) * slots + place) * DIM
-        tl.store(values + kept + columns, turned, mask=inside)
+        if ROUNDS:
+            by_channel = tl.load(scales + (2 * KV + head - HEADS) * DIM + columns, mask=inside, other=1.0)
+            tl.store(values + kept + columns, _rounded(turned, by_channel), mask=inside)
+        else:
+            tl.store(values + kept + columns, turned, mask=inside)
 
 
 @triton.jit
@@ -120,6 +136,7 @@ def _attend(  # type: ignore[no-untyped-def]
     queries,
     keys,
     values,
+    scales,
     seqlens,
     sums,
     peaks,
@@ -136,6 +153,7 @@ def _attend(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
     PRECISION: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):
     kept, part = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = HEADS // KV
@@ -151,13 +169,18 @@ def _attend(  # type: ignore[no-untyped-def]
     weight = tl.zeros((ROWS,), tl.float32)
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     base = kept.to(tl.int64) * slots * DIM
+    if ROUNDS:
+        key_scale = tl.load(scales + head * DIM + columns, mask=inside, other=0.0)
+        value_scale = tl.load(scales + (2 * KV + head) * DIM + columns, mask=inside, other=0.0)
     begin = part * chunk
     if WINDOW > 0:
         begin = tl.maximum(begin, (first - WINDOW) // SLOTS * SLOTS)
     for start in range(begin, tl.minimum(part * chunk + chunk, last), SLOTS):
         slot = start + tl.arange(0, SLOTS)
         there = slot < last
-        key = tl.load(keys + base + slot[None, :] * DIM + columns[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+        key = tl.load(keys + base + slot[None, :] * DIM + columns[:, None], mask=there[None, :] & inside[:, None], other=0)
+        if ROUNDS:
+            key = (key.to(tl.float32) * key_scale[:, None]).to(query.dtype)
         scores = tl.dot(query, key, input_precision=PRECISION) * scale
         seen = (slot[None, :] <= place[:, None]) & there[None, :]
         if WINDOW > 0:
@@ -166,7 +189,9 @@ def _attend(  # type: ignore[no-untyped-def]
         largest = tl.maximum(peak, tl.max(scores, 1))
         finite = tl.where(largest == -float("inf"), 0.0, largest)
         powers, shrink = tl.exp(scores - finite[:, None]), tl.exp(peak - finite)
-        value = tl.load(values + base + slot[:, None] * DIM + columns[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        value = tl.load(values + base + slot[:, None] * DIM + columns[None, :], mask=there[:, None] & inside[None, :], other=0)
+        if ROUNDS:
+            value = (value.to(tl.float32) * value_scale[None, :]).to(query.dtype)
         total = total * shrink[:, None] + tl.dot(powers.to(value.dtype), value, input_precision=PRECISION)
         weight = weight * shrink + tl.sum(powers, 1)
         peak = largest
@@ -414,6 +439,7 @@ def attention(
     scale: float,
     interleaved: bool,
     window: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Attention [B, S, N · D] of the packed projections ``every`` [B, S, (N + 2 KV) · D], whose keys and values are cached first.
 
@@ -422,6 +448,7 @@ def attention(
         seqlens: [B] int32, tokens of a sequence with those of the step, less one.
         keys: [B, KV, slots, D], as ``values``.
         window: tokens that a token sees; 0 or less: all.
+        scales: `cache_scales`, of caches in int8.
     """
     every = every.contiguous()  # a part of a product with others where a model computes its MLP beside attention
     batch, tokens, _ = every.shape
@@ -429,8 +456,8 @@ def attention(
     block = max(16, triton.next_power_of_2(dim))
     queries = torch.empty((batch, tokens, heads, dim), dtype=every.dtype, device=every.device)
     _place[(batch * tokens, heads + 2 * kv)](
-        every, table, seqlens, queries, keys, values, tokens, slots, table.shape[1], heads, kv, dim, table.shape[2],
-        interleaved, block, num_warps=1,
+        every, table, seqlens, queries, keys, values, every if scales is None else scales, tokens, slots, table.shape[1], heads,
+        kv, dim, table.shape[2], interleaved, scales is not None, block, num_warps=1,
     )  # fmt: skip
     rows = max(16, triton.next_power_of_2(tokens * (heads // kv)))
     parts = triton.next_power_of_2(min(triton.cdiv(_PROGRAMS, batch * kv), triton.cdiv(slots, _BLOCK_SLOTS)))
@@ -438,8 +465,8 @@ def attention(
     sums = torch.empty((batch * kv, parts, rows, block), dtype=torch.float32, device=every.device)
     peaks, weights = torch.empty((2, batch * kv, parts, rows), dtype=torch.float32, device=every.device)
     _attend[(batch * kv, parts)](
-        queries, keys, values, seqlens, sums, peaks, weights, scale, tokens, slots, chunk, max(window, 0), heads, kv, dim, rows,
-        block, _BLOCK_SLOTS, "ieee", num_warps=4, num_stages=2,
+        queries, keys, values, every if scales is None else scales, seqlens, sums, peaks, weights, scale, tokens, slots, chunk,
+        max(window, 0), heads, kv, dim, rows, block, _BLOCK_SLOTS, "ieee", scales is not None, num_warps=4, num_stages=2,
     )  # fmt: skip
     made = torch.empty((batch, tokens, heads * dim), dtype=every.dtype, device=every.device)
     _combine[(batch * kv, tokens * (heads // kv))](

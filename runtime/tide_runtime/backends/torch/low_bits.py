@@ -1,4 +1,4 @@
-"""Products with weights in 4 or 8 bits, also with those of experts, and look-ups in an embedding of such: `MatMulNBits`, `QMoE` and
+"""Products with weights in 4 or 8 bits, those of experts too, and look-ups in an embedding of such: `MatMulNBits`, `QMoE` and
 `GatherBlockQuantized` (com.microsoft). By default a product dequantises its weight, of which no copy is kept."""
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class LowBitProduct:
 class LowBitExperts:
     """The gated MLP of each row's one expert: down · (silu(gate) · up), where rows of gate and up alternate.
 
-    Rows are put into blocks, each of one expert, and a block is multiplied with its expert's matrices. There are as many blocks as
-    any choice of experts may need, so that shapes follow from the number of rows, and no choice is read from the device.
+    Rows are put into blocks, each of one expert, and a block is multiplied with its expert's matrices. There are as many blocks
+    as any choice of experts may need, so that shapes follow from the number of rows, and no choice is read from the device.
     ``kernels``: the module `fused_kernels`, for blocks of few rows, or None.
     """
 
