@@ -74,7 +74,7 @@ class LowBitExperts:
         zeros, down_zeros = points[-2:] if points else (None, None)
         up, down = (values, scales, zeros), (down_values, down_scales, down_zeros)
         rows, experts = one.shape
-        size = 1 << (-(-rows // experts) - 1).bit_length()  # of a block: there are at most twice as many as experts, or rows
+        size = 1 << (-(-rows // experts) - 1).bit_length()  # at most twice as many blocks as experts
         if size == 1:
             return self._mlp(x.unsqueeze(1), one.argmax(-1), up, down).squeeze(1)
         places, owners = _in_blocks(one, size)

@@ -61,15 +61,13 @@ def test_guesses_are_graphs(drafting_bundle: Path, params: dict, tmp_path: Path,
     assert {(DRAFT,), (UNCUT,)} <= {*captured} and backend.step_graphs.refused is None
 
 
-@pytest.fixture(
-    scope="module", params=[{"weights": "int4"}, {"weights": "int4", "kv": "int8"}], ids=["int4", "int4, int8 caches"]
-)
+@pytest.fixture(scope="module", params=["model", "int8"])
 def rounded_bundle(request: pytest.FixtureRequest, hf_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle in low bits, with a draft head, which has a cache, where the caches have the model's type."""
+    """A bundle with weights in 4 bits; where its caches have the model's type it has a draft head, whose cache has that type."""
     folder, loaded = tmp_path_factory.mktemp("rounded"), load_model(str(hf_model_directory), "fp32")
     loaded = quantize_loaded(loaded, "int4", "rtn", ExportProgress(quiet=True))
-    config = ExportConfig(max_seq_len=64, checkpoints="2", verify=False, targets=("torch",), **request.param)
-    drafter = measured(TinyDrafter(loaded.model, (1, 2, 3))) if config.kv == "model" else None
+    config = ExportConfig(max_seq_len=64, checkpoints="2", verify=False, targets=("torch",), weights="int4", kv=request.param)
+    drafter = measured(TinyDrafter(loaded.model, (1, 2, 3))) if request.param == "model" else None
     write_bundle(loaded, folder, config, ExportProgress(quiet=True), drafter=drafter)
     return folder
 
