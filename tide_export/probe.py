@@ -16,10 +16,11 @@ from tide_runtime.errors import TideError, UnsupportedModelError
 from torch import nn
 from transformers import PreTrainedModel
 
+from tide_export.attention_masks import check_masks, recorded_windows
 from tide_export.boundaries import at_boundaries
 from tide_export.fake_parameters import fake_mode
 from tide_export.long_rotary import both_factors
-from tide_export.traced_attention import TracedLayer, run_layers
+from tide_export.traced_attention import ATTENTION_NAME, TracedLayer, run_layers
 from tide_export.traced_recurrence import tide_layers
 
 
@@ -35,9 +36,11 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
             fake_mode(model),
             tide_layers(model),
             _complex_refused(name),
+            recorded_windows(model.config.get_text_config(), [ATTENTION_NAME, "sdpa"]) as masks,
             at_boundaries(model, lambda boundary, _: calls.append(boundary)),
         ):
             run_layers(model, layers, torch.zeros((1, 2), dtype=torch.long), torch.arange(2)[None])
+        check_masks(model.config.get_text_config(), layers, masks)
     except UnsupportedModelError as error:  # of one layer's code, which has no name for the model
         if name in str(error):
             raise

@@ -23,9 +23,12 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionAndFullAttentionLayer
 from transformers.integrations.moe import ExpertsInterface, batched_mm_experts_forward
 
+from tide_export.attention_masks import declared_window
+
 DOMAIN = "tide"
-_ATTENTION_NAME = _EXPERTS_NAME = "tide"
+ATTENTION_NAME = _EXPERTS_NAME = "tide"
 KEY_VALUES = ("key_cache", "value_cache")
+_POSITIONS = ("position_ids", "cache_position")  # which masks are made from
 _KEEPS_NOTHING = ("mlp", "moe")  # types of layers that compute each token by itself
 
 
@@ -40,6 +43,8 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
         kv: shape of the cached keys and values, and ``states``: of the states; set when the layer uses them.
         kv_source: the earlier layer whose keys and values it reads in place of its own.
         convolves: it was asked for a convolution state, and no convolution has read it yet.
+        window: tokens that its attention sees, 0: all; None: it has not called it.
+        masked: its attention was given a mask; ``masked_by_hand``: as an argument of torch's function.
     """
 
     is_sliding = False
@@ -55,6 +60,8 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
         self.kv_source: int | None = None
         self.states: list[StateInfo] = []
         self.convolves = False
+        self.window: int | None = None
+        self.masked = self.masked_by_hand = False
 
     @property
     def info(self) -> LayerInfo:
@@ -147,12 +154,13 @@ def _attention(
     Models with multi-head latent attention expand latents before this call, so the cache holds expanded keys and values.
     Kernels require keys and values of one width: the narrower tensor is padded with zeros, which change no score or output.
     """
-    for name in ("position_bias", "alibi"):
-        if kwargs.get(name) is not None:
+    for name, given in kwargs.items():
+        if isinstance(given, torch.Tensor) and name not in _POSITIONS:
             raise UnsupportedModelError(f"attention with `{name}` is not supported: the compiled attention has no such input")
-    if not getattr(module, "is_causal", True):
+    if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
         raise UnsupportedModelError("bidirectional attention is not supported: TIDE compiles causal decoders")
     layer, source = _attending(module, key)
+    layer.window, layer.masked = sliding_window or declared_window(module) or 0, attention_mask is not None
     scale, value_dim = float(scaling if scaling is not None else query.shape[-1] ** -0.5), value.shape[-1]
     width = max(query.shape[-1], value_dim)
     query, key, value = (_padded_to(tensor, width) for tensor in (query, key, value))
@@ -163,7 +171,7 @@ def _attention(
     output, *written = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::Attention",
         (query, key, value, *caches, layer.write_index, *sinks),
-        attrs={"scale": scale, "softcap": float(softcap or 0.0), "window": int(sliding_window or 0)},
+        attrs={"scale": scale, "softcap": float(softcap or 0.0), "window": int(layer.window)},
         dtypes=(query.dtype, *(cache.dtype for cache in caches)),
         shapes=((batch, seq, heads, width), *(cache.shape for cache in caches)),
         version=1,
@@ -181,6 +189,7 @@ def _scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
     *args: object,
     scale: float | None = None,
     **kwargs: object,
@@ -189,8 +198,11 @@ def _scaled_dot_product_attention(
 
     Such models may repeat their KV heads before the call; the compiled attention reads the cached heads instead.
     """
-    assert _PENDING[-1].new is not None
-    return _attention(nn.Module(), query, *_PENDING[-1].new, scaling=scale)[0].transpose(1, 2)
+    layer = _PENDING[-1]
+    assert layer.new is not None
+    made = _attention(nn.Module(), query, *layer.new, scaling=scale)[0].transpose(1, 2)
+    layer.masked_by_hand = attn_mask is not None
+    return made
 
 
 def _experts(module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
@@ -212,7 +224,7 @@ def _experts(module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k
     return total.to(hidden.dtype)
 
 
-AttentionInterface.register(_ATTENTION_NAME, _attention)
+AttentionInterface.register(ATTENTION_NAME, _attention)
 ExpertsInterface.register(_EXPERTS_NAME, _experts)
 
 
@@ -230,7 +242,7 @@ def tide_attention(model: PreTrainedModel) -> Iterator[None]:
             model.set_attn_implementation("sdpa")
         nn.functional.scaled_dot_product_attention = _scaled_dot_product_attention
     else:
-        model.set_attn_implementation(_ATTENTION_NAME)
+        model.set_attn_implementation(ATTENTION_NAME)
     try:
         yield
     finally:
@@ -245,7 +257,7 @@ def tide_layer(config: PreTrainedConfig) -> Iterator[None]:
     """Context in which one layer outside a model, whose attention and experts follow ``config``, runs over a `TracedLayer`."""
     before, experts = config._attn_implementation, getattr(config, "_experts_implementation", None)
     _PENDING.clear()
-    config._attn_implementation = _ATTENTION_NAME
+    config._attn_implementation = ATTENTION_NAME
     if experts is not None:
         config._experts_implementation = _EXPERTS_NAME
     try:

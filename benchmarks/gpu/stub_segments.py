@@ -15,6 +15,7 @@ from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import HEAD, exit_graph
+from tide_runtime.row_sampling import RowSampling
 
 from benchmarks.gpu.stub_model import LAYERS, STATE_WORDS, VOCAB, stub_manifest
 
@@ -125,6 +126,7 @@ class StubBackend:
     name, pads_sequences, copies_caches = "stub", True, False
     least_slots: int | None = 8  # so that the caches grow
     step_graphs = StepGraphs(None)
+    row_sampling: RowSampling | None = None
 
     def __init__(self, device: Device, exits: tuple[ExitInfo, ...], launch: StubLaunch, fixed_stream: bool = False) -> None:
         self.manifest, self.device, self.fixed_stream, self._launch = stub_manifest(exits), device, fixed_stream, launch

@@ -1,5 +1,5 @@
 """The Triton kernels of target torch beside the torch calls that they replace, and int4 products beside dense ones: µs in a graph
-with cold caches, and the largest difference over the largest number.
+with cold caches, and the largest difference over the largest number. Tokens drawn on the device beside the host's draws.
 
     python -m benchmarks.gpu.torch_kernels
 """
@@ -7,18 +7,23 @@ with cold caches, and the largest difference over the largest number.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.sampler import Sampler
 from torch import Tensor
 
 from benchmarks.gpu.cuda_timing import gpu_time
 from benchmarks.gpu.kit.case import Bench, Figures, KitCase, NotRun
 
 _REPEATS = 20
+_VOCAB = 128256
 _HIDDEN, _MLP, _HEADS, _KV, _DIM = 2048, 8192, 32, 8, 64  # of a model of 1B parameters
 _PRODUCTS = ((3072, 2048), (2048, 8192), (16384, 2048), (128256, 2048))
 
@@ -92,6 +97,33 @@ def product(outputs: int, width: int, rows: int, dtype: torch.dtype) -> Figures:
     return compared(partial(fused_kernels.product, x, weight), partial(F.linear, x, weight))
 
 
+def draws(changes: Mapping[str, float]) -> Figures:
+    """µs to draw a token of 128k from a row in device memory, by what the device finds in it and from a copy of it."""
+    from tide_runtime.backends.device.cuda_device import CudaDevice
+    from tide_runtime.backends.device.device_rows import DeviceRows
+    from tide_runtime.backends.device.element_types import FP32
+    from tide_runtime.backends.torch.row_sampling import TorchRowSampling
+    from tide_runtime.backends.torch.stream import CudaStream
+
+    stream = CudaStream(CudaDevice(0))
+    logits = (2.5 * torch.randn(_REPEATS, _VOCAB, device="cuda")).contiguous()
+    logits[:, :20] += 8
+    torch.cuda.synchronize()
+    sampler = Sampler(GenerationParams(temperature=0.7, seed=1, **changes), _VOCAB)  # type: ignore[arg-type]
+    found, took = list[list[int]](), list[float]()
+    for sampling in (TorchRowSampling(stream, _VOCAB, torch.float32), None):
+        rows = DeviceRows(stream.device, logits.data_ptr(), (_REPEATS, _VOCAB), FP32, logits, None, sampling)  # type: ignore[arg-type]
+        for _ in range(2):  # the first compiles kernels
+            began = perf_counter()
+            tokens = [sampler.sample(rows[n], np.zeros(n, np.int64)) for n in range(_REPEATS)]
+            elapsed = perf_counter() - began
+        found.append(tokens)
+        took.append(round(1e6 * elapsed / _REPEATS, 1))
+    if found[0] != found[1]:
+        raise ValueError(f"the device's draws are {found[0]}, the host's {found[1]}")
+    return {"us": took[0], "replaced_us": took[1], "apart": 0.0}
+
+
 def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
     def prepared() -> Figures:
         raise NotRun("Triton's kernels are compiled on the GPU")
@@ -115,6 +147,8 @@ def cases() -> dict[str, Callable[[], Figures]]:
     made["int4_3072x2048_b1_bf16"] = partial(low_bit_product, 3072, 2048, 1, torch.bfloat16)
     for rows in (1, 4, 8):
         made |= {f"fp16_{n}x{k}_b{rows}": partial(product, n, k, rows, torch.float16) for n, k in _PRODUCTS}
+    for name, changes in (("plain", {}), ("top_k", {"top_k": 50}), ("top_p", {"top_p": 0.9})):
+        made[f"draw_{name}"] = partial(draws, changes)
     made |= {f"fp32_576x192_b{rows}": partial(product, 576, 192, rows, torch.float32) for rows in (1, 8)}
     return made
 

@@ -6,12 +6,20 @@ so it needs no state: neither drafts, nor other sequences, nor an interruption c
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
+from tide_runtime.kept_tokens import Ids, Values, weights
+from tide_runtime.row_sampling import RaceLeaders
+
 _FEW = 128  # tokens that can win, whose words are drawn one by one: 50 of 128k take a quarter of the time of drawing all words
 _WORDS = 4  # of one value of the generator's counter
-_BLOCK = 8192  # tokens: arrays of a whole vocabulary would be mapped and unmapped in memory for each draw, which takes longer
+_BLOCK = 16384  # tokens: arrays of a whole vocabulary would be mapped and unmapped in memory for each draw, which takes longer
+LEAST_WEIGHT = np.finfo(np.float32).tiny
+_LARGEST_EXPONENT = 88.0  # of float32; no (1 - u) / w is above its power of e
+_SLACK = 1.001  # above the rounding of weights, which are of logits rounded to float32
 
 
 class GumbelNoise:
@@ -22,29 +30,78 @@ class GumbelNoise:
     """
 
     def __init__(self, seed: int | None) -> None:
-        self._key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+        self.key = np.random.SeedSequence(seed).generate_state(2, np.uint64).astype(np.uint64)
 
-    def winner(self, position: int, scores: NDArray[np.float64]) -> int:
-        """The token id with the largest sum of score and noise at ``position``.
+    def winner(self, position: int, values: Values, temperature: float, ids: Ids | None = None) -> int:
+        """The token id with the largest sum of logit over temperature and noise at ``position``.
 
-        ``scores`` [V]: -inf for tokens that cannot win, at least one other. The generator's output number i after counter
-        (0, position, 0, 0) belongs to token id i.
+        The generator's output number i after counter (0, position, 0, 0) belongs to token id i.
+
+        Args:
+            values: [n] logits, at least one above -inf.
+            ids: [n] their tokens, ascending; None: 0 to n - 1.
         """
-        generator = np.random.Philox(key=self._key, counter=np.array([0, position, 0, 0], np.uint64))
-        possible = np.flatnonzero(scores > -np.inf)
-        if possible.size <= _FEW:
-            return int(possible[np.argmax(scores[possible] + gumbel(_words(generator, possible)))])
-        winner, largest = -1, -np.inf
-        for begin in range(0, scores.size, _BLOCK):
-            block = scores[begin : begin + _BLOCK]
-            words = generator.random_raw(block.size)
-            kept = np.flatnonzero(block > -np.inf)
-            if kept.size:
-                sums = block[kept] + gumbel(words[kept])
-                place = int(np.argmax(sums))
-                if sums[place] > largest:
-                    winner, largest = begin + int(kept[place]), sums[place]
-        return winner
+        if ids is not None and ids.size <= _FEW:
+            return int(ids[np.argmax(self._sums(position, ids, values, temperature, values.max()))])
+        if ids is not None:
+            every = np.full(ids[-1] + 1, -np.inf, np.float32)
+            every[ids], values = values, every
+        return _race(self._generator(position), values, temperature)
+
+    def leader(self, position: int, leaders: RaceLeaders, temperature: float) -> int | None:
+        """`winner` of a vocabulary of which a device has found the ``leaders``; None: another token could win.
+
+        A token's bound is (1 - u) / w, see `_race`, u rounded up to 24 bits.
+        """
+        order = np.argsort(leaders.ids)
+        ids = leaders.ids[order].astype(np.intp)
+        sums = self._sums(position, ids, leaders.values[order], temperature, leaders.best)
+        place = int(np.argmax(sums))
+        return int(ids[place]) if leaders.least_of_others > _limit(sums[place]) else None
+
+    def _sums(self, position: int, ids: Ids, values: Values, temperature: float, best: np.float32) -> NDArray[np.float64]:
+        """[n] of few tokens ``ids``, ascending."""
+        return _scores(values, temperature, best) + gumbel(_words(self._generator(position), ids))
+
+    def _generator(self, position: int) -> np.random.Philox:
+        return np.random.Philox(key=self.key, counter=np.array([0, position, 0, 0], np.uint64))
+
+
+def _race(generator: np.random.Philox, values: Values, temperature: float) -> int:
+    """The winner among all tokens, of which only those are looked at closely that can win.
+
+    With u the uniform number of a token and w its `weights`, its sum is -log(-log(u) / w), so the smallest -log(u) / w wins. That
+    is at least (1 - u) / w, of which no logarithm is taken.
+    """
+    best, winner, largest = values.max(), -1, -np.inf
+    for begin in range(0, values.size, _BLOCK):
+        block = values[begin : begin + _BLOCK]
+        words = generator.random_raw(block.size)
+
+        def sums(places: Ids, block: Values = block, words: NDArray[np.uint64] = words) -> NDArray[np.float64]:
+            return _scores(block[places], temperature, best) + gumbel(words[places])
+
+        left = (np.invert(words) >> np.uint64(40)).astype(np.uint32)  # 2^24 (1 - u), rounded down
+        least = left.astype(np.float32) * np.float32(2.0**-24) / np.maximum(weights(block, temperature, best), LEAST_WEIGHT)
+        nearest = np.argmin(least, keepdims=True)
+        if least[nearest] <= _limit(largest):
+            bound = max(largest, sums(nearest)[0])
+            near = np.flatnonzero(least <= _limit(bound))
+            found = sums(near)
+            if found.max() > largest:
+                winner, largest = begin + int(near[np.argmax(found)]), found.max()
+    return winner
+
+
+def _limit(sum_of_another: float) -> float:
+    """What (1 - u) / w has at most where a token's sum is above that of another."""
+    return _SLACK * math.exp(min(-sum_of_another, _LARGEST_EXPONENT))
+
+
+def _scores(values: Values, temperature: float, best: np.float32) -> NDArray[np.float64]:
+    """[n] logits ``values`` over the temperature, ``best`` at 0."""
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
+        return np.asarray((values.astype(np.float64) - best) / temperature)
 
 
 def _words(generator: np.random.Philox, ids: NDArray[np.intp]) -> NDArray[np.uint64]:

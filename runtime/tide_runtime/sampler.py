@@ -4,16 +4,13 @@ Sampled tokens are drawn by the Gumbel-max trick: the largest sum of score and n
 (Maddison et al. 2014, "A* Sampling"). The noise is a function of seed, position and token id (`GumbelNoise`), so a
 sequence's text does not depend on other sequences, on what was drafted, or on where it was interrupted.
 
-The filters, their order, and what they do with ties are those of `transformers.generation` (logits_process.py):
-repetition penalty, temperature, top-k, top-p, min-p; each keeps at least one token. Presence and frequency penalties, biases and
-a grammar's mask come after the repetition penalty.
+The order is that of `transformers.generation`: repetition penalty, temperature, top-k, top-p, min-p (`kept_tokens`). Presence and
+frequency penalties, biases and a grammar's mask come after the repetition penalty.
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +18,11 @@ from numpy.typing import NDArray
 from tide_runtime.errors import BundleError, NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.gumbel_noise import GumbelNoise
+from tide_runtime.kept_tokens import Others, kept_of_largest, kept_tokens, weights
+from tide_runtime.row_sampling import RowOnDevice, RowSampling
 
 FloatArray = NDArray[np.floating]
 Mask = NDArray[np.bool_]
-Precision = TypeVar("Precision", np.float32, np.float64)
-_SLACK = 1e-5  # relative; above all rounding of top-p's sums, which are of float32 probabilities and in float64
 
 
 @dataclass(frozen=True)
@@ -43,21 +40,6 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-class _Scratch(threading.local):
-    """A float64 array for each thread: the memory of a new one is mapped page by page, which takes longer than the arithmetic."""
-
-    def __init__(self) -> None:
-        self._array = np.empty(0)
-
-    def array(self, size: int) -> NDArray[np.float64]:
-        if self._array.size != size:
-            self._array = np.empty(size)
-        return self._array
-
-
-_scratch = _Scratch()
-
-
 class Sampler:
     """Draws the tokens of one sequence.
 
@@ -72,31 +54,59 @@ class Sampler:
         self.vocab_size = vocab_size
         self._noise = GumbelNoise(params.seed)
 
-    def sample(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None = None) -> int:
+    def sample(self, logits: FloatArray | RowOnDevice, seen: NDArray[np.integer], allowed: Mask | None = None) -> int:
         """The token id after ``seen``: the same for the same logits, ``seen`` and seed, however often it is asked for.
 
         Args:
-            logits: [V] float.
+            logits: [V] float; a row in a device's memory is copied to the host only where the device cannot tell the token.
             seen: [S] all token ids that stand before it, prompt and output; their number is the position that the noise is for.
             allowed: [V] the tokens that a grammar allows; None: all.
 
         Raises:
             NumericsError: the logits hold NaN, or their maximum is infinite.
         """
+        if not (self.params.greedy or self.params.changes_logits or isinstance(logits, np.ndarray) or logits.sampling is None):
+            token = self._drawn_on_device(logits.sampling, logits.pointer, len(seen))
+            if token is not None:
+                return token
+        row = np.asarray(logits, np.float32)
         if self.params.greedy:
-            return _likeliest(self._adjusted(logits, seen, allowed))
-        return self._noise.winner(len(seen), self._scores(logits, seen, allowed))
+            return _likeliest(self._adjusted(row, seen, allowed))
+        values = self._values(row, seen, allowed)
+        kept = kept_tokens(values, self.params)
+        return self._noise.winner(len(seen), values if kept is None else values[kept], self.params.temperature, kept)
+
+    def _drawn_on_device(self, sampling: RowSampling, pointer: int, position: int) -> int | None:
+        """The token of the row at ``pointer``; None: the row has to be read, to know it or because it is broken."""
+        params, temperature = self.params, self.params.temperature
+        if not (params.top_k or params.top_p < 1 or params.min_p > 0):
+            leaders = sampling.race(pointer, temperature, self._noise.key, position)
+            if leaders is None or not np.isfinite(leaders.best):
+                return None
+            return self._noise.leader(position, leaders, temperature)
+        found = sampling.largest(pointer, temperature)
+        order = np.argsort(found.ids)
+        ids, values = found.ids[order].astype(np.intp), found.values[order]
+        if not np.isfinite(values.max()):
+            return None
+        kept = kept_of_largest(values, params, Others(self.vocab_size - ids.size, found.others))
+        return None if kept is None else self._noise.winner(position, values[kept], temperature, ids[kept])
 
     def distribution(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None = None) -> NDArray[np.float64]:
         """The probabilities `sample` draws from, [V] float64, summing to 1; one-hot when greedy.
 
         Arguments and errors are those of `sample`.
         """
+        probabilities = np.zeros(self.vocab_size)
         if self.params.greedy:
-            certain = np.zeros(self.vocab_size)
-            certain[_likeliest(self._adjusted(logits, seen, allowed))] = 1
-            return certain
-        return _softmax(self._scores(logits, seen, allowed), np.float64)
+            probabilities[_likeliest(self._adjusted(logits, seen, allowed))] = 1
+            return probabilities
+        values = self._values(logits, seen, allowed)
+        kept = kept_tokens(values, self.params)
+        ids = np.arange(self.vocab_size) if kept is None else kept
+        relative = weights(values[ids], self.params.temperature, values.max())
+        probabilities[ids] = relative / relative.sum(dtype=np.float64)
+        return probabilities
 
     def logprobs(self, logits: FloatArray, token: int, k: int) -> TokenLogprob:
         """Log-probability of `token` and of the `k` likeliest tokens under the raw logits [V]."""
@@ -127,24 +137,11 @@ class Sampler:
             scores[~allowed] = -np.inf
         return scores
 
-    def _scores(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None) -> NDArray[np.float64]:
-        """Adjusted logits over the temperature [V], shifted so that the largest is 0; -inf where a filter drops a token.
-
-        The array is this thread's, until the next call.
-        """
-        adjusted, params = self._adjusted(logits, seen, allowed), self.params
-        best = np.float64(adjusted[_likeliest(adjusted)])
-        scores = _scratch.array(self.vocab_size)
-        np.subtract(adjusted, best, out=scores)
-        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
-            scores /= params.temperature
-        if params.top_k:
-            _keep_top_k(scores, params.top_k)
-        if params.top_p < 1:
-            _keep_top_p(scores, params.top_p)
-        if params.min_p > 0:
-            _keep_min_p(scores, params.min_p)
-        return scores
+    def _values(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None) -> NDArray[np.float32]:
+        """Adjusted logits [V], whose maximum is finite."""
+        values = self._adjusted(logits, seen, allowed).astype(np.float32, copy=False)
+        _likeliest(values)
+        return values
 
     def _checked(self, logits: FloatArray) -> FloatArray:
         if logits.shape != (self.vocab_size,):
@@ -164,60 +161,6 @@ def _likeliest(scores: FloatArray) -> int:
             "finite ones; compare the bundle with the eager model, or build it for a target of higher precision."
         )
     return best
-
-
-def _softmax(scores: NDArray[np.float64], precision: type[Precision]) -> NDArray[Precision]:
-    """Softmax in ``precision`` of scores [V] whose maximum is 0."""
-    weights = scores.astype(np.float32)  # as HF does; a third of float64's time
-    np.exp(weights, out=weights)
-    probabilities = weights if precision is np.float32 else np.empty_like(scores)
-    return np.divide(weights, weights.sum(dtype=np.float64), out=probabilities)
-
-
-def _keep_top_k(scores: NDArray[np.float64], k: int) -> None:
-    """In place, as the other filters. Tokens tied with the k-th are all kept, as in HF's TopKLogitsWarper."""
-    place = scores.size - min(k, scores.size)
-    _keep(scores, np.flatnonzero(scores >= np.partition(scores, place)[place]))
-
-
-def _keep_top_p(scores: NDArray[np.float64], p: float) -> None:
-    """Drops the least likely tokens with a sum <= 1 - p; of tied tokens the lower ids go first (torch: any).
-
-    A token with at most 1/K of 1 - p, of K tokens, is always dropped: itself and all less likely ones sum to no more than 1 - p.
-    So only the others are sorted. Their sums are added up in another order than after sorting all; where rounding could therefore
-    decide, all are sorted.
-    """
-    probabilities = _softmax(scores, np.float32)
-    # Rounded to float32 where HF's are: in float64, 1 - 0.9 is less than 0.1, and exact sums fall the other way.
-    kept, limit = np.flatnonzero(scores > -np.inf), np.float32(1 - p)
-    candidates = np.flatnonzero(probabilities > (1 - _SLACK) * (1 - p) / kept.size)
-    ascending, sums = _ascending_sums(scores, probabilities, candidates)
-    if np.any(np.abs(sums[:-1] - limit) <= _SLACK * limit):
-        ascending, sums = _ascending_sums(scores, probabilities, kept)
-    _keep(scores, ascending[np.append(sums[:-1].astype(np.float32) > limit, True)])
-
-
-def _ascending_sums(
-    scores: NDArray[np.float64], probabilities: NDArray[np.float32], ids: NDArray[np.intp]
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """``ids`` by ascending score, and for each the probability of itself, those before it, and all tokens not in ``ids``."""
-    ascending = ids[np.argsort(scores[ids], kind="stable")]
-    others = probabilities.copy()
-    others[ids] = 0
-    return ascending, others.sum(dtype=np.float64) + np.cumsum(probabilities[ascending], dtype=np.float64)
-
-
-def _keep_min_p(scores: NDArray[np.float64], min_p: float) -> None:
-    """Keeps tokens at least `min_p` times as likely as the likeliest, whose score is 0 (arXiv:2407.01082)."""
-    near = np.flatnonzero(scores > np.log(min_p) - 1)  # exp of all would take longer than the rest of a draw
-    _keep(scores, near[np.exp(scores[near]).astype(np.float32) >= np.float32(min_p)])
-
-
-def _keep(scores: NDArray[np.float64], ids: NDArray[np.intp]) -> None:
-    """Set all scores but those of ``ids`` to -inf."""
-    kept = scores[ids]
-    scores.fill(-np.inf)
-    scores[ids] = kept
 
 
 def _top_ids(logprobs: NDArray[np.float64], k: int) -> NDArray[np.intp]:

@@ -199,9 +199,9 @@ class TokenSequence:
         """`choose` without noting log-probabilities: for tokens that may yet be refused."""
         params, seen = self.params, self.num_tokens if seen is None else seen
         if params.takes_likeliest:
-            return likeliest if is_finite(logits, likeliest) else self.sampler.sample(np.asarray(logits), self.tokens[:seen])
+            return likeliest if is_finite(logits, likeliest) else self.sampler.sample(logits, self.tokens[:seen])
         allowed = self.grammar.allowed(self.tokens[self.num_tokens : seen].tolist()) if self.grammar is not None else None
-        return self.sampler.sample(np.asarray(logits, np.float32), self.tokens[:seen], allowed)
+        return self.sampler.sample(logits, self.tokens[:seen], allowed)
 
     def note_logprobs(self, logits: NDArray[np.floating], token: int) -> None:
         """Keep the log-probability of output ``token``, when the caller asked for them."""

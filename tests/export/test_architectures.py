@@ -14,7 +14,7 @@ from tide_runtime.bundle.manifest import UNCUT
 
 MAX_LOGIT_DIFFERENCE = 1e-4  # fp32
 NEW_TOKENS = 32
-_WINDOWED = {"mistral", "gemma2", "gemma3", "gemma4", "starcoder2", "gpt_oss"}
+_WINDOWED = {"mistral", "gemma2", "gemma3", "gemma4", "starcoder2", "gpt_oss", "qwen2_moe"}
 # Rotary widths or forms that the fused kernel does not take, learned positions, or heads interleaved with Q, K and V.
 _ROTARY_NOT_FUSED = {"phi", "gpt_neox", "stablelm", "gpt2", "opt", "helium", "gpt_oss", "deepseek_v3"}
 

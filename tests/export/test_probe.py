@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from export.architectures import LAYERS, tiny_model
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo
 from tide_runtime.errors import UnsupportedModelError
+from transformers import AutoModelForCausalLM, DogeConfig, LlamaConfig, PhimoeConfig, PreTrainedConfig
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
+from tide_export.attention_masks import recorded_windows
 from tide_export.probe import probe_layers
 
 
@@ -56,3 +67,53 @@ def test_layers_without_a_cache_of_their_own_are_named(monkeypatch):
     monkeypatch.setattr(LlamaAttention, "forward", forward)
     with pytest.raises(UnsupportedModelError, match="never used their cache"):
         probe_layers(tiny_model("llama"))
+
+
+BASE = dict(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=128,
+    pad_token_id=0,
+)
+
+
+def probed(config: PreTrainedConfig) -> None:
+    probe_layers(AutoModelForCausalLM.from_config(config))
+
+
+def test_windows_that_only_the_mask_has_are_refused() -> None:
+    """Breaks: texts longer than the window are another model's, which no short text shows at export."""
+    with pytest.raises(UnsupportedModelError, match=r"Phimoe.*attends to all earlier tokens, .* show the last 16 tokens"):
+        probed(PhimoeConfig(**BASE, num_local_experts=2, sliding_window=16))
+    probed(PhimoeConfig(**BASE, num_local_experts=2, sliding_window=128))  # of all positions
+
+
+def test_masks_that_a_model_computes_are_refused() -> None:
+    """Breaks: Doge drops all but the keys that its mask scores highest, from 2,048 tokens on, and the bundle keeps all."""
+    with pytest.raises(UnsupportedModelError, match=r"Doge.*a mask that the model makes itself"):
+        probed(DogeConfig(**BASE))
+
+
+def test_operands_that_the_compiled_attention_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: attention to the tokens of an index, as in DeepSeek V3.2's kind of model, becomes attention to all."""
+    attend = ALL_ATTENTION_FUNCTIONS["tide"]
+    chosen = partial(attend, indices=torch.zeros(1, 2, 2, dtype=torch.int32))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "tide", chosen)
+    with pytest.raises(UnsupportedModelError, match="attention with `indices` is not supported"):
+        probe_layers(tiny_model("llama"))
+
+
+def test_masks_that_are_no_window_are_refused() -> None:
+    """Breaks: attention in chunks is compiled as attention to all tokens, or to a window."""
+    with recorded_windows(LlamaConfig(**BASE), ["tide"]) as windows:
+        record = ALL_MASK_ATTENTION_FUNCTIONS["tide"]
+        record(mask_function=sliding_window_causal_mask_function(16))
+        record(mask_function=causal_mask_function)
+        assert windows == {0, 16}
+        with pytest.raises(UnsupportedModelError, match="neither causal nor a sliding window"):
+            record(mask_function=chunked_causal_mask_function(16, torch.zeros(1, dtype=torch.long)))
+    assert "tide" not in ALL_MASK_ATTENTION_FUNCTIONS._global_mapping

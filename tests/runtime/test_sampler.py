@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import tide_runtime.sampler as sampler_module
+import tide_runtime.kept_tokens as kept_tokens_module
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,6 +78,16 @@ def test_distribution_is_transformers(request_):
 def test_top_p_on_tied_tokens_is_transformers(top_p):
     """Breaks: on a flat distribution the nucleus has one token more or less than transformers'."""
     assert_like_transformers(np.zeros(10, np.float32), NOTHING, GenerationParams(temperature=1.0, top_p=top_p))
+
+
+@pytest.mark.parametrize("k", [1, 3, 40, 90, 200, 5000])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_top_k_of_a_large_vocabulary_is_that_of_all_sorted(k, coarse):
+    """Breaks: the bound from columns' maxima drops a token that is among the k likeliest, or tied with the last."""
+    logits = np.random.default_rng(k).normal(0, 3, 3_001).astype(np.float32)
+    logits = np.round(logits) if coarse else logits
+    kept = Sampler(GenerationParams(temperature=1.0, top_k=k), 3_001).distribution(logits, NOTHING) > 0
+    np.testing.assert_array_equal(kept, logits >= np.sort(logits)[max(0, 3_001 - k)])
 
 
 def test_top_k_keeps_all_tied_with_the_kth():
@@ -214,10 +224,24 @@ def test_few_tokens_have_the_noise_that_they_have_among_many(kept):
     """Breaks: a text changes where a filter keeps few tokens, whose noise is drawn one by one."""
     for position in range(5):
         random = np.random.default_rng(position)
-        ids, scores = random.choice(20_000, kept, replace=False), np.full(20_000, -np.inf)
-        scores[ids] = random.normal(0, 0.1, kept)
+        ids, logits = np.sort(random.choice(20_000, kept, replace=False)), random.normal(0, 0.1, 20_000).astype(np.float32)
+        scores = np.full(20_000, -np.inf)
+        scores[ids] = logits[ids] / 0.7
         words = np.random.Philox(key=np.array(PINNED_KEY, np.uint64), counter=[0, position, 0, 0]).random_raw(20_000)
-        assert GumbelNoise(7).winner(position, scores) == int(np.argmax(scores + gumbel(words)))
+        assert GumbelNoise(7).winner(position, logits[ids], 0.7, ids) == int(np.argmax(scores + gumbel(words)))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 12.0])
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 8.0])
+def test_the_race_has_the_winner_of_all_sums(spread, temperature):
+    """Breaks: a token whose sum is the largest is passed over, because a bound from rounded numbers excludes it."""
+    random = np.random.default_rng(int(10 * spread))
+    for position in range(60):
+        logits = (40 + random.normal(0, spread, 40_000)).astype(np.float32)
+        logits[random.random(40_000) < 0.1] = -np.inf
+        words = np.random.Philox(key=np.array(PINNED_KEY, np.uint64), counter=[0, position, 0, 0]).random_raw(40_000)
+        sums = logits.astype(np.float64) / temperature + gumbel(words)
+        assert GumbelNoise(7).winner(position, logits, temperature) == int(np.argmax(sums))
 
 
 def test_uniform_numbers_at_the_ends_give_finite_noise():
@@ -295,20 +319,11 @@ def test_top_p_sorts_only_candidates(seed, size, spread, masked, top_p):
 
 def test_top_p_sorts_all_where_rounding_could_decide():
     """Breaks: sums added up in another order fall on the other side of 1 - p. Ten even tokens reach it within rounding."""
-    with patch.object(sampler_module, "_ascending_sums", wraps=sampler_module._ascending_sums) as sums:
+    with patch.object(kept_tokens_module, "_top_p_of_all", wraps=kept_tokens_module._top_p_of_all) as of_all:
         Sampler(GenerationParams(temperature=1.0, top_p=0.9), 10).distribution(np.zeros(10, np.float32), NOTHING)
-        assert sums.call_count == 2
+        assert of_all.call_count == 1
         Sampler(GenerationParams(temperature=1.0, top_p=0.93), 10).distribution(np.zeros(10, np.float32), NOTHING)
-        assert sums.call_count == 3
-
-
-def test_distributions_are_the_callers():
-    """Breaks: the array that a thread reuses for all scores shows in a distribution returned before."""
-    sampler, logits = Sampler(GenerationParams(temperature=1.0), 3), np.array([0, 1, 2], np.float32)
-    kept = sampler.distribution(logits, NOTHING)
-    before = kept.copy()
-    sampler.distribution(-logits, NOTHING)
-    np.testing.assert_array_equal(kept, before)
+        assert of_all.call_count == 1
 
 
 def test_threads_do_not_share_scores():

@@ -31,7 +31,7 @@ class TinyDeviceBackend:
         least_slots: of the caches that the graphs are bound to at first; None: all.
     """
 
-    name, pads_sequences, copies_caches = "tiny", True, False
+    name, pads_sequences, copies_caches, row_sampling = "tiny", True, False, None
 
     def __init__(
         self,

@@ -86,9 +86,9 @@ def test_the_image_answers_as_an_ordinary_user_and_ends_on_sigterm(buildah: list
 
 
 def _server(process: subprocess.Popen[str]) -> psutil.Process | None:
-    """The server among the processes of the container; the one that started it has its user, too."""
+    """The server among the processes of the container; those of buildah may have its user and its command line, too."""
     inside = psutil.Process(process.pid).children(recursive=True)
-    return next((one for one in inside if any(part.endswith("/tide-serve") for part in one.cmdline())), None)
+    return next((one for one in inside if one.name() == "tide-serve"), None)
 
 
 def _is_ready(url: str) -> bool:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tide_runtime.backends.device.device import Device, Memory
 from tide_runtime.backends.device.element_types import ElementType
+from tide_runtime.row_sampling import RowSampling
 
 
 class DeviceRows:
@@ -18,6 +19,7 @@ class DeviceRows:
     Args:
         places: memory row of each of the T rows; None: contiguous rows.
         owner: object that keeps the memory alive.
+        sampling: draws tokens where the rows are logits, see `tide_runtime.row_sampling`.
     """
 
     def __init__(
@@ -28,9 +30,10 @@ class DeviceRows:
         element: ElementType,
         owner: Memory,
         places: Sequence[int] | None = None,
+        sampling: RowSampling | None = None,
     ) -> None:
         self.device, self.pointer, self.shape, self.element = device, pointer, shape, element
-        self._owner, self._places = owner, places
+        self._owner, self._places, self.sampling = owner, places, sampling
         self.row_bytes = shape[1] * element.bytes
 
     @property
@@ -97,15 +100,22 @@ class DeviceRows:
         first, stop, _ = index.indices(len(self))
         shape = (max(0, stop - first), self.shape[1])
         if self._places is not None:
-            return DeviceRows(self.device, self.pointer, shape, self.element, self._owner, self._places[first:stop])
-        return DeviceRows(self.device, self.pointer + first * self.row_bytes, shape, self.element, self._owner, None)
+            places, pointer = self._places[first:stop], self.pointer
+        else:
+            places, pointer = None, self.pointer + first * self.row_bytes
+        return DeviceRows(self.device, pointer, shape, self.element, self._owner, places, self.sampling)
 
 
 class DeviceRow:
     """One row of `DeviceRows`, [W]."""
 
     def __init__(self, rows: DeviceRows) -> None:
-        self.rows, self.shape = rows, rows.shape[1:]
+        self.rows, self.shape, self.sampling = rows, rows.shape[1:], rows.sampling
+
+    @property
+    def pointer(self) -> int:
+        [(_, _, pointer)] = self.rows.runs()
+        return pointer
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return self.rows.__array__(dtype)[0]

@@ -25,6 +25,7 @@ from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS, AttentionBias, RowEnds, StepPositions, StepShape
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, Manifest
 from tide_runtime.errors import ParamsError
+from tide_runtime.row_sampling import RowSampling
 
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps
 ON_HOST = "total_sequence_length"  # ONNX Runtime's GroupQueryAttention reads this input on the host, even on a GPU
@@ -55,6 +56,7 @@ class DeviceBackend(Protocol):
     copies_caches: bool  # caches are copied back on the device's stream after each run of a graph
     least_slots: int | None  # of the caches that graphs are bound to, see `DeviceCaches`
     step_graphs: StepGraphs  # how whole steps are captured
+    row_sampling: RowSampling | None  # draws tokens from logits on the device
     input_types: Mapping[str, ElementType]  # integer inputs whose type differs from that of `StepPositions.arrays`
 
     def form(self, graph: str, shape: StepShape) -> str:
@@ -347,10 +349,12 @@ class DeviceStep:
         element, vocab = self.context.backend.logits_element, self.context.backend.manifest.model.vocab_size
         device, arena = self.context.backend.device, self._arena
         if self._latest != HEAD:
-            return DeviceRows(device, arena.pointers["logits"], (self.shape.outputs, vocab), element, arena, None)
-        places = self._packed_from.tolist() if self._padded else None
-        arena = self._head_arena()
-        return DeviceRows(device, arena.pointer, (self.shape.tokens, vocab), element, arena, places)
+            pointer, rows, places = arena.pointers["logits"], self.shape.outputs, None
+        else:
+            arena = self._head_arena()
+            pointer, rows = arena.pointer, self.shape.tokens
+            places = self._packed_from.tolist() if self._padded else None
+        return DeviceRows(device, pointer, (rows, vocab), element, arena, places, self.context.backend.row_sampling)
 
     def address(self, name: str) -> int:
         """Device address of ``token`` [N] or ``score`` [T or N]."""

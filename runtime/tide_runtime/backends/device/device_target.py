@@ -25,6 +25,7 @@ from tide_runtime.bundle.manifest import DRAFT, UNCUT, Manifest
 from tide_runtime.errors import AdapterError, DeviceMemoryError
 from tide_runtime.lora import LoraAdapter
 from tide_runtime.machine_cache import kept_result
+from tide_runtime.row_sampling import RowSampling
 
 
 class DeviceTarget:
@@ -41,6 +42,7 @@ class DeviceTarget:
     padding_price, loop_costs, private_weights = 1.0, None, ""
     machine_key: Sequence[str] = ()
     step_graphs = StepGraphs(None)
+    row_sampling: RowSampling | None = None
     manifest: Manifest
     target: str
     device: Device

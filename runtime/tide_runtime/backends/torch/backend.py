@@ -25,6 +25,7 @@ from tide_runtime.backends.required_memory import require_room
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.torch.graph_file import DeviceWeights, read_graph
 from tide_runtime.backends.torch.program import Program
+from tide_runtime.backends.torch.row_sampling import TorchRowSampling
 from tide_runtime.backends.torch.stream import CudaStream, ProcessorDevice, ProcessorStream, TorchStream
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import kv_fill_graph
@@ -64,6 +65,8 @@ class TorchBackend(DeviceTarget):
         stream.wait_for_weights()
         last = self._programs[self.manifest.segments[-1].name].graph.types["logits"]
         self.logits_element = next(ELEMENT_TYPES[name] for name, dtype in _DTYPES.items() if dtype == last)
+        if stream.place.type == "cuda":  # a processor's rows are read where they are
+            self.row_sampling = TorchRowSampling(stream, self.manifest.model.vocab_size, last)
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> TorchBackend:

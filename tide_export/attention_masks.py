@@ -1,0 +1,118 @@
+"""What a model's own masks let its tokens see, read from the functions that transformers would build them with.
+
+The compiled attention knows causal masks and sliding windows. The argument ``sliding_window`` of an attention call is not all
+that there is to know: some models have their window in the mask only, and a window changes nothing in short texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from tide_runtime.errors import UnsupportedModelError
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from transformers import PreTrainedConfig
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+_MOST_POSITIONS = 2**18  # that a mask is looked at; no model has a longer window
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@contextmanager
+def recorded_windows(config: PreTrainedConfig, implementations: Sequence[str]) -> Iterator[set[int]]:
+    """Context in which a model with an attention of ``implementations`` gets no masks, and the windows of those it asks for.
+
+    A window is in tokens; 0: all earlier tokens. Asking for another kind of mask raises UnsupportedModelError.
+    """
+    positions, windows = _positions(config), set[int]()
+
+    def record(*args: object, mask_function: MaskFunction, **kwargs: object) -> None:
+        windows.add(_window(mask_function, positions))
+
+    kept = {name: ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.get(name) for name in implementations}
+    ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.update(dict.fromkeys(implementations, record))
+    try:
+        yield windows
+    finally:
+        for name, function in kept.items():
+            if function is None:
+                del ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[name]
+            else:
+                ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[name] = function
+
+
+class MaskedLayer(Protocol):
+    """What a layer's attention was given, see `tide_export.traced_attention.TracedLayer`."""
+
+    window: int | None
+    masked: bool
+    masked_by_hand: bool
+
+
+def check_masks(config: PreTrainedConfig, layers: Sequence[MaskedLayer], masks: set[int]) -> None:
+    """Raise UnsupportedModelError unless the attention of all ``layers`` sees what the model's masks show.
+
+    Args:
+        masks: windows of the masks that the model has asked for, see `recorded_windows`.
+    """
+    types, positions = getattr(config, "layer_types", None) or [], _positions(config)
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    for number, layer in enumerate(layers):
+        if layer.masked or (layer.masked_by_hand and windowed):
+            raise UnsupportedModelError(
+                "attention with a mask that the model makes itself is not supported: TIDE's sees all earlier tokens, or the last "
+                "ones as the argument sliding_window says"
+            )
+        if layer.window is None or not masks:
+            continue
+        seen = 0 if layer.window >= positions else layer.window
+        kind = types[number % len(types)] if types else ""
+        told = len(masks) == 1 or kind == (_SLIDING if seen else _FULL)
+        if seen not in masks or not told:
+            raise UnsupportedModelError(
+                f"a mask that hides more than its attention is told is not supported: layer {number} "
+                f"{f'({kind}) ' if kind else ''}attends to {_described(seen)}, the model's masks show {_listed(masks)}"
+            )
+
+
+def declared_window(module: torch.nn.Module) -> int | None:
+    """The window that ``layer_types`` of the config gives the layer of the attention ``module``."""
+    config, number = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None)
+    if not types or number is None or types[number % len(types)] != _SLIDING:
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def _positions(config: PreTrainedConfig) -> int:
+    return min(getattr(config, "max_position_embeddings", None) or _MOST_POSITIONS, _MOST_POSITIONS)
+
+
+def _window(function: MaskFunction, positions: int) -> int:
+    with unset_fake_temporarily(), torch.no_grad():
+        zero, places = torch.tensor(0), torch.arange(positions)
+
+        def seen(place: int) -> torch.Tensor:
+            return function(zero, zero, torch.tensor(place), places).expand(positions)
+
+        try:
+            window = int(seen(positions - 1).sum())
+            for place in {0, window // 2, window - 1, window, positions // 2, positions - 1} & {*range(positions)}:
+                if not torch.equal(seen(place), (places <= place) & (places > place - window)):
+                    raise ValueError(f"token {place} sees other tokens than the {window} up to itself")
+        except Exception as error:  # the model's function may read tensors of its pass
+            raise UnsupportedModelError(
+                f"a mask that is neither causal nor a sliding window is not supported ({error})"
+            ) from error
+    return 0 if window == positions else window
+
+
+def _described(window: int) -> str:
+    return f"the last {window} tokens" if window else "all earlier tokens"
+
+
+def _listed(masks: set[int]) -> str:
+    return " or ".join(_described(window) for window in sorted(masks))
