@@ -64,8 +64,8 @@ def export(
     kv: Annotated[
         str,
         typer.Option(
-            help="Precision of the KV cache: model (that of --dtype) or int8 (target cpu: a quarter of the memory of fp32; "
-            "prompts take longer)."
+            help="Precision of the KV cache: model (that of --dtype) or int8 (targets cpu and torch: a quarter of the memory of "
+            "fp32; prompts take longer)."
         ),
     ] = _DEFAULTS.kv,
     checkpoints: Annotated[

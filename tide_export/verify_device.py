@@ -21,7 +21,7 @@ from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, GraphInfo
 
-from tide_export.verify import DECODED, TOLERANCE, Check, Reference, check_graph, check_prompts, refuse_failed
+from tide_export.verify import DECODED, INT8_TOLERANCE, TOLERANCE, Check, Reference, check_graph, check_prompts, refuse_failed
 
 _ALONE, _TOGETHER = "one text alone", "texts together, then token by token"
 Array = NDArray[np.float32]
@@ -43,6 +43,8 @@ def verify_on_device(bundle: Bundle, target: str, reference: Reference, dtype: s
 
 def _checks(backend: Backend, bundle: Bundle, target: str, reference: Reference, dtype: str) -> Iterator[Check]:
     manifest, eager = bundle.manifest, reference.eager
+    rounds = manifest.cache_dtype == "int8"
+    tolerance = max(TOLERANCE[dtype], INT8_TOLERANCE) if rounds else TOLERANCE[dtype]
     segments, last = manifest.segments, manifest.model.num_layers
     most = min([len(reference.texts), *(profile.rows[2] for profile in manifest.targets[target].profiles)])
     texts = _Texts([text.ids for text in reference.texts[:most]])
@@ -56,15 +58,15 @@ def _checks(backend: Backend, bundle: Bundle, target: str, reference: Reference,
             output = runs.run(number, launches, eager.states[first] if number else None)[rows]
             expected = (eager.states[end] if end < last else eager.logits)[rows]
             named = [owners[row] for row in rows]
-            yield check_graph(f"{target} {segment.name}, {kind}", (first, end), named, output, expected, TOLERANCE[dtype])
+            yield check_graph(f"{target} {segment.name}, {kind}", (first, end), named, output, expected, tolerance)
     states: Array | None = None
     for number in range(len(segments)):
         states = runs.run(number, kinds[_ALONE], states)
     assert states is not None
-    tolerance = TOLERANCE[dtype] if dtype == "fp32" else None
-    yield from check_prompts(reference.texts[:most], eager.logits[: len(states)], states, tolerance)
+    unrounded, most_different = reference.unrounded.logits[: len(states)], tolerance if dtype == "fp32" and not rounds else None
+    yield from check_prompts(reference.texts[:most], unrounded, states, most_different)
     if reference.drafts is not None and DRAFT in manifest.targets[target].graphs:
-        yield from _check_draft(runs, target, reference, last, TOLERANCE[dtype])
+        yield from _check_draft(runs, target, reference, last, tolerance)
     runs.close()
 
 

@@ -130,7 +130,7 @@ class StubBackend:
 
     def __init__(self, device: Device, exits: tuple[ExitInfo, ...], launch: StubLaunch, fixed_stream: bool = False) -> None:
         self.manifest, self.device, self.fixed_stream, self._launch = stub_manifest(exits), device, fixed_stream, launch
-        self.element = self.logits_element = FP32
+        self.element = self.cache_element = self.logits_element = FP32
         self.input_types: Mapping[str, ElementType] = {"write_index": INT32}
         self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in self.manifest.graphs}
         self.launches: dict[str, int] = Counter()

@@ -12,7 +12,13 @@ import torch
 from export.architectures import FEW_LAYERS, LAYERS, MAX_POSITIONS, VOCAB, tiny_model
 from export.stub_calibration import write_calibration
 from export.test_padded_attention import PLANS, check
-from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from runtime.backends.torch.test_backend import SimulatedStream
+from runtime.simulated_gpu import SimulatedGpu
+from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.required_memory import required_memory
+from tide_runtime.backends.step_arrays import NO_PADDING
+from tide_runtime.backends.torch.backend import TorchBackend
+from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo, read_manifest
 from tide_runtime.errors import ParamsError, TargetError, UnsupportedModelError, VerificationError
@@ -30,7 +36,7 @@ from tide_export.verify import GraphCheck, PromptCheck, verify_bundle
 # Rotary fused and partial, learned positions, windows and soft-caps, sinks, multi-head.
 NAMES = ("llama", "gemma2", "gpt2", "phi", "gpt_oss")
 SLOTS = MAX_POSITIONS // 2
-CONFIG = ExportConfig(checkpoints="1", max_seq_len=SLOTS, kv="int8")
+CONFIG = ExportConfig(checkpoints="1", max_seq_len=SLOTS, kv="int8", targets=("cpu", "torch"))
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +115,25 @@ def test_exact_is_full(load, name):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("policy", ["full", "exact"])
+@pytest.mark.parametrize("name", NAMES)
+def test_target_torch_rounds_as_target_cpu_does(exported, load, name, policy, tmp_path, monkeypatch):
+    """Breaks: on a GPU a text over int8 caches is another than the verified one: numbers go by the scale of another channel or
+    by half, or caches that grow in captured steps are moved by the size of other numbers."""
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path))
+    bundle = Bundle.open(exported(name)[1])
+    backend = TorchBackend(bundle, "torch", SimulatedStream(SimulatedGpu()))
+    backend.least_slots, backend.machine_key, backend.row_padding = 16, ["the simulated GPU"], NO_PADDING
+    prompts = [np.random.default_rng(n).integers(3, VOCAB, n + 1).tolist() * 4 for n in range(3)]
+    params, on_cpu = GenerationParams(max_new_tokens=24, ignore_eos=True), load(name, policy="full")
+    with Engine(bundle, EngineOptions(target="torch", policy=policy, max_batch=2), backend=backend) as engine:
+        texts = engine.generate(prompts, params)
+        assert any(text.stats.drafted for text in texts) == (policy == "exact")
+    assert [text.token_ids for text in texts] == [text.token_ids for text in on_cpu.generate(prompts, params)]
+    assert backend.kv_bytes_per_token == on_cpu.backend.kv_bytes_per_token
+    assert required_memory(bundle, "torch").row == backend.kv_bytes_per_token * SLOTS
+
+
 def test_half_precision(tmp_path):
     """Scales are fp32 in every graph; a bundle in fp16 would be refused at load."""
     loaded = LoadedModel(tiny_model("llama", layers=FEW_LAYERS).half(), None, "llama")
@@ -140,6 +165,13 @@ def test_skipped_layers_are_filled_in_int8(tmp_path):
             assert found.dtype == np.int8 and (difference <= 0.501 * by_channel[:, None]).all()
         with pytest.raises(ParamsError, match="leave prefill_exit out"):
             step.place_scattered(0, np.arange(tokens.shape[1]), before=np.empty(0, np.int64))
+    found, depth = [], DepthOptions(threshold=0.012, kv="propagate")
+    for target in CONFIG.targets:
+        options = EngineOptions(target=target, policy="exit", threads=ThreadOptions(1), device="cpu", depth=depth)
+        with Engine.load(bundle, options) as engine:
+            text = engine.generate([5, 6, 7], GenerationParams(max_new_tokens=12, ignore_eos=True))[0]
+            found.append((text.token_ids, text.stats.layers_per_token))
+    assert found[0] == found[1] and found[0][1] < LAYERS
 
 
 def test_more_threads_than_heads_leave_drafts_their_bits(exported):

@@ -45,7 +45,7 @@ class TinyDeviceBackend:
     ) -> None:
         self._beside, self.least_slots, self._staged = queued_beside, least_slots, 0
         self.manifest, self.model, self.device, self.fixed_stream = manifest, model, gpu, fixed_stream
-        self.element, self.logits_element = FP64, logits
+        self.element, self.cache_element, self.logits_element = FP64, FP64, logits
         self.input_types = {"write_index": INT32}
         self.layers = {g.name: g.layers[1] - g.layers[0] if g.layers else 0 for g in manifest.graphs}
         self.launches: Counter[str] = Counter()

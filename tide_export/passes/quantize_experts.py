@@ -1,4 +1,4 @@
-"""Replace the products of a mixture of experts whose weights are in 4 bits by ONNX Runtime's QMoE.
+"""Replace the products of a mixture of experts whose weights are in few bits by ONNX Runtime's QMoE.
 
 QMoE adds the outputs of a row's experts in an order that depends on the launch's other rows. So each pair of a token and one of
 its experts is a row, and the graph adds a token's rows: its result has the same bits in any company, at the speed of QMoE with
@@ -13,14 +13,21 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from tide_export.passes.base import LoweringContext
-from tide_export.passes.graph_walk import add_initializer, array_initializer, insert_before, new_value, produced_by
+from tide_export.passes.graph_walk import (
+    add_initializer,
+    array_initializer,
+    as_type_of,
+    insert_before,
+    new_value,
+    produced_by,
+)
 from tide_export.quantization.deferred_weight import LowBits
 from tide_export.quantization.quantized_weight import QuantizedWeight
 
@@ -28,8 +35,11 @@ UP, DOWN = ".gate_up_proj", ".down_proj"  # names of transformers' parameters, [
 _ACCURACY_LEVEL = 4  # activations are rounded to int8, as in MatMulNBits
 
 
-def quantize_experts(graph: ir.Graph, gather: ir.Node, domain: str, context: LoweringContext) -> str:
-    """Replace the experts whose gate and up matrices ``gather`` reads. Returns why not, or nothing."""
+def quantize_experts(
+    graph: ir.Graph, gather: ir.Node, domain: str, context: LoweringContext, dtypes: Sequence[ir.DataType]
+) -> str:
+    """Replace the experts whose gate and up matrices ``gather`` reads, and whose rows are of one of ``dtypes``. Returns why not,
+    or nothing."""
     name = (gather.inputs[0].name or "").removesuffix(UP)
     up, down = (context.quantized_weight(f"{name}{part}") for part in (UP, DOWN))
     table = graph.initializers.get(f"{name}{DOWN}")
@@ -37,12 +47,15 @@ def quantize_experts(graph: ir.Graph, gather: ir.Node, domain: str, context: Low
     rows, output = _column(gather), _product(other)
     if up is None or down is None or other is None or rows is None or output is None:
         return "the products of the experts are not those of the trace"
-    if rows.dtype != ir.DataType.FLOAT or up.has_offsets or down.has_offsets:
-        return "experts are multiplied in low bits without a minimum of their blocks, and in fp32"
+    if up.has_offsets or down.has_offsets:
+        return "the experts' blocks have a minimum, which their product in low bits does not take"
+    if rows.dtype not in dtypes:
+        return "the target multiplies with the matrices of experts in low bits in fp32 only"
     experts = int(gather.inputs[0].shape[0])
     weights = [_weights(graph, f"{name}{UP}", up, experts, _interleaved), _weights(graph, f"{name}{DOWN}", down, experts)]
     (values, scales, zeros), (down_values, down_scales, down_zeros) = weights
-    one, nodes = _one_of(graph, name, gather.inputs[1], experts)
+    scales, down_scales = as_type_of(graph, rows, scales), as_type_of(graph, rows, down_scales)
+    one, nodes = _one_of(graph, name, gather.inputs[1], experts, rows.dtype)
     zero_points: list[ir.Value | None] = [*[None] * 4, zeros, down_zeros] if zeros is not None else []
     product = ir.node(
         "QMoE",
@@ -85,15 +98,15 @@ def _only_user(node: ir.Node | None, op_type: str) -> ir.Node | None:
     return users[0] if len(users) == 1 and users[0].op_type == op_type else None
 
 
-def _one_of(graph: ir.Graph, name: str, ids: ir.Value, experts: int) -> tuple[ir.Value, list[ir.Node]]:
+def _one_of(graph: ir.Graph, name: str, ids: ir.Value, experts: int, dtype: ir.DataType) -> tuple[ir.Value, list[ir.Node]]:
     """1 in the column of each row's expert [S, E], and the nodes that make it of the ``ids`` [S]."""
     last = array_initializer(graph, "experts.last", np.array([-1], np.int64))
     numbers = array_initializer(graph, f"experts.{experts}", np.arange(experts))
     column = ir.node("Unsqueeze", [ids, last], outputs=[new_value(f"{name}.column", ids)])
     chosen = ir.node("Equal", [column.outputs[0], numbers], outputs=[new_value(f"{name}.chosen")])
     chosen.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
-    one = ir.node("Cast", [chosen.outputs[0]], {"to": ir.DataType.FLOAT}, outputs=[new_value(f"{name}.one")])
-    one.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    one = ir.node("Cast", [chosen.outputs[0]], {"to": dtype}, outputs=[new_value(f"{name}.one")])
+    one.outputs[0].type = ir.TensorType(dtype)
     return one.outputs[0], [column, chosen, one]
 
 

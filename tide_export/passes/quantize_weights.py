@@ -37,13 +37,13 @@ class QuantizeWeights:
         bits: of the weights that the target multiplies with, of 4 and 8; empty if it takes none.
         look_ups: whether the target also reads the embedding in low bits.
         multiple: the output features N of a weight must be a multiple of this.
-        experts: whether the target multiplies with the matrices of experts in low bits.
+        experts: types of the states that the target multiplies with the matrices of experts in low bits; empty: none.
     """
 
     bits: tuple[int, ...]
     look_ups: bool = False
     multiple: int = 1
-    experts: bool = False
+    experts: tuple[ir.DataType, ...] = ()
 
     def __call__(self, model: ir.Model, context: LoweringContext) -> PassReport:
         report = PassReport(QUANTIZE_WEIGHTS)
@@ -96,7 +96,7 @@ class QuantizeWeights:
     def _experts(self, graph: ir.Graph, node: ir.Node, context: LoweringContext, report: PassReport) -> None:
         where, reason = node.outputs[0].name, "the target multiplies with the matrices of experts in full precision"
         if self.experts:
-            reason = quantize_experts(graph, node, MS_DOMAIN, context)
+            reason = quantize_experts(graph, node, MS_DOMAIN, context, self.experts)
         if reason:
             report.skip(where, reason)
         else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import onnx_ir as ir
 from tide_runtime.bundle.architectures import ONNXRUNTIME_COMPUTE
 from tide_runtime.bundle.manifest import TargetInfo
 
@@ -69,7 +70,7 @@ CPU = Target(
     builder=OnnxFiles(),
     whole=(
         name_products,
-        QuantizeWeights((4, 8), look_ups=True, experts=True),
+        QuantizeWeights((4, 8), look_ups=True, experts=(ir.DataType.FLOAT,)),
         canonicalize,
         static_reshape,
         share_tied_head,
@@ -109,7 +110,7 @@ CUDA = replace(
     ),
     builder=OnnxFiles(),
     drafts=False,  # pass costs, which decide how far it drafts, are measured on the CPU only
-    int8_kv=False,  # the runtime's device caches hold floats
+    int8_kv=False,  # steps of several tokens of several sequences multiply with the caches as they are
     mixed_layers=False,  # one layer's, each, and no states
     long_rotary=False,  # loops on the device advance positions with slots
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import onnx_ir as ir
+
 from tide_export.passes.attention_gqa import lower_attention_gqa
 from tide_export.passes.canonicalize import InlineAllBut
 from tide_export.passes.guard_token import guard_token
@@ -20,6 +22,7 @@ from tide_export.router_function import NAME as ROUTER
 from tide_export.targets.base import Machine
 from tide_export.targets.onnxruntime import CPU
 
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _LAYERS = (InlineAllBut(ROUTER), lower_attention_gqa)
 
 TORCH = replace(
@@ -35,13 +38,12 @@ TORCH = replace(
         built="on any machine",
         attention="fused; decomposed with soft-cap or sinks",
     ),
-    whole=(QuantizeWeights((4, 8), look_ups=True), *CPU.whole[2:]),
+    whole=(QuantizeWeights((4, 8), look_ups=True, experts=_FLOATS), *CPU.whole[2:]),
     pieces=(*_LAYERS, pack_projections, fuse_skip_norm, pack_products, lower_quantized_matmul, guard_token),
     scattered_form=(),
     padded=(),
     kv_fill=(*_LAYERS, lower_quantized_matmul),
     uncut=False,
-    int8_kv=False,
     mixed_layers=False,
     long_rotary=False,
 )

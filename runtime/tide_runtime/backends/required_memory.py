@@ -56,7 +56,7 @@ def required_memory(bundle: Bundle, target: str, rows: int = 1, context: int | N
     """Memory of ``rows`` sequences of ``context`` tokens; None: of max_seq_len. Raises BundleError if a graph cannot be read."""
     manifest, info = bundle.manifest, bundle.manifest.targets[target]
     context = min(context or manifest.max_seq_len, manifest.max_seq_len)
-    element = ELEMENT_TYPES[manifest.dtype]
+    element, cache_bytes = ELEMENT_TYPES[manifest.dtype], ELEMENT_TYPES[manifest.cache_dtype].bytes
     shared = [] if info.engines else _shared_weights(bundle, target)
     weights = sum(manifest.files[file].bytes for file in info.graphs.values()) + sum(weight.length for weight in shared)
     if info.engines:  # built for all slots, and before TensorRT 10.15 with caches as outputs beside those of the inputs
@@ -69,7 +69,7 @@ def required_memory(bundle: Bundle, target: str, rows: int = 1, context: int | N
     widest = max([4 * model.hidden_size, *(width for width in widths if width < model.vocab_size)])
     states = tokens * element.bytes * (len(manifest.segments) * model.hidden_size + _TENSORS_OF_A_LAYER * widest)
     logits = rows * model.vocab_size * FP32.bytes
-    row = slots * kv_bytes_per_token(manifest.caches if DRAFT in info.graphs else manifest.kv, element.bytes)
+    row = slots * kv_bytes_per_token(manifest.caches if DRAFT in info.graphs else manifest.kv, cache_bytes)
     return RequiredMemory(weights, row, states + logits, rows, context)
 
 

@@ -48,7 +48,8 @@ class DeviceBackend(Protocol):
     device: Device
     layers: dict[str, int]  # graph name → decoder layers it runs; `UNCUT` and `DRAFT` where the target has them
     launches: dict[str, int]
-    element: ElementType  # of hidden states and caches
+    element: ElementType  # of hidden states
+    cache_element: ElementType
     logits_element: ElementType
     pads_sequences: bool  # steps are padded to [B, S] instead of packed
     fixed_stream: bool  # graphs always run on the device's stream, whatever stream is requested
@@ -83,7 +84,7 @@ class DeviceContext:
         self.every_layer: Sequence[str] = [UNCUT] if UNCUT in backend.layers else segments
         backend.device.use()
         self.caches = DeviceCaches(
-            backend.device, backend.manifest, backend.element, capacity, backend.least_slots, self.has_draft_cache
+            backend.device, backend.manifest, backend.cache_element, capacity, backend.least_slots, self.has_draft_cache
         )
         self.ends = RowEnds(capacity, self.caches.limit)
         self.buffers = DeviceBuffers(backend.device)
@@ -370,7 +371,7 @@ class DeviceStep:
         reads, writes = hidden_states(backend.manifest, graph)
         if source in self.context.caches.shapes:
             dims = (shape.batch_size, *self.context.caches.shapes[source][1:])
-            return DeviceTensor(self.context.caches.pointer(source, shape.first_index), dims, backend.element)
+            return DeviceTensor(self.context.caches.pointer(source, shape.first_index), dims, backend.cache_element)
         if name in ("hidden", "hidden_out"):
             states = self.hidden[reads if name == "hidden" else writes]
             return DeviceTensor(states.pointer, (*tokens, model.hidden_size), backend.element)

@@ -11,7 +11,7 @@ from typing import Self, cast
 from tide_runtime.backends.base import ExecutionContext, uncounted
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceBackend, DeviceContext
-from tide_runtime.backends.device.element_types import ElementType
+from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.launch_bits import TEXT_TOKENS, launches_agree
@@ -49,9 +49,13 @@ class DeviceTarget:
     launches: dict[str, int]
 
     @property
+    def cache_element(self) -> ElementType:
+        return ELEMENT_TYPES[self.manifest.cache_dtype]
+
+    @property
     def kv_bytes_per_token(self) -> int:
         caches = self.manifest.caches if DRAFT in self.layers else self.manifest.kv
-        return kv_bytes_per_token(caches, self.element.bytes)
+        return kv_bytes_per_token(caches, self.cache_element.bytes)
 
     def with_bits(self, bits: str) -> Self:
         return self

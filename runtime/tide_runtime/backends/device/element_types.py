@@ -36,8 +36,8 @@ class ElementType:
 
 
 FP32, FP16, BF16 = ElementType("fp32", 1, np.float32), ElementType("fp16", 10, np.float16), ElementType("bf16", 16, np.uint16)
-INT64, INT32 = ElementType("int64", 7, np.int64), ElementType("int32", 6, np.int32)
-ELEMENT_TYPES = {kind.name: kind for kind in (FP32, FP16, BF16, INT64, INT32)}
+INT64, INT32, INT8 = ElementType("int64", 7, np.int64), ElementType("int32", 6, np.int32), ElementType("int8", 3, np.int8)
+ELEMENT_TYPES = {kind.name: kind for kind in (FP32, FP16, BF16, INT64, INT32, INT8)}
 
 
 def element_type(name: str, where: str) -> ElementType:

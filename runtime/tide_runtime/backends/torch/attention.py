@@ -5,8 +5,9 @@
     output   = softmax(scale · q · keysᵀ + mask) · values, a token sees its own slot and those before it
 
 Lengths are read on the device, so that a captured graph runs at every length; the mask covers all slots that the caches are bound
-to. The G query heads that share a KV head are rows of one head, [B, KV, S·G, D]: keys and values are never repeated. What the
-layers of a graph share, masks and rows of tables, is computed once per run.
+to. Caches in int8 have a scale for each channel of a KV head, and hold x / scale, rounded. The G query heads that share a KV head
+are rows of one head, [B, KV, S·G, D]: keys and values are never repeated. What the layers of a graph share, masks and rows of
+tables, is computed once per run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 
 ROTARY_TABLES = 7, 8  # operands cos and sin
 SINKS = 11
+CACHE_SCALES = 12, 13  # operands of keys and values in int8
 
 
 @dataclass
@@ -44,6 +46,15 @@ def rotation_table(cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.stack([pair.reshape(cos.shape[0], -1) for pair in pairs])
 
 
+def cache_scales(keys: Tensor, values: Tensor) -> Tensor:
+    """[2, 2, KV, 1, D] scales of int8 keys and of values, [1, KV, 1, D] each, with their reciprocals."""
+    return torch.stack([torch.cat((scales, scales.reciprocal())) for scales in (keys, values)])
+
+
+def _rounded(x: Tensor, reciprocals: Tensor) -> Tensor:
+    return (x.float() * reciprocals).round_().clamp_(-128, 127).to(torch.int8)
+
+
 class Attention:
     """The function of a node. ``shared``: of the graph; ``kernels``: the module `fused_kernels`, or None."""
 
@@ -65,6 +76,7 @@ class Attention:
         total: Tensor | None,
         table: Tensor | None = None,
         sinks: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Attention [B, S, N · D] and the caches.
 
@@ -74,12 +86,13 @@ class Attention:
             seqlens_k: [B] int32, tokens of a sequence with those of the step, less one.
             total: not read.
             table: `rotation_table`.
+            scales: `cache_scales`.
         """
         batch, seq, width = *query.shape[:2], key_cache.shape[-1]
         kernels, caches = self._kernels, (key_cache, value_cache)
         if kernels is not None and key is None and sinks is None and kernels.fits(seq, self.heads // self.kv_heads, width):
             angles, scale = query.new_empty(2, 1, 0) if table is None else table, self._scale or width**-0.5
-            made = kernels.attention(query, angles, seqlens_k, *caches, self.heads, scale, self._interleaved, self.window)
+            made = kernels.attention(query, angles, seqlens_k, *caches, self.heads, scale, self._interleaved, self.window, scales)
             return made, *caches
         places = self._places(seqlens_k, seq, key_cache.shape[2])
         if key is None or value is None:
@@ -91,10 +104,13 @@ class Attention:
             queries = self._rotated(query.view(batch, seq, self.heads, width), places, table)
             new_keys = self._rotated(key.view(batch, seq, self.kv_heads, width), places, table)
             new_values = value.view(batch, seq, self.kv_heads, value_cache.shape[-1])
-        for cache, new in zip(caches, (new_keys, new_values), strict=True):
-            by_head = new.transpose(1, 2)
-            cache.scatter_(2, places[:, None, :, None].expand_as(by_head), by_head)  # one kernel, index_put_ has several
-        return self._attended(queries, *caches, places, sinks), *caches
+        by_head = new_keys.transpose(1, 2), new_values.transpose(1, 2)
+        if scales is not None:
+            by_head = _rounded(by_head[0], scales[0, 1]), _rounded(by_head[1], scales[1, 1])
+        for cache, new in zip(caches, by_head, strict=True):
+            cache.scatter_(2, places[:, None, :, None].expand_as(new), new)  # one kernel, index_put_ has several
+        keys, values = caches if scales is None else ((caches[i] * scales[i, 0]).to(query.dtype) for i in range(2))
+        return self._attended(queries, keys, values, places, sinks), *caches
 
     def _places(self, seqlens_k: Tensor, seq: int, slots: int) -> Tensor:
         """[B, S] slot of each token. Padding may lie behind the last slot: it takes the last one, which no token needs then."""

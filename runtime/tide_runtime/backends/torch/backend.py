@@ -36,6 +36,7 @@ _DTYPES = {
     "bf16": torch.bfloat16,
     "int64": torch.int64,
     "int32": torch.int32,
+    "int8": torch.int8,
 }
 
 

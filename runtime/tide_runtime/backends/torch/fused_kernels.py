@@ -74,6 +74,12 @@ def _has_rows(x: Tensor) -> bool:
 
 
 @triton.jit
+def _rounded(x, reciprocals):  # type: ignore[no-untyped-def]
+    number = tl.minimum(tl.maximum(x.to(tl.float32) * reciprocals, -128.0), 127.0)
+    return (number + 12582912.0 - 12582912.0).to(tl.int8)  # 1.5 · 2^23, whose neighbours are one apart: rounds to even
+
+
+@triton.jit
 def _place(  # type: ignore[no-untyped-def]
     every,
     table,
@@ -81,6 +87,7 @@ def _place(  # type: ignore[no-untyped-def]
     queries,
     keys,
     values,
+    scales,
     tokens,
     slots,
     positions,
@@ -89,6 +96,7 @@ def _place(  # type: ignore[no-untyped-def]
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
@@ -111,10 +119,18 @@ def _place(  # type: ignore[no-untyped-def]
         tl.store(queries + (row.to(tl.int64) * HEADS + head) * DIM + columns, turned, mask=inside)
     elif head < HEADS + KV:
         kept = ((batch * KV + head - HEADS).to(tl.int64) * slots + place) * DIM
-        tl.store(keys + kept + columns, turned, mask=inside)
+        if ROUNDS:
+            by_channel = tl.load(scales + (KV + head - HEADS) * DIM + columns, mask=inside, other=1.0)
+            tl.store(keys + kept + columns, _rounded(turned, by_channel), mask=inside)
+        else:
+            tl.store(keys + kept + columns, turned, mask=inside)
     else:
         kept = ((batch * KV + head - HEADS - KV).to(tl.int64) * slots + place) * DIM
-        tl.store(values + kept + columns, turned, mask=inside)
+        if ROUNDS:
+            by_channel = tl.load(scales + (2 * KV + head - HEADS) * DIM + columns, mask=inside, other=1.0)
+            tl.store(values + kept + columns, _rounded(turned, by_channel), mask=inside)
+        else:
+            tl.store(values + kept + columns, turned, mask=inside)
 
 
 @triton.jit
@@ -122,6 +138,7 @@ def _attend(  # type: ignore[no-untyped-def]
     queries,
     keys,
     values,
+    scales,
     seqlens,
     sums,
     peaks,
@@ -138,6 +155,7 @@ def _attend(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
     PRECISION: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):
     kept, part = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = HEADS // KV
@@ -153,13 +171,18 @@ def _attend(  # type: ignore[no-untyped-def]
     weight = tl.zeros((ROWS,), tl.float32)
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     base = kept.to(tl.int64) * slots * DIM
+    if ROUNDS:
+        key_scale = tl.load(scales + head * DIM + columns, mask=inside, other=0.0)
+        value_scale = tl.load(scales + (2 * KV + head) * DIM + columns, mask=inside, other=0.0)
     begin = part * chunk
     if WINDOW > 0:
         begin = tl.maximum(begin, (first - WINDOW) // SLOTS * SLOTS)
     for start in range(begin, tl.minimum(part * chunk + chunk, last), SLOTS):
         slot = start + tl.arange(0, SLOTS)
         there = slot < last
-        key = tl.load(keys + base + slot[None, :] * DIM + columns[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+        key = tl.load(keys + base + slot[None, :] * DIM + columns[:, None], mask=there[None, :] & inside[:, None], other=0)
+        if ROUNDS:
+            key = (key.to(tl.float32) * key_scale[:, None]).to(query.dtype)
         scores = tl.dot(query, key, input_precision=PRECISION) * scale
         seen = (slot[None, :] <= place[:, None]) & there[None, :]
         if WINDOW > 0:
@@ -168,7 +191,9 @@ def _attend(  # type: ignore[no-untyped-def]
         largest = tl.maximum(peak, tl.max(scores, 1))
         finite = tl.where(largest == -float("inf"), 0.0, largest)
         powers, shrink = tl.exp(scores - finite[:, None]), tl.exp(peak - finite)
-        value = tl.load(values + base + slot[:, None] * DIM + columns[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        value = tl.load(values + base + slot[:, None] * DIM + columns[None, :], mask=there[:, None] & inside[None, :], other=0)
+        if ROUNDS:
+            value = (value.to(tl.float32) * value_scale[None, :]).to(query.dtype)
         total = total * shrink[:, None] + tl.dot(powers.to(value.dtype), value, input_precision=PRECISION)
         weight = weight * shrink + tl.sum(powers, 1)
         peak = largest
@@ -211,6 +236,7 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     values,
     scales,
     zeros,
+    owners,
     made,
     count,
     width,
@@ -219,6 +245,7 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     zero_bytes,
     outputs,
     HAS_ZEROS: tl.constexpr,
+    HAS_OWNERS: tl.constexpr,
     BITS: tl.constexpr,
     QUANT: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -232,6 +259,11 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     bits: tl.constexpr = tl.int16 if half == 16 else tl.int32
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row, within = tl.arange(0, ROWS), tl.arange(0, inner)
+    if HAS_OWNERS:
+        first, owner = tl.program_id(1).to(tl.int64) * count, tl.load(owners + tl.program_id(1))
+        x, made = x + first * (width // each), made + first * outputs
+        values, scales = values + owner * outputs * stored, scales + owner * outputs * blocks
+        zeros = zeros + owner * outputs * zero_bytes
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, blocks, BLOCKS):
         block = start + tl.arange(0, BLOCKS)
@@ -263,21 +295,26 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     tl.store(made + row[:, None] * outputs + column[None, :], total.to(made.dtype.element_ty), mask=wanted)
 
 
-def low_bit_product(x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, block: int) -> Tensor:
-    """x [..., K] times the transposed weight [N, K], of at most `MOST_ROWS` rows; for the operands see `dequantised`.
+def low_bit_product(
+    x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, block: int, owners: Tensor | None = None
+) -> Tensor:
+    """x [..., K] times the transposed weight [N, K], of at most `MOST_ROWS` rows; for the operands see `dequantised`. With
+    ``owners`` [M], x is [M, R, K] and the weight [E, N, K], of which x[m] is multiplied with the matrix owners[m].
 
     A program holds whole rows of the weight, or as much of them as it has registers for, so that most of a matrix is on its way
     from memory at once.
     """
-    (outputs, stored), width, x = values.shape, x.shape[-1], x.contiguous()
+    (outputs, stored), width, x = values.shape[-2:], x.shape[-1], x.contiguous()
     made = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
-    count, inner = x.numel() // width, block * bits // 8
+    parts = 1 if owners is None else len(owners)
+    count, inner = x.numel() // width // parts, block * bits // 8
     blocks = min(triton.next_power_of_2(stored // inner), max(1, _TILE_BYTES // 2 // inner))
     columns = max(1, _TILE_BYTES // (blocks * inner))
     pairs = x if bits == 8 else x.view(torch.int64 if x.dtype == torch.float32 else torch.int32)
-    _dequantised_product[(triton.cdiv(outputs, columns),)](
-        pairs, values, scales, values if zeros is None else zeros, made, count, width, stored, stored // inner,
-        0 if zeros is None else zeros.shape[1], outputs, zeros is not None, bits, block, _TRITON[x.dtype],
+    _dequantised_product[(triton.cdiv(outputs, columns), parts)](
+        pairs, values, scales, values if zeros is None else zeros, values if owners is None else owners, made, count, width,
+        stored, stored // inner, 0 if zeros is None else zeros.shape[-1], outputs, zeros is not None, owners is not None, bits,
+        block, _TRITON[x.dtype],
         triton.next_power_of_2(count), columns, blocks, num_warps=8,
     )  # fmt: skip
     return made
@@ -444,6 +481,7 @@ def attention(
     scale: float,
     interleaved: bool,
     window: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Attention [B, S, N · D] of the packed projections ``every`` [B, S, (N + 2 KV) · D], whose keys and values are cached first.
 
@@ -452,6 +490,7 @@ def attention(
         seqlens: [B] int32, tokens of a sequence with those of the step, less one.
         keys: [B, KV, slots, D], as ``values``.
         window: tokens that a token sees; 0 or less: all.
+        scales: `cache_scales`, of caches in int8.
     """
     every = every.contiguous()  # a part of a product with others where a model computes its MLP beside attention
     batch, tokens, _ = every.shape
@@ -459,8 +498,8 @@ def attention(
     block = max(16, triton.next_power_of_2(dim))
     queries = torch.empty((batch, tokens, heads, dim), dtype=every.dtype, device=every.device)
     _place[(batch * tokens, heads + 2 * kv)](
-        every, table, seqlens, queries, keys, values, tokens, slots, table.shape[1], heads, kv, dim, table.shape[2],
-        interleaved, block, num_warps=1,
+        every, table, seqlens, queries, keys, values, every if scales is None else scales, tokens, slots, table.shape[1], heads,
+        kv, dim, table.shape[2], interleaved, scales is not None, block, num_warps=1,
     )  # fmt: skip
     rows = max(16, triton.next_power_of_2(tokens * (heads // kv)))
     parts = triton.next_power_of_2(min(triton.cdiv(_PROGRAMS, batch * kv), triton.cdiv(slots, _BLOCK_SLOTS)))
@@ -468,8 +507,8 @@ def attention(
     sums = torch.empty((batch * kv, parts, rows, block), dtype=torch.float32, device=every.device)
     peaks, weights = torch.empty((2, batch * kv, parts, rows), dtype=torch.float32, device=every.device)
     _attend[(batch * kv, parts)](
-        queries, keys, values, seqlens, sums, peaks, weights, scale, tokens, slots, chunk, max(window, 0), heads, kv, dim, rows,
-        block, _BLOCK_SLOTS, "ieee", num_warps=4, num_stages=2,
+        queries, keys, values, every if scales is None else scales, seqlens, sums, peaks, weights, scale, tokens, slots, chunk,
+        max(window, 0), heads, kv, dim, rows, block, _BLOCK_SLOTS, "ieee", scales is not None, num_warps=4, num_stages=2,
     )  # fmt: skip
     made = torch.empty((batch, tokens, heads * dim), dtype=every.dtype, device=every.device)
     _combine[(batch * kv, tokens * (heads // kv))](

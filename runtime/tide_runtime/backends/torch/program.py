@@ -11,17 +11,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tide_runtime.backends.torch.attention import ROTARY_TABLES, SINKS, Attention, Shared, rotation_table
+from tide_runtime.backends.torch.attention import (
+    CACHE_SCALES,
+    ROTARY_TABLES,
+    SINKS,
+    Attention,
+    Shared,
+    cache_scales,
+    rotation_table,
+)
 from tide_runtime.backends.torch.graph_file import DeviceWeights, GraphFile, GraphNode, Weight
 from tide_runtime.backends.torch.joined_nodes import GATE, LINEAR, TOKEN, with_gates, with_linear, with_tokens
-from tide_runtime.backends.torch.low_bits import LowBitProduct, look_up
+from tide_runtime.backends.torch.low_bits import LowBitExperts, LowBitProduct, look_up
 from tide_runtime.backends.torch.operators import OPERATORS, Function
 from tide_runtime.backends.torch.router import router
 from tide_runtime.errors import BundleError
 
-ATTENTION, PRODUCT, LOOK_UP, SKIP_NORM = (
+ATTENTION, PRODUCT, EXPERTS, LOOK_UP, SKIP_NORM = (
     f"com.microsoft::{name}"
-    for name in ("GroupQueryAttention", "MatMulNBits", "GatherBlockQuantized", "SkipSimplifiedLayerNormalization")
+    for name in ("GroupQueryAttention", "MatMulNBits", "QMoE", "GatherBlockQuantized", "SkipSimplifiedLayerNormalization")
 )
 ROUTER = "tide::TideExitRouter"
 _MOST_ON_HOST = 64  # elements of an integer constant that may be a size or an axis
@@ -79,7 +87,7 @@ class Program:
         return {name: values[self._index[name]] for name in self.graph.outputs}  # type: ignore[misc]
 
     def _check_operators(self) -> None:
-        known = {*OPERATORS, ATTENTION, PRODUCT, LOOK_UP, ROUTER}
+        known = {*OPERATORS, ATTENTION, PRODUCT, EXPERTS, LOOK_UP, ROUTER}
         unknown = Counter(node.op for node in self.graph.nodes if node.op not in known)
         if unknown:
             raise BundleError(
@@ -125,6 +133,8 @@ class Program:
             return self._attention(node)
         if node.op == PRODUCT:
             return LowBitProduct(node.attributes, self._kernels), frozenset(), node.inputs
+        if node.op == EXPERTS:
+            return LowBitExperts(node.attributes, self._kernels), frozenset(), node.inputs
         if node.op == LOOK_UP:
             return look_up(node.attributes, self._kernels), frozenset(), node.inputs
         if node.op == ROUTER:
@@ -168,8 +178,8 @@ class Program:
         return product, frozenset(), (source,)
 
     def _attention(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
-        given = [*node.inputs, *[""] * (SINKS + 1 - len(node.inputs))]
-        foreign = [i for i, name in enumerate(given) if name and i > ROTARY_TABLES[1] and i != SINKS]
+        given = [*node.inputs, *[""] * (CACHE_SCALES[1] + 1 - len(node.inputs))]
+        foreign = [i for i, name in enumerate(given) if name and i > ROTARY_TABLES[1] and i not in (SINKS, *CACHE_SCALES)]
         if foreign:
             raise BundleError(f"{self.name}: {node.op} {node.name} has operands {foreign}, which target torch does not read")
         attend = Attention(node.attributes, self._shared, self._kernels)
@@ -181,10 +191,15 @@ class Program:
                 ("rotation", interleaved), tables, lambda both: rotation_table(both[0], both[1], interleaved)
             )
 
+        scales: Tensor | None = None
+        if given[CACHE_SCALES[0]]:
+            both = [self.graph.weights[given[i]] for i in CACHE_SCALES]
+            scales = self._weights.made("cache scales", both, lambda tensors: cache_scales(*tensors))
+
         def function(
             query: Tensor, key: Any, value: Any, keys: Tensor, values: Tensor, lengths: Tensor, total: Any, sinks: Any = None
         ) -> tuple[Tensor, ...]:
-            return attend(query, key, value, keys, values, lengths, total, table, sinks)
+            return attend(query, key, value, keys, values, lengths, total, table, sinks, scales)
 
         return function, frozenset(), [*given[:7], *([given[SINKS]] if given[SINKS] else [])]
 

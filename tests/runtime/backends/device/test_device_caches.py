@@ -4,6 +4,7 @@ read it."""
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from runtime.host_device import HostDevice
 from runtime.numpy_backend import tiny_manifest
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.backends.device.device_caches import DeviceCaches
-from tide_runtime.backends.device.element_types import FP32
+from tide_runtime.backends.device.element_types import FP32, INT8, ElementType
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo, Manifest
 from tide_runtime.errors import CacheFullError, DeviceMemoryError
 
@@ -23,11 +24,11 @@ def manifest(heads: int, limit: int) -> Manifest:
     return made
 
 
-def view(caches: DeviceCaches, name: str) -> NDArray[np.float32]:
+def view(caches: DeviceCaches, name: str, element: ElementType = FP32) -> NDArray[Any]:
     """The cache as graphs see it."""
     shape = caches.shapes[name]
-    memory = (ctypes.c_float * int(np.prod(shape))).from_address(caches.pointer(name, 0))
-    return np.ctypeslib.as_array(memory).reshape(shape)
+    memory = (ctypes.c_uint8 * (int(np.prod(shape)) * element.bytes)).from_address(caches.pointer(name, 0))
+    return np.ctypeslib.as_array(memory).view(element.host).reshape(shape)
 
 
 @pytest.mark.parametrize(("rows", "heads"), [(1, 1), (1, 3), (3, 2), (5, 1), (4, 8), (7, 3)])
@@ -88,22 +89,26 @@ def test_rows_get_memory_when_they_are_used() -> None:
     assert addresses == [caches.pointer(name, 0) for name in caches.shapes]
 
 
-def test_growth_moves_the_rows_in_use_only() -> None:
+@pytest.mark.parametrize("element", [FP32, INT8], ids=str)
+def test_growth_moves_the_rows_in_use_only(element: ElementType) -> None:
     """Guards against reading rows that have no memory, which ends the process on a GPU."""
-    caches = DeviceCaches(HostDevice(), manifest(2, 64), FP32, 16, least=16)
+    caches = DeviceCaches(HostDevice(), manifest(2, 64), element, 16, least=16)
+    unused = view(caches, "key_cache_1", element)[5, 0, 0, 0]
     caches.reserve(16, 2)
     for name in caches.shapes:
-        view(caches, name)[:2] = 3
+        view(caches, name, element)[:2] = 3
     caches.move_row(1, 4, 16)
     caches.reserve(33)
     for name in caches.shapes:
-        held = view(caches, name)
-        assert caches.slots == 64 and (held[[0, 1, 4], :, :16] == 3).all() and np.isnan(held[5:]).all()
+        held = view(caches, name, element)
+        assert caches.slots == 64 and (held[[0, 1, 4], :, :16] == 3).all()
+        np.testing.assert_array_equal(held[5:], unused)
     caches.clear_row(4)
     caches.clear_row(9)
     for name in caches.shapes:
-        held = view(caches, name)
-        assert (held[4] == 0).all() and (held[1, :, :16] == 3).all() and np.isnan(held[9]).all()
+        held = view(caches, name, element)
+        assert (held[4] == 0).all() and (held[1, :, :16] == 3).all()
+        np.testing.assert_array_equal(held[9], unused)
 
 
 def test_memory_that_is_short_leaves_the_caches_as_they_were() -> None:

@@ -14,12 +14,13 @@ from runtime.simulated_gpu import SimulatedGpu
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.device.program import Launch, Run
 from tide_runtime.backends.device.step_graphs import StepGraphs
+from tide_runtime.backends.step_arrays import NO_PADDING
 from tide_runtime.backends.torch.backend import TorchBackend
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import DRAFT, UNCUT
 
 from tide_export import ExportConfig
-from tide_export.export import write_bundle
+from tide_export.export import quantize_loaded, write_bundle
 from tide_export.load import load_model
 from tide_export.progress import ExportProgress
 
@@ -58,3 +59,35 @@ def test_guesses_are_graphs(drafting_bundle: Path, params: dict, tmp_path: Path,
             found[target] = [(text.token_ids, text.stats.drafted, text.stats.accepted) for text in texts]
     assert found["torch"] == found["cpu"] and all(drafted["head"] for _, drafted, _ in found["torch"])
     assert {(DRAFT,), (UNCUT,)} <= {*captured} and backend.step_graphs.refused is None
+
+
+@pytest.fixture(scope="module", params=["model", "int8"])
+def rounded_bundle(request: pytest.FixtureRequest, hf_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with weights in 4 bits; where its caches have the model's type it has a draft head, whose cache has that type."""
+    folder, loaded = tmp_path_factory.mktemp("rounded"), load_model(str(hf_model_directory), "fp32")
+    loaded = quantize_loaded(loaded, "int4", "rtn", ExportProgress(quiet=True))
+    config = ExportConfig(max_seq_len=64, checkpoints="2", verify=False, targets=("torch",), weights="int4", kv=request.param)
+    drafter = measured(TinyDrafter(loaded.model, (1, 2, 3))) if request.param == "model" else None
+    write_bundle(loaded, folder, config, ExportProgress(quiet=True), drafter=drafter)
+    return folder
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "top_k": 20, "seed": 3}], ids=["greedy", "sampled"])
+def test_texts_in_low_bits_are_those_of_full(
+    rounded_bundle: Path, params: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks: on a GPU an int4 model writes another text under `exact` than under `full`, or drafts nothing there."""
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path))
+    guess_always(monkeypatch, 3)
+    bundle, asked = Bundle.open(rounded_bundle), GenerationParams(**LIVELY, **params)
+    drafters, texts = ["ngram", *(["head"] if bundle.manifest.draft_head is not None else [])], dict[str, list[tuple[int, ...]]]()
+    for draft in ("none", *drafters):
+        backend = TorchBackend(bundle, "torch", SimulatedStream(SimulatedGpu()))
+        backend.least_slots, backend.machine_key, backend.row_padding = 16, ["the simulated GPU"], NO_PADDING
+        policy, depth = ("full", DepthOptions()) if draft == "none" else ("exact", DepthOptions(draft=draft))
+        options = EngineOptions(policy=policy, target="torch", threads=ThreadOptions(1), depth=depth, max_batch=4)
+        with Engine(bundle, options, backend=backend) as engine:
+            made = engine.generate(PROMPTS, asked) + [engine.generate([prompt], asked)[0] for prompt in PROMPTS]
+        texts[draft] = [text.token_ids for text in made]
+        assert draft == "none" or any(text.stats.drafted.get(draft) for text in made)
+    assert all(found == texts["none"] for found in texts.values())

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from runtime.backends.torch.test_low_bits import EXPERTS, MIXTURES, Mixture
 from runtime.backends.torch.test_row_sampling import race_bounds
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.backends.torch.attention import Attention, Shared, rotation_table
+from tide_runtime.backends.torch.attention import Attention, Shared, cache_scales, rotation_table
 from tide_runtime.backends.torch.backend import TorchBackend
 from tide_runtime.backends.torch.low_bits import dequantised
 from tide_runtime.backends.torch.stream import ProcessorDevice, ProcessorStream
@@ -59,12 +60,16 @@ def test_gate_of_parts_of_one_product() -> None:
         (2, 1, 6, 2, 16, 0, False, -1, 64),
     ],
 )
+@pytest.mark.parametrize("int8", [False, True])
 def test_attention(
-    batch: int, tokens: int, heads: int, kv: int, width: int, rotated: int, interleaved: bool, window: int, slots: int
+    batch: int, tokens: int, heads: int, kv: int, width: int, rotated: int, interleaved: bool, window: int, slots: int, int8: bool
 ) -> None:
-    """Guards against a wrong mask, slot or angle, in any part of the slots."""
+    """Guards against a wrong mask, slot, angle or scale, in any part of the slots."""
     every = torch.randn(batch, tokens, (heads + 2 * kv) * width)
     keys, values = torch.randn(2, batch, kv, slots, width)
+    scales = cache_scales(*torch.rand(2, 1, kv, 1, width) / 40 + 0.01) if int8 else None
+    if int8:
+        keys, values = torch.randint(-128, 128, (2, batch, kv, slots, width), dtype=torch.int8)
     angles = torch.randn(slots, rotated // 2)
     table = rotation_table(angles.cos(), angles.sin(), interleaved) if rotated else None
     lengths = torch.randint(tokens, slots, (batch,), dtype=torch.int32)
@@ -73,7 +78,7 @@ def test_attention(
     found = []
     for kernels in (None, fused_kernels):
         caches = keys.clone(), values.clone()
-        made = Attention(attributes, Shared(), kernels)(every, None, None, *caches, lengths, None, table)
+        made = Attention(attributes, Shared(), kernels)(every, None, None, *caches, lengths, None, table, None, scales)
         found.append((made[0], *caches))
     for plain, fused in zip(*found, strict=True):
         torch.testing.assert_close(fused, plain, atol=CLOSE, rtol=CLOSE)
@@ -95,6 +100,13 @@ def test_products_with_low_bit_weights(bits: int, block: int, has_zeros: bool) -
     ids = torch.tensor([[3, outputs - 1]])
     looked_up = fused_kernels.look_up(values, ids, scales, zeros, bits, block)
     torch.testing.assert_close(looked_up, dequantised(values, scales, zeros, bits, block)[ids])
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+@pytest.mark.parametrize("rows", [3, 13])
+def test_products_with_the_matrices_of_experts(mixture: Mixture, rows: int) -> None:
+    """Breaks: on a GPU a token gets another expert's matrices, scales or zero points than on a processor."""
+    mixture.check(torch.randint(0, EXPERTS, (rows,)), fused_kernels)
 
 
 def test_products_of_few_rows() -> None:
