@@ -84,14 +84,14 @@ def probed(config: PreTrainedConfig) -> None:
 
 def test_windows_that_only_the_mask_has_are_refused() -> None:
     """Breaks: texts longer than the window are another model's, which no short text shows at export."""
-    with pytest.raises(UnsupportedModelError, match="Phimoe.*attends to all earlier tokens, .* show the last 16 tokens"):
+    with pytest.raises(UnsupportedModelError, match=r"Phimoe.*attends to all earlier tokens, .* show the last 16 tokens"):
         probed(PhimoeConfig(**BASE, num_local_experts=2, sliding_window=16))
     probed(PhimoeConfig(**BASE, num_local_experts=2, sliding_window=128))  # of all positions
 
 
 def test_masks_that_a_model_computes_are_refused() -> None:
     """Breaks: Doge drops all but the keys that its mask scores highest, from 2,048 tokens on, and the bundle keeps all."""
-    with pytest.raises(UnsupportedModelError, match="Doge.*a mask that the model makes itself"):
+    with pytest.raises(UnsupportedModelError, match=r"Doge.*a mask that the model makes itself"):
         probed(DogeConfig(**BASE))
 
 
