@@ -85,7 +85,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.adversarial_depth --json docs/results/$(DATE)-adversarial_depth.json
 
 BENCH_PROMPTS := build/held_out.jsonl
-BENCH_ENGINE ?= engine# a calibrated bundle of the demo model, as `make demo` leaves it
+BENCH_ENGINE ?= engine-exits# a calibrated bundle of the demo model, as `make demo-exits` leaves it
 bench-arms: $(READY) ## tide-bench against every other way to run the demo model; then `make tables`
 	-$(BIN)/python -m pip install --quiet tide-inference==0.2.1 # the predecessor; its row says so where it cannot be had
 	$(BIN)/python -m benchmarks.held_out $(BENCH_PROMPTS)
@@ -134,7 +134,7 @@ gpu-check: ## everything that only a GPU can tell, in eight minutes; needs no re
 	$(GPU_PYTHON) -m benchmarks.gpu.kit --plan short
 
 clean:
-	rm -rf $(VENV) build engine
+	rm -rf $(VENV) build engine engine-exits*
 
 # Releases that passed the tests: a release of tomorrow does not break a first `make demo`. uv takes a tenth of pip's time, but reads
 # no settings of pip's but those here: where it finds too little, or cannot be had, pip installs. Neither compiles all of 25,000

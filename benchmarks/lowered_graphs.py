@@ -18,9 +18,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-# In a fused attention's source: its struct, its parameter for cache tiles to skip; then the name of products with int4 weights.
-_FUSED_ATTENTION = "struct _gemm_mha_v2_callback {"
-_SKIPS_TILES = re.compile(r"int32_t\* _tile_skip_map,\s*__myln_")
+# The name of products with int4 weights.
 _FUSED_INT4 = "runtime_fusion={ name=__myl_ReplCastMulCastFc"
 _MAIN = re.compile(r"\nmain \{\n(.*?)\n\}", re.DOTALL)
 _CONSTANT = re.compile(r'tensor=\{[^\n]*?const_payload_size=(\d+) dims=\{ ([^}]*)\}[^\n]*? name="([^"]*)"[^\n]* type=(\w+)')
@@ -47,16 +45,6 @@ class EnginePlan:
     def host_copies(self) -> int:
         """Copies between host and device in the operations of a step, over all profiles."""
         return sum(1 for program in self.programs for line in program if re.match(r'copy=\{ name="copy_(h2d|d2h)', line))
-
-    @property
-    def fused_attentions(self) -> int:
-        """Fused attention kernels, one for each attention and profile."""
-        return self._text.count(_FUSED_ATTENTION)
-
-    @property
-    def tile_skips(self) -> int:
-        """Fused attention kernels that skip cache tiles that no token sees."""
-        return len(_SKIPS_TILES.findall(self._text))
 
     @property
     def fused_int4_products(self) -> int:

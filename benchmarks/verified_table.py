@@ -20,6 +20,7 @@ from tide_export.targets import TARGETS
 from tide_export.targets.base import Target
 
 NOT_YET = "not yet"
+_RUN_GRAPHS = ("onnxruntime", "torch")  # backends that run a bundle's graphs, of which nothing is compiled
 _EVIDENCE = ("built_engines", "api_conformance", "size", "held_out", "rtx_int4")  # runs that execute no target
 _ON_GPU = {path.stem for path in (Path(__file__).resolve().parent / "gpu").glob("*.py")}
 Run = dict[str, Any]
@@ -61,7 +62,7 @@ def _targets(run: Run) -> list[str]:
 
 
 def _compiled(target: Target, runs: list[Run]) -> str:
-    if target.backend.startswith("onnxruntime"):
+    if target.backend.startswith(_RUN_GRAPHS):
         return "nothing to compile"
     for run in (run for run in runs if run["benchmark"] == "built_engines"):
         for row in run["rows"]:
@@ -71,7 +72,7 @@ def _compiled(target: Target, runs: list[Run]) -> str:
 
 
 def _checked(target: Target, runs: list[Run]) -> str:
-    if target.backend.startswith("onnxruntime"):
+    if target.backend.startswith(_RUN_GRAPHS):
         return "–"
     package = target.backend.replace("-", "_")
     wanted = target.machine.backend.split()[-1]  # TensorRT 11

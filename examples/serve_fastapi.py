@@ -1,6 +1,6 @@
 """An engine inside an application of your own: a route that uses it, and OpenAI's API with the chat page below ``/llm``.
 
-    pip install 'tide-llm[serve]'
+    pip install '.[serve]'
     python examples/serve_fastapi.py engine/ --port 8000
     curl -N localhost:8000/explain --data 'def add(a, b): return a + b' -H 'content-type: text/plain'
 

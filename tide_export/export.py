@@ -355,7 +355,7 @@ def _manifest(
         layers=list(traced.layers),
         graphs=built.graphs,
         targets=built.targets,
-        generation=_generation_info(loaded),
+        generation=generation_info(loaded),
         calibration=replace(calibration.info, draft_head=None) if calibration is not None else None,
         draft_head=head.info if head is not None else None,
         embedding=loaded.embedding,
@@ -391,7 +391,8 @@ def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelIn
     )
 
 
-def _generation_info(loaded: LoadedModel) -> GenerationInfo:
+def generation_info(loaded: LoadedModel) -> GenerationInfo:
+    """Where a text of the model ends, and how its authors advise to sample it."""
     config = loaded.model.generation_config
     eos = config.eos_token_id if config is not None else None
     ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
@@ -402,5 +403,6 @@ def _generation_info(loaded: LoadedModel) -> GenerationInfo:
         temperature=config.temperature if config.temperature is not None else 1.0,
         top_k=config.top_k or 0,
         top_p=config.top_p if config.top_p is not None else 1.0,
+        min_p=config.min_p or 0.0,
         repetition_penalty=config.repetition_penalty or 1.0,
     )

@@ -49,10 +49,6 @@ def fake_mode(model: nn.Module) -> AbstractContextManager[object]:
     return parameter.fake_mode if isinstance(parameter, FakeTensor) else nullcontext()
 
 
-def is_fake(model: nn.Module) -> bool:
-    return any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
-
-
 def convert(model: nn.Module, dtype: torch.dtype) -> None:
     """Give fake parameters of floating-point numbers another ``dtype``."""
 

@@ -65,6 +65,7 @@ def huggingface_folder(gguf: Path, identity: str, folder: Path) -> Path:
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
+    import accelerate  # noqa: F401  # without it transformers refuses a GGUF file by a ValueError, which ends the whole comparison
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging

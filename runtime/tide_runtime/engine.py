@@ -311,7 +311,11 @@ class Engine:
         """The generation defaults that the model's authors ship, with ``changes``."""
         info = self.manifest.generation
         defaults = dict(
-            temperature=info.temperature, top_k=info.top_k, top_p=info.top_p, repetition_penalty=info.repetition_penalty
+            temperature=info.temperature,
+            top_k=info.top_k,
+            top_p=info.top_p,
+            min_p=info.min_p,
+            repetition_penalty=info.repetition_penalty,
         )
         return GenerationParams(**{**defaults, **changes})
 

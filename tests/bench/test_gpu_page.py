@@ -40,7 +40,7 @@ def test_every_command_takes_its_arguments(command: list[str]) -> None:
 
 def test_what_is_installed_exists() -> None:
     """pip would say no more than a warning, and leave the command without its packages."""
-    extras = next(part for command in COMMANDS if "pip" in command for part in command if part.startswith("tide-llm["))
+    extras = next(part for command in COMMANDS if "pip" in command for part in command if part.startswith(".["))
     assert set(re.findall(r"[a-z]+", extras.partition("[")[2])) <= set(PROJECT["optional-dependencies"])
 
 

@@ -11,6 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tide_serve.request.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMBEDDING_FIELDS, HARMLESS
+from tide_serve.request.messages_as_chat import MESSAGE_FIELDS
+from tide_serve.request.responses_as_chat import RESPONSE_FIELDS
+
+from tide_export.quantization.gguf_architectures import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -70,6 +75,22 @@ def test_pages_show_the_pictures_that_the_script_draws(pictures: ModuleType, tmp
         drawn, kept = ((folder / f"{name}.svg").read_text() for folder in (tmp_path, DOCS / "pictures"))
         words = [re.findall(r"<text[^>]*>([^<]+)", svg) for svg in (drawn, kept)]
         assert words[0] == words[1], f"{name}: python docs/draw_pictures.py"
+
+
+def test_the_page_on_gguf_files_lists_the_architectures_that_are_read() -> None:
+    """Breaks: a reader takes a file whose architecture is refused, or converts one that would be read."""
+    section = (DOCS / "troubleshooting.md").read_text(encoding="utf-8").partition("\n## A GGUF file is refused\n\n")[2]
+    assert re.findall(r"`([\w-]+)`", section.partition("\n\n")[0]) == list(ARCHITECTURES)
+    assert "(docs/troubleshooting.md#a-gguf-file-is-refused)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_fields_without_effect_are_named() -> None:
+    """Breaks: a client sends a field that changes nothing, and the page says that none is ignored."""
+    tables = (CHAT_FIELDS, COMPLETION_FIELDS, EMBEDDING_FIELDS, MESSAGE_FIELDS, RESPONSE_FIELDS)
+    fields = {name for table in tables for name, support in table.items() if support == HARMLESS}
+    sentences = re.split(r"\.\s", (DOCS / "serving.md").read_text(encoding="utf-8"))
+    (named,) = [re.findall(r"`(\w+)`", sentence) for sentence in sentences if "accepted without effect" in sentence]
+    assert set(named) == fields
 
 
 def test_commands_in_the_pages_have_the_options_they_name() -> None:

@@ -14,15 +14,20 @@ from export.quantization.tiny_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
 from export.quantization.tiny_gguf import tiny
 from safetensors.torch import load_file, save_file
 from tide_runtime.errors import ModelFilesError
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers import LlamaForCausalLM
 
 from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
-from tide_export.fake_parameters import is_fake
 from tide_export.load import LoadedModel, held_in_memory, load_model
 from tide_export.progress import ExportProgress
 
 QUIET = ExportProgress(quiet=True)
+
+
+def is_fake(model: nn.Module) -> bool:
+    return any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
 
 
 def saved(architecture: str, folder: Path, dtype: torch.dtype = torch.float32, layers: int = LAYERS) -> Path:

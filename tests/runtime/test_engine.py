@@ -400,6 +400,21 @@ def test_default_params_are_the_models(engine: Engine) -> None:
     assert engine.default_params(temperature=0.5).temperature == 0.5
 
 
+def test_advised_sampling_is_the_default(bundle_copy: Path) -> None:
+    """Breaks: a model whose authors advise min_p answers with unlikely tokens; or an older bundle does not load."""
+    path = bundle_copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    advised = {"temperature": 0.75, "top_k": 20, "top_p": 0.5, "min_p": 0.25, "repetition_penalty": 1.5}
+    manifest["generation"] |= advised
+    path.write_text(json.dumps(manifest))
+    with Engine.load(bundle_copy) as engine:
+        assert engine.default_params(max_new_tokens=3) == GenerationParams(max_new_tokens=3, **advised)
+    del manifest["generation"]["min_p"]
+    path.write_text(json.dumps(manifest))
+    with Engine.load(bundle_copy) as engine:
+        assert engine.default_params().min_p == 0
+
+
 def test_a_tokenizer_larger_than_the_model(bundle_copy: Path) -> None:
     """Fine-tuned models have added tokens without embedding: such a bundle must load, and name the token that it cannot take."""
     name = "tokenizer/tokenizer.json"

@@ -120,15 +120,21 @@ def test_the_modules_of_an_extra_are_those_it_installs(extra: str) -> None:
 
 
 def test_extras_that_are_named_exist() -> None:
-    """pip only warns about an extra that does not exist, and installs nothing: the user ends where the message was."""
+    """Breaks: pip only warns about an extra that does not exist, installs nothing, and the user ends where the message was."""
     folders = ("bench", "benchmarks", "calibrate", "deploy", "docs", "examples", "plugins", "runtime", "tide_export")
     files = [
         ROOT / "README.md",
         *(file for folder in folders for kind in ("*.py", "*.md") for file in (ROOT / folder).rglob(kind)),
     ]
-    groups = [group for file in files for group in re.findall(r"tide-llm\[([\w,]+)\]", file.read_text(encoding="utf-8"))]
+    groups = [group for file in files for group in re.findall(r"(?:tide-llm|'\.)\[([\w,]+)\]", file.read_text(encoding="utf-8"))]
     named = {extra for group in groups for extra in group.split(",")}
     assert len(named) > 5 and named <= set(EXTRAS)
+
+
+@pytest.mark.parametrize("page", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda page: page.name)
+def test_pages_install_from_the_clone(page: Path) -> None:
+    """Breaks: a reader copies `pip install 'tide-llm[serve]'`, which PyPI does not have."""
+    assert "install 'tide-llm" not in page.read_text(encoding="utf-8")
 
 
 def test_the_extra_cuda_installs_every_library_of_the_provider() -> None:

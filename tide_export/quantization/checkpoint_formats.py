@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,12 @@ class StoredModule:
 
     def optional(self, part: str, shape: Iterable[int] | None = None) -> torch.Tensor | None:
         return self.tensor(part, shape) if f"{self.name}.{part}" in self.stored else None
+
+    def lacks(self, part: str, why: str) -> UnsupportedModelError:
+        """The error for a checkpoint without ``part``, which the settings say the module has: a default would change weights."""
+        return UnsupportedModelError(
+            f"the checkpoint has no {self.name}.{part}, but {why}; save the model with that tensor, or take the original model"
+        )
 
     def scales(self, part: str, shape: Iterable[int] | None = None) -> NDArray[np.float32]:
         return self.tensor(part, shape, (torch.float16, torch.bfloat16, torch.float32)).float().numpy()
@@ -176,10 +182,13 @@ def _gptq(settings: dict[str, Any]) -> CheckpointFormat:
             )
         _, groups = module.groups(inputs, chosen.get("group_size", -1))
         scales = module.scales("scales", (groups, outputs)).T
+        g_idx = module.optional("g_idx")
+        if chosen.get("desc_act") and g_idx is None and groups > 1:
+            raise module.lacks("g_idx", "desc_act is true, so the order of its input features is in that tensor")
         zeros = _fields(module.tensor("qzeros", (groups, -(-outputs // fields)), (torch.int32,)), bits)[:, :outputs].T
         if layout == "gptq":
             zeros = (zeros + np.uint8(1)) & np.uint8((1 << bits) - 1)
-        return module.in_groups(bits, _fields(packed.T, bits), scales, zeros, module.optional("g_idx"), "GPTQ")
+        return module.in_groups(bits, _fields(packed.T, bits), scales, zeros, g_idx, "GPTQ")
 
     return CheckpointFormat(("qweight", "qzeros", "scales", "g_idx"), read)
 
@@ -254,6 +263,7 @@ def _compressed_tensors(settings: dict[str, Any]) -> CheckpointFormat:
     sizes = {scheme.get("group_size") or -1 for scheme in weights}
 
     def read(module: StoredModule) -> QuantizedWeight | Dequantized:
+        _check_complete(module, schemes)
         if any(f"{module.name}.{part}" in module.stored for part in ("weight_packed", "weight_shape")):
             return _read_pack_quantized(module, bits, sizes)
         return _read_int_quantized(module, sizes)
@@ -264,6 +274,30 @@ def _compressed_tensors(settings: dict[str, Any]) -> CheckpointFormat:
     return CheckpointFormat(
         ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"), read, tuple(notes)
     )
+
+
+def _check_complete(module: StoredModule, schemes: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UnsupportedModelError for a missing tensor that every scheme that may be the module's has.
+
+    Old releases of compressed-tensors left out zero points that are all 0, which an asymmetric matrix hardly has: refused too.
+    """
+    found = [scheme["weights"] for scheme in _schemes_of(module.name, schemes)]
+    if not found:
+        return
+    if module.optional("weight_zero_point") is None and all(weights.get("symmetric") is False for weights in found):
+        raise module.lacks("weight_zero_point", "symmetric is false, so its zero points are in that tensor")
+    if module.optional("weight_g_idx") is None and all(weights.get("actorder") in ("group", True) for weights in found):
+        raise module.lacks("weight_g_idx", "actorder is group, so the order of its input features is in that tensor")
+
+
+def _schemes_of(module: str, schemes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The schemes whose targets name ``module``; without one, those that name classes of modules, as ``Linear``."""
+
+    def names(target: str) -> bool:
+        return bool(re.match(target[3:], module)) if target.startswith("re:") else target == module
+
+    named = [scheme for scheme in schemes if any(map(names, scheme.get("targets") or ()))]
+    return named or [scheme for scheme in schemes if any(re.fullmatch(r"\w+", target) for target in scheme.get("targets") or ())]
 
 
 def _read_pack_quantized(module: StoredModule, taken: set[int], sizes: set[int]) -> QuantizedWeight | Dequantized:

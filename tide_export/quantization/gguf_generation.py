@@ -72,6 +72,7 @@ def generation_config(keys: Metadata, vocabulary: int) -> GenerationConfig:
         "temperature": keys.full("general.sampling.temp"),
         "top_k": keys.full("general.sampling.top_k"),
         "top_p": keys.full("general.sampling.top_p"),
+        "min_p": keys.full("general.sampling.min_p"),
         "repetition_penalty": keys.full("general.sampling.penalty_repeat"),
     }
     given = {name: value for name, value in advice.items() if value is not None}

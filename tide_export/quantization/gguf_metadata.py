@@ -19,7 +19,7 @@ _NO_EFFECT = {
     r"|repo_url|tags|languages|parameter_count)": "describe the model",
     r"general\.(license|source|base_model|dataset)\..*": "describe the model and where it comes from",
     r"general\.(file_type|alignment)": "how the file is laid out: the reader follows the tensors' own types and offsets",
-    r"general\.sampling\..*": "advice on sampling; `recommended_sampling` takes what a bundle can hold",
+    r"general\.sampling\..*": "advice on sampling: `generation_config` takes what a bundle can hold",
     r"(quantize|imatrix|mradermacher)\..*": "how the file was quantised",
     r"split\.(no|count|tensors\.count)": "a part of a file is refused before",
     r"tokenizer\.ggml\.(model|pre|tokens|token_type|token_type_count|scores|merges|added_tokens|precompiled_charsmap"

@@ -101,17 +101,6 @@ class QuantizedWeight:
         values = self.values.reshape(len(self.values), -1, self.block_size)[:, order]
         return replace(self, values=values.reshape(len(values), -1), **kept)
 
-    def split_blocks(self, block_size: int) -> QuantizedWeight:
-        """The same matrix in smaller blocks, each with the scale of the block that it was part of.
-
-        Raises ValueError where ``block_size`` does not divide the present one.
-        """
-        if self.block_size % block_size:
-            raise ValueError(f"blocks of {self.block_size} do not divide into blocks of {block_size}")
-        parts = {name: getattr(self, name) for name in ("scales", "zero_points", "offsets")}
-        factor = self.block_size // block_size
-        return replace(self, **{name: np.repeat(part, factor, 1) for name, part in parts.items() if part is not None})
-
 
 def block_order(columns: NDArray[np.integer], block_size: int) -> NDArray[np.integer] | None:
     """The order of the blocks that puts input features into the order ``columns``; None where blocks would be torn."""

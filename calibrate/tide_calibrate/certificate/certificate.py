@@ -80,12 +80,10 @@ def certify(choice: ThresholdChoice, data_sha256: str, date: str, reference: Ref
         date: ISO 8601.
         reference: the model that the choice's trace was compared with; None: the full depth of the traced model.
 
-    Raises CalibrationError when the choice holds no thresholds, or none that were tested.
+    Raises CalibrationError when the choice holds no thresholds.
     """
     if choice.thresholds is None:
         raise CalibrationError(f"no thresholds are certified: {choice.reason}")
-    if not choice.certified:
-        raise CalibrationError("these thresholds were measured, not tested; choose them with choose_thresholds")
     return CertificateInfo(
         max_disagreement=choice.max_disagreement,
         confidence=choice.confidence,

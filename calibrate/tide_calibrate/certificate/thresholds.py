@@ -43,9 +43,8 @@ class ThresholdChoice:
         exits: shallow first.
         thresholds: one per exit, None where no token may stop; None altogether when no thresholds satisfy the guarantee.
         reason: why there are no thresholds, and what to do; empty when there are.
-        max_disagreement, confidence: ε and 1 - δ; confidence 0 for thresholds that were measured but not tested.
+        max_disagreement, confidence: ε and 1 - δ.
         unit: the unit assumed to be independent.
-        certified: False for thresholds that were measured but not tested.
         tokens, documents: size of the threshold split.
         effective_tokens: its effective sample size in independent tokens.
         measured: disagreement rate with these thresholds, averaged over documents or tokens.
@@ -60,7 +59,6 @@ class ThresholdChoice:
     max_disagreement: float
     confidence: float
     unit: Unit
-    certified: bool
     tokens: int
     documents: int
     effective_tokens: int
@@ -84,16 +82,7 @@ def choose_thresholds(
     """
     counts = document_counts(trace, family)
     member = certified_member(counts, max_disagreement, confidence, unit)
-    return _choice(counts, family, member, max_disagreement, confidence, unit, certified=True)
-
-
-def naive_thresholds(
-    trace: SplitTrace, family: ThresholdFamily, max_disagreement: float = 0.01, unit: Unit = "document"
-) -> ThresholdChoice:
-    """Choose the boldest thresholds whose measured rate is at most ε: a baseline without a guarantee."""
-    counts = document_counts(trace, family)
-    member = naive_member(counts, max_disagreement, unit)
-    return _choice(counts, family, member, max_disagreement, 0.0, unit, certified=False)
+    return _choice(counts, family, member, max_disagreement, confidence, unit)
 
 
 def certified_member(counts: PolicyCounts, max_disagreement: float, confidence: float, unit: Unit = "document") -> int:
@@ -147,9 +136,9 @@ def _check(max_disagreement: float, confidence: float, unit: str) -> None:
 
 
 def _choice(
-    counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, unit: Unit, certified: bool
+    counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, unit: Unit
 ) -> ThresholdChoice:
-    size = independent_tokens(counts, confidence, unit) if certified else np.full(len(family.wrong), counts.tokens.sum())
+    size = independent_tokens(counts, confidence, unit)
     rates = disagreement(counts, unit)
     alone = _full_depth_refusal(float(rates[0]), int(size[0]), epsilon, confidence)
     reason = alone or _refusal(counts, family, member, epsilon, confidence, int(size[np.argmax(counts.exits.sum(0) > 0)]))
@@ -161,7 +150,6 @@ def _choice(
         max_disagreement=epsilon,
         confidence=confidence,
         unit=unit,
-        certified=certified and not reason,
         tokens=int(counts.tokens.sum()),
         documents=len(counts.tokens),
         effective_tokens=int(size[member]),

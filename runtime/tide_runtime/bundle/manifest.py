@@ -135,6 +135,7 @@ class GenerationInfo:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     repetition_penalty: float = 1.0
 
 

@@ -11,15 +11,13 @@ from tide_runtime.errors import MissingExtraError, TideError
 
 INTERRUPTED = 130  # the exit code that shells report for SIGINT
 # The modules of the packages that pyproject.toml lists, and of those that come with them where TIDE imports them itself.
-_EXPORT = frozenset(
-    {"accelerate", "gguf", "ml_dtypes", "onnx", "onnx_ir", "onnxscript", "psutil", "safetensors", "torch", "transformers"}
-)
+_EXPORT = frozenset({"gguf", "ml_dtypes", "onnx", "onnx_ir", "onnxscript", "psutil", "safetensors", "torch", "transformers"})
 _CALIBRATE = _EXPORT | {"matplotlib"}
 _GRAMMAR = frozenset({"llguidance"})
 MODULES = {
     "export": _EXPORT,
     "calibrate": _CALIBRATE,
-    "bench": _CALIBRATE | {"onnxruntime_genai", "sacrebleu", "xllamacpp"},
+    "bench": _CALIBRATE | {"accelerate", "onnxruntime_genai", "sacrebleu", "xllamacpp"},
     "eval": frozenset({"lm_eval"}),
     "grammar": _GRAMMAR,
     "serve": _GRAMMAR

@@ -109,6 +109,7 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
             "temperature": generation.temperature,
             "top_k": generation.top_k,
             "top_p": generation.top_p,
+            "min_p": generation.min_p,
             "repetition_penalty": generation.repetition_penalty,
         },
         "tools": manifest.tools,

@@ -46,8 +46,8 @@ def run(
         float | None, typer.Option(help=f"Sample among the fewest tokens with this probability; 1 is off. {_MODELS}")
     ] = None,
     min_p: Annotated[
-        float, typer.Option(help="Drop tokens less likely than this times the likeliest; 0 is off.")
-    ] = _PARAMS.min_p,
+        float | None, typer.Option(help=f"Drop tokens less likely than this times the likeliest; 0 is off. {_MODELS}")
+    ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help=f"Above 1, tokens seen before become less likely; 1 is off. {_MODELS}")
     ] = None,
@@ -173,11 +173,10 @@ def run(
         max_batch=1,
         adapters={_LORA: lora} if lora is not None else {},
     )
-    given = dict(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    given = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty)
     with load_engine(bundle_of(model, weights), options) as engine:
         params = engine.default_params(
             max_new_tokens=max_new_tokens,
-            min_p=min_p,
             seed=seed,
             stop=tuple(stop or ()),
             logprobs=logprobs,

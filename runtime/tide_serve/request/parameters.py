@@ -1,6 +1,6 @@
 """Parameters of a request: sampling, limits, and what a stream has.
 
-Where a request names no temperature, top_p, top_k or repetition_penalty, those that the model's authors ship with it hold
+Where a request names no temperature, top_p, top_k, min_p or repetition_penalty, those that the model's authors ship with it hold
 (generation_config.json; greedy where that names no temperature), as in vLLM, and not OpenAI's temperature of 1.
 """
 
@@ -24,8 +24,8 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "repetition_penalty": (1e-3, 1e3, "a number above 0; 1 is off"),
     "seed": (-(2**63), 2**63 - 1, "an integer of 64 bits"),
 }
-_WITH_MODEL_DEFAULT = ("temperature", "top_p", "repetition_penalty")
-_SAME = ("min_p", "presence_penalty", "frequency_penalty", "ignore_eos", "cache_salt")  # here and in `GenerationParams`
+_WITH_MODEL_DEFAULT = ("temperature", "top_p", "min_p", "repetition_penalty")
+_SAME = ("presence_penalty", "frequency_penalty", "ignore_eos", "cache_salt")  # here and in `GenerationParams`
 _MAX_BIASES = 1024  # each costs time for every token
 _SEEDS = 2**63
 _TOKEN_ID = re.compile("[0-9]{1,9}")

@@ -19,7 +19,6 @@ from tide_calibrate.certificate.thresholds import (
     disagreement,
     document_counts,
     naive_member,
-    naive_thresholds,
 )
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 from tide_runtime.errors import CalibrationError, DataError, ParamsError
@@ -217,7 +216,8 @@ def test_the_choice_is_reproducible_and_monotone_in_epsilon_and_confidence() -> 
     assert strict == choose_thresholds(trace, fit_family(synthetic_trace(80, 0.5, seed=1), EXITS), 0.01)
     assert strict.thresholds and loose.thresholds
     assert loose.exit_share > strict.exit_share > choose_thresholds(trace, family, 0.01, 0.999).exit_share
-    assert naive_thresholds(trace, family, 0.01).exit_share > strict.exit_share
+    counts = document_counts(trace, family)
+    assert counts.exit_share()[naive_member(counts, 0.01)] > strict.exit_share
     assert strict.measured < 0.01 and strict.documents == 30 and strict.effective_tokens < strict.tokens
 
 
@@ -257,11 +257,8 @@ def test_the_certificate_records_the_test_and_its_meaning(family) -> None:
     assert "95% confidence" in text and "1.00%" in text and "30 documents" in text and "says nothing about" in text
 
 
-def test_uncertified_thresholds_get_no_certificate(family) -> None:
-    """Naive thresholds and refusals must not appear as certified in a manifest."""
-    trace = synthetic_trace(30, 0.5, seed=6)
-    with pytest.raises(CalibrationError, match="measured, not tested"):
-        certify(naive_thresholds(trace, family, 0.01), "ab", "2026-11-21")
+def test_a_refusal_gets_no_certificate() -> None:
+    """Breaks: a bundle claims a certificate for a calibration that had too little text."""
     tiny = trace_of([[0.99] * 20], [[True] * 20])
     with pytest.raises(CalibrationError, match="too little text"):
         certify(choose_thresholds(tiny, fit_family(tiny, exits_of(tiny))), "ab", "2026-11-21")

@@ -400,6 +400,20 @@ BROKEN: dict[str, tuple[dict[str, Any], Packer, Callable[[Tensors], None], type[
         ModelFilesError,
         r"q_proj\.qzeros has shape \(2, 7\), expected \(2, 8\)",
     ),
+    "gptq act-order without an index": (
+        gptq_settings(desc_act=True),
+        SCATTERED,
+        drop(f"{Q_PROJ}.g_idx"),
+        UnsupportedModelError,
+        r"has no .*q_proj\.g_idx, but desc_act is true",
+    ),
+    "gptq act-order of a module, without an index": (
+        gptq_settings(dynamic={r".*q_proj": {"desc_act": True}}),
+        SCATTERED,
+        drop(f"{Q_PROJ}.g_idx"),
+        UnsupportedModelError,
+        r"has no .*q_proj\.g_idx, but desc_act is true",
+    ),
     "gptq group index out of range": (
         gptq_settings(),
         gptq(),
@@ -413,6 +427,27 @@ BROKEN: dict[str, tuple[dict[str, Any], Packer, Callable[[Tensors], None], type[
         shorten(f"{Q_PROJ}.weight_scale", 1),
         ModelFilesError,
         r"q_proj\.weight_scale has shape \(64, 1\), expected \(64, 2\)",
+    ),
+    "pack-quantized without its zero points": (
+        compressed_settings(symmetric=False),
+        pack_quantized(symmetric=False),
+        drop(f"{Q_PROJ}.weight_zero_point"),
+        UnsupportedModelError,
+        r"has no .*q_proj\.weight_zero_point, but symmetric is false",
+    ),
+    "int-quantized without its zero points": (
+        compressed_settings("int-quantized", num_bits=8, strategy="channel", group_size=None, symmetric=False),
+        int_quantized(symmetric=False),
+        drop(f"{Q_PROJ}.weight_zero_point"),
+        UnsupportedModelError,
+        r"has no .*q_proj\.weight_zero_point, but symmetric is false",
+    ),
+    "compressed-tensors act-order without an index": (
+        compressed_settings(actorder="group"),
+        pack_quantized(),
+        nothing,
+        UnsupportedModelError,
+        r"has no .*\.weight_g_idx, but actorder is group",
     ),
     "int8 without scale": (
         INT8,
@@ -468,12 +503,30 @@ BROKEN: dict[str, tuple[dict[str, Any], Packer, Callable[[Tensors], None], type[
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_bad_checkpoints_are_named(checkpoint: Callable[..., Checkpoint], case: str) -> None:
-    """A checkpoint that does not fit must end in the tensor's name or the setting's, not in a wrong model."""
+    """Breaks: a checkpoint that does not fit becomes a wrong model, where the error should name the tensor or the setting."""
     settings, pack, damage, error, message = BROKEN[case]
     made = checkpoint(settings, pack)
     damage(made.state)
     made.save()
     with pytest.raises(error, match=message):
+        made.load()
+
+
+def test_symmetric_modules_among_others(checkpoint: Callable[..., Checkpoint]) -> None:
+    """Breaks: a checkpoint that is asymmetric in some modules only is refused for zero points that the others do not have."""
+    settings = compressed_settings(symmetric=False)
+    of_attention = {"targets": ["re:.*self_attn.*"], "weights": settings["config_groups"]["group_0"]["weights"]}
+    others = {"targets": ["Linear"], "weights": of_attention["weights"] | {"symmetric": True}}
+    made = checkpoint({**settings, "config_groups": {"group_0": others, "group_1": of_attention}}, pack_quantized(symmetric=True))
+    for name in [name for name in made.state if name.endswith("weight_packed") and "self_attn" in name]:
+        zeros = torch.from_numpy(np.full((2, made.state[name].shape[0] // 8), 0x88888888, np.uint32).view(np.int32).T.copy())
+        made.state[name.replace("weight_packed", "weight_zero_point")] = zeros
+    made.save()
+    model, _, _ = made.load()
+    assert same_matrices(model, made.matrices)
+    del made.state[f"{Q_PROJ}.weight_zero_point"]
+    made.save()
+    with pytest.raises(UnsupportedModelError, match=r"q_proj\.weight_zero_point"):
         made.load()
 
 

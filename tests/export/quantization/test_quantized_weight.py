@@ -69,15 +69,6 @@ def test_first_blocks() -> None:
     assert np.array_equal(weight.first_blocks(2).dequantized(), weight.dequantized()[:, :64])
 
 
-def test_smaller_blocks_mean_the_same_matrix() -> None:
-    """Groups of 128 are exported in blocks of 32, with which batches do not change the text."""
-    weight = random_weight(size=96)
-    split = weight.split_blocks(32)
-    assert split.block_size == 32 and np.array_equal(split.dequantized(), weight.dequantized())
-    with pytest.raises(ValueError, match="blocks of 96 do not divide into blocks of 64"):
-        weight.split_blocks(64)
-
-
 def test_stacked_matrices() -> None:
     """Of packed projections, one without zero points or offsets would get those of its neighbour, or all would lose theirs."""
     parts = [
