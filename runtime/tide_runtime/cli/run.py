@@ -16,7 +16,7 @@ from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.cli.depth_view import html_view, terminal_view
 from tide_runtime.cli.errors import run_app
-from tide_runtime.cli.exported_model import MODEL_HELP, WEIGHTS_HELP, bundle_of, load_engine
+from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, WEIGHTS_HELP, bundle_of, load_engine
 from tide_runtime.cli.stats import print_stats
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.engine import Engine
@@ -128,6 +128,7 @@ def run(
         typer.Option(help="Folder that keeps what a text begins with, so that a later call does not compute it again; 4 GiB."),
     ] = None,
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
+    max_seq_len: Annotated[int | None, typer.Option(min=1, help=MAX_SEQ_LEN_HELP)] = None,
     lora: Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter in PEFT's format to write the text with.")] = None,
 ) -> None:
     """Generate text from a bundle or a model. Text streams to stdout; speed and depth follow on stderr.
@@ -174,7 +175,7 @@ def run(
         adapters={_LORA: lora} if lora is not None else {},
     )
     given = dict(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
-    with load_engine(bundle_of(model, weights), options) as engine:
+    with load_engine(bundle_of(model, weights, max_seq_len), options) as engine:
         params = engine.default_params(
             max_new_tokens=max_new_tokens,
             min_p=min_p,
