@@ -12,9 +12,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from tide_runtime.cached_folders import CachedFolders
 from tide_runtime.cli import exported_model
 from tide_runtime.cli.exported_model import bundle_of, is_model, run_exporter
@@ -130,6 +138,28 @@ def test_a_hub_id_is_pinned_to_its_commit(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
     with pytest.raises(ModelFilesError, match=r"no folder some-org/other here, .*: 401 Client Error$"):
         bundle_of("some-org/other", export=export)
+
+
+ON_THE_HUB = {
+    RemoteEntryNotFoundError: r"org/files on the hub has no config\.json; .* `hf download org/files FILE\.gguf .*` and give",
+    RepositoryNotFoundError: r"no folder org/files here, and the hub gives no such model: 404 Client Error$",
+    GatedRepoError: r"the hub gives no such model: 404 Client Error$",
+    LocalEntryNotFoundError: r"no folder org/files here, and the hub is not reached to look for one: 404 Client Error$",
+}
+
+
+@pytest.mark.parametrize("kind", ON_THE_HUB, ids=lambda kind: kind.__name__)
+def test_what_the_hub_lacks_is_named(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: a repository of GGUF files is said not to exist, and the user looks for a mistake in its name."""
+    response: Any = SimpleNamespace(headers={}, request=None)
+    arguments = {"response": response} if issubclass(kind, HfHubHTTPError) else {}
+
+    def refuse(model: str, file: str) -> str:
+        raise kind("404 Client Error\nlong text", **arguments)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    with pytest.raises(ModelFilesError, match=ON_THE_HUB[kind]):
+        bundle_of("org/files", export=Exports())
 
 
 def test_bundles_are_taken_as_they_are(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,12 +221,22 @@ def _sampled_digest(path: Path) -> str:
 def _hub_model(model: str) -> _Model:
     """A model on the hub: the commit that its main branch has now, or without a network had when it was last seen."""
     from huggingface_hub import hf_hub_download  # comes with tokenizers
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
         config = Path(hf_hub_download(model, "config.json"))
     except Exception as error:  # network, access, name: the library has a dozen classes
         reason = str(error).strip().partition("\n")[0]
-        raise ModelFilesError(f"there is no folder {model} here, and the hub gives no such model: {reason}") from error
+        if isinstance(error, LocalEntryNotFoundError):  # one of the other class, too
+            why = f"there is no folder {model} here, and the hub is not reached to look for one: {reason}"
+        elif isinstance(error, EntryNotFoundError):
+            why = (
+                f"the repository {model} on the hub has no config.json; if it holds GGUF files, download one with "
+                f"`hf download {model} FILE.gguf --local-dir .` and give its path"
+            )
+        else:
+            why = f"there is no folder {model} here, and the hub gives no such model: {reason}"
+        raise ModelFilesError(why) from error
     commit = config.parent.name
     return _Model(model.replace("/", "--"), [model, commit], [model, "--revision", commit], _default_weights(config))
 
