@@ -188,7 +188,12 @@ class Conversation:
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine, self.asked, self._monkeypatch = engine, list[list[dict[str, str]]](), monkeypatch
         chat_prompt = engine.chat_prompt
-        monkeypatch.setattr(engine, "chat_prompt", lambda asked: self.asked.append(list(asked)) or chat_prompt(asked))
+
+        def recorded(asked: list[dict[str, str]]) -> list[int]:
+            self.asked.append(list(asked))
+            return chat_prompt(asked)
+
+        monkeypatch.setattr(engine, "chat_prompt", recorded)
 
     def hold(self, *said: str | type[BaseException]) -> None:
         """Say this, and then Ctrl-D; an exception takes the place of a line."""
@@ -217,6 +222,10 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(
         assert len(delivered) < 4 or cancelled.wait(60)
         deliver(handle, chunk)
 
+    def cancel_and_go_on(handle: GenerationHandle) -> None:
+        cancel(handle)
+        cancelled.set()
+
     def interrupted_write(text: str) -> int:
         count = write(text)
         if text and not cancelled.is_set():
@@ -224,7 +233,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_conversation(
         return count
 
     monkeypatch.setattr(GenerationHandle, "deliver", deliver_slowly)
-    monkeypatch.setattr(GenerationHandle, "cancel", lambda handle: (cancel(handle), cancelled.set()))
+    monkeypatch.setattr(GenerationHandle, "cancel", cancel_and_go_on)
     monkeypatch.setattr(sys.stdout, "write", interrupted_write)
     with engine.with_options(EngineOptions(policy="full", threads=engine.options.threads)) as engine_of_steps:
         conversation = Conversation(engine_of_steps, monkeypatch)
