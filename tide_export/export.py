@@ -193,7 +193,7 @@ def write_bundle(
     Targets that could not be built are in ``progress.failures``; raises TargetError if none could be built.
     """
     check_room(directory, weight_bytes(loaded))
-    slots = _cache_slots(loaded, config)
+    slots = _cache_slots(loaded, config, progress.note)
     original = long_rotary_from(loaded.model)
     long_from = original if original is not None and original < slots else None
     targets, refused = choose_targets(config.targets, config.dtype, config.kv, loaded.mixed_layers)
@@ -364,10 +364,12 @@ def _manifest(
     )
 
 
-def _cache_slots(loaded: LoadedModel, config: ExportConfig) -> int:
+def _cache_slots(loaded: LoadedModel, config: ExportConfig, note: Callable[[str], None]) -> int:
     limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_MAX_SEQ_LEN
     if config.max_seq_len is not None and config.max_seq_len > limit:
         raise ParamsError(f"max_seq_len is {config.max_seq_len}, the model knows {limit} positions; set it to at most {limit}")
+    if config.max_seq_len is None and limit > _DEFAULT_MAX_SEQ_LEN:
+        note(f"the context is {_DEFAULT_MAX_SEQ_LEN} tokens of the model's {limit}; --max-seq-len takes more")
     return config.max_seq_len or min(limit, _DEFAULT_MAX_SEQ_LEN)
 
 

@@ -21,6 +21,15 @@ from tide_runtime.text.tokenizer import TextStream, Tokenizer
 Prompt = str | Sequence[int]
 
 
+def ways_to_fit(manifest: Manifest, tokens: int) -> str:
+    """What to do about a prompt of ``tokens``, more than the KV cache has slots: words for an error."""
+    positions = manifest.model.max_position_embeddings  # 0: unknown
+    if positions and tokens > positions:
+        longer = f", and export with --max-seq-len {positions}" if manifest.max_seq_len < positions else ""
+        return f"shorten it to at most {positions} tokens, the positions that the model knows{longer}"
+    return f"shorten it, or export with --max-seq-len {tokens} or more (tide-run and tide-serve take it where they export)"
+
+
 class Admission:
     """Turns prompts into sequences.
 
@@ -135,8 +144,7 @@ class Admission:
                 )
         if len(ids) > slots:
             raise PromptError(
-                f"the prompt has {len(ids)} tokens, the KV cache {slots} slots; shorten it, "
-                f"or export with --max-seq-len {len(ids)} or more"
+                f"the prompt has {len(ids)} tokens, the KV cache {slots} slots; {ways_to_fit(self.manifest, len(ids))}"
             )
         return ids
 

@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.cli.errors import run_app
-from tide_runtime.cli.exported_model import MODEL_HELP, WEIGHTS_HELP, bundle_of, load_engine
+from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, WEIGHTS_HELP, bundle_of, is_model, load_engine
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError
 
@@ -139,6 +139,7 @@ def serve(
     ] = _ENGINE.bits,
     verify: Annotated[bool, _engine(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
     weights: Annotated[str | None, _engine(help=WEIGHTS_HELP)] = None,
+    max_seq_len: Annotated[int | None, _engine(min=1, help=MAX_SEQ_LEN_HELP)] = None,
     lora: Annotated[
         list[str] | None,
         _engine(
@@ -205,8 +206,8 @@ def serve(
         adapters=named_paths(lora or (), "adapter"),
     )
     several = _models_of(model, models or (), config, of_several=memory is not None or idle_unload is not None or export)
-    if several and weights is not None and not export:
-        raise ParamsError("--weights is for models that are exported; add --export, or leave it out")
+    if several and (weights is not None or max_seq_len is not None):
+        _check_exports(several, "--weights" if weights is not None else "--max-seq-len", export)
     if several and lora:
         raise ParamsError("--lora is for a single model; serve that one alone, or merge the adapter into it")
     tls = tls_context(config)
@@ -218,10 +219,10 @@ def serve(
         load: Callable[[], ModelRegistry]  # from here on: what is wrong with the command is said before
         if several:
             size = None if memory is None else _bytes("memory", memory)
-            exporter = partial(bundle_of, weights=weights) if export else None
+            exporter = partial(bundle_of, weights=weights, max_seq_len=max_seq_len) if export else None
             load = partial(make_pool, several, options, size, idle_unload, exporter)
         else:
-            load = partial(_one_engine, bundle_of(str(model), weights), options, config)
+            load = partial(_one_engine, bundle_of(str(model), weights, max_seq_len), options, config)
         raise typer.Exit(_run(load, config, listener, tls, otel))
 
 
@@ -241,6 +242,14 @@ def _models_of(model: str | None, models: Sequence[str], config: ServeConfig, of
     if not several and of_several:
         raise ParamsError("--memory, --idle-unload and --export are for several models: a folder of bundles, or --model NAME=DIR")
     return several
+
+
+def _check_exports(models: Mapping[str, str], option: str, export: bool) -> None:
+    """Raise ParamsError where none of ``models``, name → path, is exported, which ``option`` is for."""
+    if not export:
+        raise ParamsError(f"{option} is for models that are exported; add --export, or leave it out")
+    if not any(map(is_model, models.values())):
+        raise ParamsError(f"{option} is for models that are exported, and none of these is; leave it out")
 
 
 def _run(

@@ -154,7 +154,7 @@ def test_errors_say_what_to_do(tide: Callable[..., TideLM], bundle: Path, tmp_pa
     with pytest.raises(BundleError, match=r"has no tokenizer.*export it again from a model folder with a tokenizer\.json"):
         tide(mute)
     model = tide()
-    with pytest.raises(PromptError, match=r"export with --max-seq-len \d+ or more"):
+    with pytest.raises(PromptError, match=r"export with --max-seq-len \d+"):
         model.loglikelihood(asked("loglikelihood", ("a", "x = 1\n" * 60)), disable_tqdm=True)
     with pytest.raises(ParamsError, match="max_gen_toks is 64, which leaves no room"):
         model.generate_until(asked("generate_until", ("a", {"until": [], "max_gen_toks": MAX_SEQ_LEN})), disable_tqdm=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 from export.quantization.tiny_gguf import tiny
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.cli.exported_model import bundle_of
 
 from tide_export.cli import app
+from tide_export.config import ExportConfig
+from tide_export.export import _cache_slots
 
 
 def test_a_gguf_file_becomes_a_bundle_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +31,14 @@ def test_a_gguf_file_becomes_a_bundle_in_the_cache(tmp_path: Path, monkeypatch: 
         [generation] = engine.generate("w1", GenerationParams(max_new_tokens=4, ignore_eos=True))
     assert len(generation.token_ids) == 4
     assert bundle_of(str(file), export=None) == bundle, "exported again"
+    assert read_manifest(bundle_of(str(file), max_seq_len=16, export=export)).max_seq_len == 16
+
+
+def test_a_context_shorter_than_the_models_is_named() -> None:
+    """Breaks: a model of 131,072 positions is cut to 4,096 tokens, and nobody is told."""
+    notes: list[str] = []
+    for positions, chosen in ((131072, None), (131072, 8192), (2048, None)):
+        text = SimpleNamespace(max_position_embeddings=positions)
+        loaded: Any = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(get_text_config=lambda text=text: text)))
+        assert _cache_slots(loaded, ExportConfig(max_seq_len=chosen), notes.append) == (chosen or min(positions, 4096))
+    assert notes == ["the context is 4096 tokens of the model's 131072; --max-seq-len takes more"]

@@ -10,16 +10,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import typer
-from tide_runtime import Engine, GenerationParams
+from tide_runtime import Chunk, Engine, EngineOptions, GenerationParams
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.inspect import depth_bar
+from tide_runtime.cli.run import _converse
 from tide_runtime.errors import BundleError
+from tide_runtime.scheduling.handle import GenerationHandle
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 PROMPT = "def add(a, b):"
@@ -177,6 +180,92 @@ def test_a_conversation_remembers_its_turns(bundle: Path, engine: Engine) -> Non
     assert process.returncode == 0, stderr
     assert stdout.decode() == f"{answers[0]}\n> > {answers[1]}\n> \n"
     assert stderr.count(b"policy exact") == 2
+
+
+class Conversation:
+    """`tide-run -i` in this process; ``asked``: the messages of each prompt."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine, self.asked, self._monkeypatch = engine, list[list[dict[str, str]]](), monkeypatch
+        chat_prompt = engine.chat_prompt
+
+        def recorded(asked: list[dict[str, str]]) -> list[int]:
+            self.asked.append(list(asked))
+            return chat_prompt(asked)
+
+        monkeypatch.setattr(engine, "chat_prompt", recorded)
+
+    def hold(self, *said: str | type[BaseException]) -> None:
+        """Say this, and then Ctrl-D; an exception takes the place of a line."""
+
+        def answer(prompt: str) -> str:
+            line = next(lines, EOFError)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        lines = iter(said)
+        self._monkeypatch.setattr("builtins.input", answer)
+        _converse(self.engine, GenerationParams(max_new_tokens=8, ignore_eos=True), [{"role": "system", "content": "s"}])
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_conversation(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Breaks: a user who stops a long answer loses the conversation; or the model forgets the part that it wrote."""
+    cancelled, write, deliver, cancel = threading.Event(), sys.stdout.write, GenerationHandle.deliver, GenerationHandle.cancel
+    delivered: list[Chunk] = []
+
+    def deliver_slowly(handle: GenerationHandle, chunk: Chunk) -> None:
+        """Deliver three tokens before Ctrl-C, and the rest after it."""
+        delivered.append(chunk)
+        assert len(delivered) < 4 or cancelled.wait(60)
+        deliver(handle, chunk)
+
+    def cancel_and_go_on(handle: GenerationHandle) -> None:
+        cancel(handle)
+        cancelled.set()
+
+    def interrupted_write(text: str) -> int:
+        count = write(text)
+        if text and not cancelled.is_set():
+            raise KeyboardInterrupt
+        return count
+
+    monkeypatch.setattr(GenerationHandle, "deliver", deliver_slowly)
+    monkeypatch.setattr(GenerationHandle, "cancel", cancel_and_go_on)
+    monkeypatch.setattr(sys.stdout, "write", interrupted_write)
+    with engine.with_options(EngineOptions(policy="full", threads=engine.options.threads)) as engine_of_steps:
+        conversation = Conversation(engine_of_steps, monkeypatch)
+        conversation.hold("a", "b")
+    _, first, second = conversation.asked
+    part = second[2]["content"]
+    params = GenerationParams(max_new_tokens=8, ignore_eos=True)
+    whole, after = (engine.generate(engine.chat_prompt(asked), params)[0].text or "" for asked in (first, second))
+    assert part and whole.startswith(part) and part != whole
+    assert [message["content"] for message in second] == ["s", "a", part, "b"]
+    printed = capsys.readouterr()
+    assert printed.out == f"{part}\n{after}\n\n" and "finish cancelled" in printed.err
+
+
+def test_a_conversation_outlives_a_message_that_does_not_fit(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Breaks: one message too many ends the program, and the conversation with it."""
+    conversation = Conversation(engine, monkeypatch)
+    conversation.hold("a", "x" * 100, "b", " /clear ", "a")
+    said = [[message["content"] for message in asked] for asked in conversation.asked[1:]]
+    answer = said[1][2]
+    assert said == [["s", "a"], ["s", "a", answer, "x" * 100], ["s", "a", answer, "b"], ["s", "a"]]
+    printed = capsys.readouterr()
+    assert "error: PromptError: the prompt has" in printed.err and "/clear begins a new one" in printed.err
+    assert printed.out.count(answer) >= 2 and printed.err.count("policy exact") == 3
+
+
+def test_ctrl_c_at_the_prompt_ends_the_conversation(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: Ctrl-C no longer ends `tide-run -i`."""
+    with pytest.raises(KeyboardInterrupt):
+        Conversation(engine, monkeypatch).hold("a", KeyboardInterrupt)
 
 
 def test_ctrl_c_exits_with_130(bundle: Path) -> None:

@@ -12,9 +12,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from tide_runtime.cached_folders import CachedFolders
 from tide_runtime.cli import exported_model
 from tide_runtime.cli.exported_model import bundle_of, is_model, run_exporter
@@ -85,7 +93,7 @@ def test_another_spelling_of_a_path_is_the_same_file(gguf: Path, monkeypatch: py
 def test_a_changed_file_or_other_weights_are_another_model(gguf: Path) -> None:
     """A file that was downloaded anew would run as the old one."""
     export = Exports()
-    made = [bundle_of(str(gguf), export=export), bundle_of(str(gguf), "int4", export)]
+    made = [bundle_of(str(gguf), export=export), bundle_of(str(gguf), "int4", export=export)]
     times = gguf.stat().st_atime_ns, gguf.stat().st_mtime_ns
     gguf.write_bytes(b"GGUF" + bytes(99) + b"1")
     os.utime(gguf, ns=times)
@@ -93,6 +101,15 @@ def test_a_changed_file_or_other_weights_are_another_model(gguf: Path) -> None:
     os.utime(gguf, ns=(times[0], times[1] + 1))
     made.append(bundle_of(str(gguf), export=export))
     assert len(set(made)) == 4
+
+
+def test_a_longer_context_is_another_bundle(gguf: Path) -> None:
+    """Breaks: prompts of more than 4,096 tokens are refused, whatever the model can read; or the short bundle is found again."""
+    export = Exports()
+    made = [bundle_of(str(gguf), max_seq_len=length, export=export) for length in (None, 8192, 16384, 8192)]
+    assert len(set(made)) == 3 and made[1] == made[3]
+    options = [arguments[1:-2] for arguments in export.arguments]
+    assert options == [["--weights", "source", *more] for more in ([], ["--max-seq-len", "8192"], ["--max-seq-len", "16384"])]
 
 
 def test_weights_by_default(tmp_path: Path, gguf: Path) -> None:
@@ -123,11 +140,35 @@ def test_a_hub_id_is_pinned_to_its_commit(tmp_path: Path, monkeypatch: pytest.Mo
         bundle_of("some-org/other", export=export)
 
 
+ON_THE_HUB = {
+    RemoteEntryNotFoundError: r"org/files on the hub has no config\.json; .* `hf download org/files FILE\.gguf .*` and give",
+    RepositoryNotFoundError: r"no folder org/files here, and the hub gives no such model: 404 Client Error$",
+    GatedRepoError: r"the hub gives no such model: 404 Client Error$",
+    LocalEntryNotFoundError: r"no folder org/files here, and the hub is not reached to look for one: 404 Client Error$",
+}
+
+
+@pytest.mark.parametrize("kind", ON_THE_HUB, ids=lambda kind: kind.__name__)
+def test_what_the_hub_lacks_is_named(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: a repository of GGUF files is said not to exist, and the user looks for a mistake in its name."""
+    response: Any = SimpleNamespace(headers={}, request=None)
+    arguments = {"response": response} if issubclass(kind, HfHubHTTPError) else {}
+
+    def refuse(model: str, file: str) -> str:
+        raise kind("404 Client Error\nlong text", **arguments)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    with pytest.raises(ModelFilesError, match=ON_THE_HUB[kind]):
+        bundle_of("org/files", export=Exports())
+
+
 def test_bundles_are_taken_as_they_are(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistyped path would be looked up on the hub, and a bundle exported once more."""
     assert bundle_of(str(bundle)) == bundle
     with pytest.raises(ParamsError, match="is a bundle; leave it out"):
         bundle_of(str(bundle), "int4")
+    with pytest.raises(ParamsError, match=r"--max-seq-len is for models .* is a bundle, which has its length; leave it out"):
+        bundle_of(str(bundle), max_seq_len=8192)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bundles").mkdir()
     assert not is_model("bundles/mistyped") and not is_model(str(tmp_path)) and is_model("org/name")
@@ -264,6 +305,21 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_the_command_gives_the_exporter_its_context(bundle: Path, gguf: Path, command: Command) -> None:
+    """Breaks: `tide-run FILE.gguf --max-seq-len N` runs the bundle of 4,096 tokens; or a bundle's own length is ignored."""
+
+    def export(arguments: list[str], lock: IO[bytes]) -> int:
+        shutil.copytree(bundle, arguments[-1])
+        return 0
+
+    kept = bundle_of(str(gguf), max_seq_len=32, export=export)
+    done = command("run", gguf, "def", "--max-seq-len", 32, "--max-new-tokens", 4, "--threads", 1)
+    assert done.returncode == 0 and f"bundle {kept}" in done.stderr, done.stderr
+    refused = command("run", bundle, "def", "--max-seq-len", 32)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--max-seq-len is for models that are exported now" in refused.stderr
 
 
 def test_the_command_runs_what_the_cache_has(bundle: Path, gguf: Path, command: Command) -> None:

@@ -48,7 +48,7 @@ def test_texts_that_cannot_fit_are_not_tokenized(
         ):
             error = http.post(f"/v1/{path}", json={"model": "tiny-chat", **field}).json()["error"]
             assert (error["param"], error["code"]) == (*field, "context_length_exceeded")
-            assert "at least" in error["message"]
+            assert "at least" in error["message"] and "--max-seq-len" in error["message"]
         too_many = http.post("/v1/completions", json={"model": "tiny-chat", "prompt": ["a"] * 17}).json()["error"]
         assert too_many["param"] == "prompt" and "17 prompts" in too_many["message"]
 

@@ -40,11 +40,15 @@ from tide_runtime.targets.select import DeviceChoice, choose_target
 
 MODEL_HELP = (
     "A bundle's directory, as `tide-export --out` wrote it. Or a .gguf file, a model directory, a hub id such as org/name, which "
-    "are exported into the cache once (see --weights)."
+    "are exported into the cache once (see --weights, --max-seq-len)."
 )
 WEIGHTS_HELP = (
     "Of a model that is no bundle yet: source (as stored), int4, int8, fp32. Default: source for GGUF files and quantised "
     "checkpoints, int4 for others."
+)
+MAX_SEQ_LEN_HELP = (
+    "Of a model that is no bundle yet: tokens that prompt and output have together, as `tide-export --max-seq-len`. Default: the "
+    "model's own, at most 4096."
 )
 _TOOLS = ("tide-llm", "torch", "transformers", "gguf", "onnx-ir", "onnxscript", "onnxruntime")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -64,26 +68,34 @@ class _Model:
     weights: str
 
 
-def bundle_of(model: str, weights: str | None = None, export: Exporter | None = None) -> Path:
+def bundle_of(model: str, weights: str | None = None, max_seq_len: int | None = None, export: Exporter | None = None) -> Path:
     """The directory of the bundle ``model``; for a model, that of its bundle in the cache, exported where there is none yet.
 
     Args:
         weights: as `tide-export --weights`; None: see `WEIGHTS_HELP`.
+        max_seq_len: as `tide-export --max-seq-len`; None: see `MAX_SEQ_LEN_HELP`.
 
     Raises:
         MissingExtraError: the exporter is not installed.
         ModelFilesError: a hub id cannot be resolved.
         OutputError: the cache cannot be written.
-        ParamsError: ``weights`` are given for a bundle.
+        ParamsError: ``weights`` or ``max_seq_len`` are given for a bundle.
         SystemExit: the export failed, and has said why; nothing of it stays.
     """
     if not is_model(model):
         if weights is not None:
             raise ParamsError(f"--weights is for models that are exported now, and {model} is a bundle; leave it out")
+        if max_seq_len is not None:
+            raise ParamsError(
+                f"--max-seq-len is for models that are exported now, and {model} is a bundle, which has its length; leave it "
+                "out, or export the model again"
+            )
         return Path(model)
     found = _hub_model(model) if not Path(model).exists() and not model.endswith(".gguf") else _local_model(Path(model))
-    weights = weights or found.weights
-    key = json.dumps([found.identity, weights, SCHEMA_VERSION, [_version(tool) for tool in _TOOLS]])
+    options = ["--weights", weights or found.weights]
+    if max_seq_len is not None:
+        options += ["--max-seq-len", str(max_seq_len)]
+    key = json.dumps([found.identity, options, SCHEMA_VERSION, [_version(tool) for tool in _TOOLS]])
     name = f"{found.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     folders, console = CachedFolders(cache_folder("bundles")), _stderr()
     with suppress(OSError):  # said below, where it is written
@@ -91,7 +103,7 @@ def bundle_of(model: str, weights: str | None = None, export: Exporter | None = 
             console.print(f"bundle {kept}", style="dim")
             return kept
     _check_exporter(model)
-    build = partial(_build, [*found.arguments, "--weights", weights], export or run_exporter, console)
+    build = partial(_build, [*found.arguments, *options], export or run_exporter, console)
     try:
         made = folders.make(name, build, lambda: console.print(f"another process exports {model}; waiting for it"))
     except OSError as error:
@@ -209,12 +221,22 @@ def _sampled_digest(path: Path) -> str:
 def _hub_model(model: str) -> _Model:
     """A model on the hub: the commit that its main branch has now, or without a network had when it was last seen."""
     from huggingface_hub import hf_hub_download  # comes with tokenizers
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
         config = Path(hf_hub_download(model, "config.json"))
     except Exception as error:  # network, access, name: the library has a dozen classes
         reason = str(error).strip().partition("\n")[0]
-        raise ModelFilesError(f"there is no folder {model} here, and the hub gives no such model: {reason}") from error
+        if isinstance(error, LocalEntryNotFoundError):  # one of the other class, too
+            why = f"there is no folder {model} here, and the hub is not reached to look for one: {reason}"
+        elif isinstance(error, EntryNotFoundError):
+            why = (
+                f"the repository {model} on the hub has no config.json; if it holds GGUF files, download one with "
+                f"`hf download {model} FILE.gguf --local-dir .` and give its path"
+            )
+        else:
+            why = f"there is no folder {model} here, and the hub gives no such model: {reason}"
+        raise ModelFilesError(why) from error
     commit = config.parent.name
     return _Model(model.replace("/", "--"), [model, commit], [model, "--revision", commit], _default_weights(config))
 

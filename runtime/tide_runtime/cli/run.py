@@ -15,8 +15,8 @@ from rich.console import Console
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.cli.depth_view import html_view, terminal_view
-from tide_runtime.cli.errors import run_app
-from tide_runtime.cli.exported_model import MODEL_HELP, WEIGHTS_HELP, bundle_of, load_engine
+from tide_runtime.cli.errors import report, run_app
+from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, WEIGHTS_HELP, bundle_of, load_engine
 from tide_runtime.cli.stats import print_stats
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.engine import Engine
@@ -31,6 +31,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 _PARAMS, _ENGINE, _DEPTH = GenerationParams(), EngineOptions(), DepthOptions()
 _LORA = "lora"  # name of the adapter in the engine
 _MODELS = "Default: the model's own."
+_CLEAR = "/clear"  # in place of a message
 
 
 @app.command()
@@ -65,7 +66,10 @@ def run(
     interactive: Annotated[
         bool,
         typer.Option(
-            "--interactive", "-i", help="Chat on the terminal, turn by turn; earlier turns are not computed again (prefix cache)."
+            "--interactive",
+            "-i",
+            help="Chat on the terminal, turn by turn; earlier turns are not computed again (prefix cache). Ctrl-C stops an "
+            f"answer, {_CLEAR} begins a new conversation, Ctrl-D ends.",
         ),
     ] = False,
     system: Annotated[str | None, typer.Option(help="System message of the chat. Default: none.")] = None,
@@ -128,6 +132,7 @@ def run(
         typer.Option(help="Folder that keeps what a text begins with, so that a later call does not compute it again; 4 GiB."),
     ] = None,
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
+    max_seq_len: Annotated[int | None, typer.Option(min=1, help=MAX_SEQ_LEN_HELP)] = None,
     lora: Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter in PEFT's format to write the text with.")] = None,
 ) -> None:
     """Generate text from a bundle or a model. Text streams to stdout; speed and depth follow on stderr.
@@ -174,7 +179,7 @@ def run(
         adapters={_LORA: lora} if lora is not None else {},
     )
     given = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty)
-    with load_engine(bundle_of(model, weights), options) as engine:
+    with load_engine(bundle_of(model, weights, max_seq_len), options) as engine:
         params = engine.default_params(
             max_new_tokens=max_new_tokens,
             seed=seed,
@@ -223,9 +228,13 @@ def _read_prompt(prompt: str | None) -> str:
         raise PromptError(f"the prompt on stdin is not {error.encoding} text ({error}); convert it") from error
 
 
-def _converse(engine: Engine, params: GenerationParams, messages: list[dict[str, str]]) -> None:
-    """A chat on the terminal, turn by turn, until Ctrl-D."""
-    engine.chat_prompt([{"role": "user", "content": "hello"}])  # fails before the first input if the model has no template
+def _converse(engine: Engine, params: GenerationParams, opening: list[dict[str, str]]) -> None:
+    """A chat on the terminal, turn by turn, until Ctrl-D, or Ctrl-C where a message is awaited.
+
+    A turn is left out of the conversation if its prompt is refused, or if it was stopped before the first word of the answer.
+    """
+    engine.chat_prompt([*opening, {"role": "user", "content": "hello"}])  # fails before the first input, if the template does
+    messages = opening
     while True:
         try:
             message = input("> ")
@@ -234,21 +243,40 @@ def _converse(engine: Engine, params: GenerationParams, messages: list[dict[str,
             return
         if not message.strip():
             continue
-        messages.append({"role": "user", "content": message})
-        generation = _stream(engine, engine.chat_prompt(messages), params)
+        if message.strip() == _CLEAR:
+            messages = opening
+            continue
+        asked = [*messages, {"role": "user", "content": message}]
+        try:
+            generation = _stream(engine, engine.chat_prompt(asked), params, stoppable=True)
+        except PromptError as error:
+            report(error)
+            _note(f"this message is left out of the conversation; {_CLEAR} begins a new one")
+            continue
         _report(engine.manifest, generation)
-        messages.append({"role": "assistant", "content": generation.text or ""})
+        if generation.text or generation.finish_reason != "cancelled":
+            messages = [*asked, {"role": "assistant", "content": generation.text or ""}]
 
 
-def _stream(engine: Engine, prompt: str | Sequence[int], params: GenerationParams) -> Generation:
-    """Print the text while it is generated, or token ids when the bundle has no tokenizer."""
-    generation: Generation | None = None
-    for chunk in engine.stream(prompt, params):
-        print(chunk.text if engine.tokenizer is not None else f"{chunk.token_id} ", end="", flush=True)
-        generation = chunk.generation
+def _stream(engine: Engine, prompt: str | Sequence[int], params: GenerationParams, stoppable: bool = False) -> Generation:
+    """Print the text while it is generated, or token ids when the bundle has no tokenizer.
+
+    Args:
+        stoppable: Ctrl-C ends the text, and not the program.
+    """
+    handle, printed = engine.submit(prompt, params), ""
+    try:
+        for chunk in handle:
+            text = chunk.text if engine.tokenizer is not None else f"{chunk.token_id} "
+            printed += text
+            print(text, end="", flush=True)
+    except KeyboardInterrupt:
+        if not stoppable:
+            raise
+        handle.cancel()
+        print((handle.result().text or "").removeprefix(printed), end="")  # what was final by then
     print(flush=True)
-    assert generation is not None  # the last chunk of every stream carries it
-    return generation
+    return handle.result()
 
 
 def _report(manifest: Manifest, generation: Generation) -> None:
@@ -263,7 +291,11 @@ def _report(manifest: Manifest, generation: Generation) -> None:
         f"policy {stats.policy}",
         f"finish {generation.finish_reason}",
     ]
-    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(" · ".join(parts), style="dim")
+    _note(" · ".join(parts))
+
+
+def _note(text: str) -> None:
+    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(text, style="dim")
 
 
 def _as_json(engine: Engine, generation: Generation) -> dict[str, Any]:

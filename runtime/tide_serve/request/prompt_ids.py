@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tide_runtime import Engine
+from tide_runtime.admission import ways_to_fit
 from tide_runtime.errors import PromptError
 from tide_runtime.text.message_parts import arguments_object, joined_parts
 
@@ -192,7 +193,7 @@ def _decoded(engine: Engine, ids: Sequence[int]) -> str:
 def check_length(engine: Engine, ids: Sequence[int], param: str) -> None:
     """Raise ApiError for a prompt that is longer than the context."""
     if len(ids) > engine.manifest.max_seq_len:
-        raise _too_long(engine, f"{len(ids)} tokens", param)
+        raise _too_long(engine, len(ids), f"{len(ids)} tokens", param)
 
 
 def check_text(engine: Engine, text: str, param: str) -> None:
@@ -202,9 +203,10 @@ def check_text(engine: Engine, text: str, param: str) -> None:
         return
     fewest = engine.tokenizer.bound.fewest_tokens(text)
     if fewest > context:
-        raise _too_long(engine, f"at least {fewest} tokens", param)
+        raise _too_long(engine, fewest, f"at least {fewest} tokens", param)
 
 
-def _too_long(engine: Engine, tokens: str, param: str) -> ApiError:
-    message = f"{param}: {tokens}, the context holds {engine.manifest.max_seq_len}; shorten the text"
+def _too_long(engine: Engine, fewest: int, tokens: str, param: str) -> ApiError:
+    manifest = engine.manifest
+    message = f"{param}: {tokens}, the context holds {manifest.max_seq_len}; {ways_to_fit(manifest, fewest)}"
     return ApiError(400, message, param, "context_length_exceeded")

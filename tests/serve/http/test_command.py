@@ -79,6 +79,9 @@ def test_wrong_arguments_are_refused_before_the_engine_is_loaded(
         (["--model", "engine"], "NAME=DIR"),
         (["--model", "a=engine", "--model-name", "b"], "--model-name is for a single model"),
         (["--model", "a=engine", "--weights", "int4"], "add --export"),
+        (["--model", "a=engine", "--max-seq-len", "8192"], "--max-seq-len is for models that are exported; add --export"),
+        (["--model", "a=engine", "--max-seq-len", "8192", "--export"], "none of these is; leave it out"),
+        (["engine", "--max-seq-len", "8192"], "engine is a bundle, which has its length"),
         (["--model", "a=engine", "--idle-unload", "0"], "seconds > 0"),
         (["--model", "a=/nowhere/engine"], "model a: there is no /nowhere/engine"),
     ],
@@ -89,6 +92,22 @@ def test_options_of_several_models_are_refused_where_they_mean_nothing(
     """Breaks: an option is ignored, or a mistyped one is found when the first request comes."""
     done = tide_serve(*arguments, "--port", 0)
     assert (done.code, done.out) == (2, "") and message in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("models", [["x.gguf"], ["--model", "a=x.gguf", "--export"]])
+def test_models_are_exported_with_the_context_that_is_asked_for(
+    tide_serve: Run, monkeypatch: pytest.MonkeyPatch, models: list[str]
+) -> None:
+    """Breaks: `tide-serve FILE.gguf --max-seq-len N` refuses every prompt of more than 4,096 tokens."""
+    asked: list[object] = []
+
+    def bundle_of(model: str, weights: str | None, max_seq_len: int | None) -> Path:
+        asked.append((model, weights, max_seq_len))
+        raise SystemExit(LOADING)
+
+    monkeypatch.setattr(cli, "bundle_of", bundle_of)
+    done = tide_serve(*models, "--max-seq-len", 8192, "--weights", "int4", "--port", 0)
+    assert (done.code, asked) == (LOADING, [("x.gguf", "int4", 8192)]), done.err
 
 
 def test_variable_without_a_key_is_refused(tide_serve: Run, monkeypatch: pytest.MonkeyPatch) -> None:
