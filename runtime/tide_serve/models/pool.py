@@ -153,7 +153,10 @@ class ModelPool(ModelRegistry):
                 if model.waits and not self._closed:  # came while it failed, or for an engine that has failed since
                     self._queue.append(model)
             else:
-                await self._unload_idle()
+                try:
+                    await self._unload_idle()
+                except Exception as error:  # the models that are asked for later are still to be loaded
+                    _log.error("an idle model cannot be unloaded", exc_info=error)
 
     async def _load(self, model: PooledModel) -> None:
         """Load ``model`` for the requests that wait for it. Raises what loading raises."""

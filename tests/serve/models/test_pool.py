@@ -172,6 +172,17 @@ async def test_idle_models_are_unloaded() -> None:
 
 
 @in_loop
+async def test_models_are_loaded_after_an_idle_one_failed_to_close() -> None:
+    """Breaks: after one engine's caches could not be freed, no model is loaded any more: its requests wait until they time out."""
+    stub = StubPool.of(memory=10, idle_unload=0.01, a=5, b=5)
+    (await stub.hold("a")).close_error = RuntimeError("the device is lost")
+    stub.pool.release("a")
+    await eventually(lambda: stub.state("a") == "not loaded")
+    await settled()
+    assert (await stub.hold("b")).name == "b" and (await stub.hold("a")).name == "a"
+
+
+@in_loop
 async def test_too_many_waiting_requests_are_refused() -> None:
     """Breaks: requests for a model that waits for room pile up without end."""
     stub = StubPool.of(memory=5, max_queue=2, a=5, b=5)
