@@ -173,7 +173,7 @@ async def test_idle_models_are_unloaded() -> None:
 
 @in_loop
 async def test_models_are_loaded_after_an_idle_one_failed_to_close() -> None:
-    """Breaks: after one engine's caches could not be freed, no model is loaded any more: its requests wait until they time out."""
+    """Breaks: once an engine could not be closed, no model is loaded any more: requests wait until their time is over."""
     stub = StubPool.of(memory=10, idle_unload=0.01, a=5, b=5)
     (await stub.hold("a")).close_error = RuntimeError("the device is lost")
     stub.pool.release("a")
