@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import cast
@@ -153,10 +154,19 @@ class EngineLoop:
                 if self.scheduler.has_work:
                     if not self.scheduler.running:
                         self._gather()
-                    return self.scheduler.step(monotonic())
+                    return self.scheduler.step(monotonic(), self._unlocked if self._disk is not None else nullcontext)
                 if self._stop is not None:
                     return None
                 self._changed.wait()
+
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        """Let callers, event loops among them, take the lock that `_next_plan` holds."""
+        self._changed.release()
+        try:
+            yield
+        finally:
+            self._changed.acquire()
 
     def _gather(self) -> None:
         """Wait for callers that submit at the same moment: prompts that share the first step share all that follow."""
