@@ -59,6 +59,7 @@ class EngineLoop:
         self._changed = threading.Condition()  # guards the scheduler's queues, and all below
         self._aborted: list[Submitted] = []
         self._thread: threading.Thread | None = None
+        self._step_began: float | None = None  # None: no step runs
         self._process, self._failures = os.getpid(), 0
         self._stop: str | None = None  # None, "drain" or "abort"
         self._dead: BaseException | None = None
@@ -67,6 +68,12 @@ class EngineLoop:
     def healthy(self) -> bool:
         """Whether requests are taken."""
         return self._stop is None and self._dead is None and self._process == os.getpid()
+
+    @property
+    def step_time(self) -> float:
+        """Seconds that the running step has taken so far; 0 while none runs."""
+        began = self._step_began
+        return 0.0 if began is None else monotonic() - began
 
     def stats(self, block_bytes: int) -> EngineStats:
         """The state of the queue and of KV memory, in blocks of ``block_bytes``, and totals."""
@@ -130,7 +137,9 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while (plan := self._next_plan()) is not None:
+                self._step_began = monotonic()
                 self._step(plan)
+                self._step_began = None
                 del plan  # its requests keep the engine alive
         except BaseException as error:  # a bug here must not leave callers waiting
             self._die(error)

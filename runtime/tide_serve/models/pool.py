@@ -23,7 +23,7 @@ from tide_runtime.errors import QueueFullError
 
 from tide_serve.errors import RETRY_S, ApiError, stopping
 from tide_serve.models.pool_metrics import PoolMetrics
-from tide_serve.models.registry import ModelRegistry, has_chat_template
+from tide_serve.models.registry import ModelRegistry, hanging, has_chat_template
 from tide_serve.models.source import BundleSource, LoadPlan
 
 _log = logging.getLogger("tide_serve")
@@ -265,7 +265,11 @@ class ModelPool(ModelRegistry):
         return plan is not None and has_chat_template(plan.bundle.manifest)
 
     def failure(self) -> str | None:
-        return "the server's engines are closed" if self._closed else None
+        if self._closed:
+            return "the server's engines are closed"
+        engines = {model.name: model.engine for model in self._models.values()}
+        reasons = ((name, hanging(engine)) for name, engine in engines.items() if engine is not None)
+        return next((f"{name}: {reason}" for name, reason in reasons if reason is not None), None)
 
     def obstacle(self) -> str | None:
         return self.failure()

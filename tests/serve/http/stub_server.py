@@ -40,6 +40,7 @@ class StubEngine:
     max_queue: int = 4
     healthy: bool = True
     closed: threading.Event = field(default_factory=threading.Event)
+    step_time: float = 0.0
     hangs: bool = False  # and so does what waits for its end
     adapters: dict[str, str] = field(default_factory=dict)
 

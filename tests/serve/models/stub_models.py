@@ -17,6 +17,7 @@ class StubEngine:
     name: str
     healthy: bool = True
     closed: bool = False
+    step_time: float = 0.0
     close_error: Exception | None = None
     backend: Any = field(default_factory=lambda: SimpleNamespace(private_weights=""))
 
