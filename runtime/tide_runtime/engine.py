@@ -377,6 +377,11 @@ class Engine:
         """Whether the engine takes requests: it is not closed, and its backend has not failed step after step."""
         return self._loop.healthy
 
+    @property
+    def step_time(self) -> float:
+        """Seconds that the running step has taken so far; 0 while none runs. One of minutes hangs."""
+        return self._loop.step_time
+
     def stats(self) -> EngineStats:
         """What the engine does now, and totals since it was loaded."""
         return self._loop.stats(self._memory.block_bytes)

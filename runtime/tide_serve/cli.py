@@ -223,7 +223,7 @@ def serve(
             load = partial(make_pool, several, options, size, idle_unload, exporter)
         else:
             load = partial(_one_engine, bundle_of(str(model), weights, max_seq_len), options, config)
-        raise typer.Exit(_run(load, config, listener, tls, otel))
+        _run(load, config, listener, tls, otel)
 
 
 def _models_of(model: str | None, models: Sequence[str], config: ServeConfig, of_several: bool) -> dict[str, str]:
@@ -254,8 +254,8 @@ def _check_exports(models: Mapping[str, str], option: str, export: bool) -> None
 
 def _run(
     load: Callable[[], ModelRegistry], config: ServeConfig, listener: socket.socket, tls: ssl.SSLContext | None, otel: bool
-) -> int:
-    """Serve what ``load`` gives until a signal ends the server; returns the exit code."""
+) -> None:
+    """Serve what ``load`` gives until a signal ends the server."""
     from tide_serve.api.app import make_app
     from tide_serve.http.middlewares import guard
     from tide_serve.http.server import run_server, url_of
@@ -269,7 +269,7 @@ def _run(
     log_to_stderr(config.log_text)
     announce = partial(_announce, service, url_of(listener, tls is not None))
     try:
-        return run_server(guard(app, service), service, listener, tls, announce)
+        run_server(guard(app, service), service, listener, tls, announce)
     finally:
         service.observer.close()
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +113,33 @@ def test_reading_beside_decodes_changes_no_text(
         # They share the prefix where they run one after the other; those that find room at the same time read it each.
         assert 2 <= engine.stats().prefix_disk.reads <= 6
     assert all(one.stats.prefix_tokens == 2 * BLOCK and same(one, alone([*PROMPT, n])) for n, one in enumerate(found, 1))
+
+
+def test_a_slow_disk_does_not_hold_up_callers(
+    start: Callable[..., Engine], alone: Callable[[list[int]], Generation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks: all streams of a server, its probes and its metrics stop while a prompt's prefix is looked for on a slow disk."""
+    entered, may_go_on, has = threading.Event(), threading.Event(), PrefixFiles.has
+
+    def has_slowly(files: PrefixFiles, key: bytes) -> bool:
+        entered.set()
+        assert may_go_on.wait(60)
+        return has(files, key)
+
+    with start() as engine, ThreadPoolExecutor() as pool:
+        ask(engine, PROMPT[:4])  # before the first step there is no disk
+        monkeypatch.setattr(PrefixFiles, "has", has_slowly)
+        try:
+            first = engine.submit(PROMPT, ASKED)
+            assert entered.wait(60)
+            stats = pool.submit(engine.stats).result(30)
+            added = pool.submit(engine.submit, PROMPT[1:], ASKED).result(30)
+            cancelled = pool.submit(engine.submit, PROMPT[2:], ASKED).result(30)
+            pool.submit(cancelled.cancel).result(30)
+        finally:
+            may_go_on.set()
+        assert (stats.running, stats.waiting, cancelled.result(60).finish_reason) == (1, 0, "cancelled")
+        assert same(first.result(60), alone(PROMPT)) and same(added.result(60), alone(PROMPT[1:]))
 
 
 DAMAGES: dict[str, Callable[[bytes, bytes], bytes]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -152,6 +153,38 @@ def test_a_schema_beside_tools(client: openai.OpenAI, served: Served, model: str
 def test_without_tools_the_prompt_is_plain(client: openai.OpenAI, model: str, fields: dict[str, Any]) -> None:
     """Breaks: tools that may not be called change the answer."""
     assert ask(client, model, max_tokens=8, **fields).message.content == ask(client, model, max_tokens=8).message.content
+
+
+@pytest.mark.parametrize("where", ["tools", "arguments", "thoughts", "numbers", "content", "nowhere"])
+def test_long_prompts_are_tokenized_outside_the_event_loop(
+    client: openai.OpenAI, served: Served, model: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Breaks: all streams stop for a tenth of a second when a client sends a long list of tools, or long calls and thoughts."""
+    tokenizer, in_loop = served.engine.tokenizer, dict[str, bool]()
+    assert tokenizer is not None
+
+    def encode(text: str, **_: object) -> list[int]:
+        in_loop[text] = asyncio._get_running_loop() is not None
+        return [5]
+
+    monkeypatch.setattr(tokenizer, "encode", encode)
+    long = "x" * 5000
+    history: list[Any] = ASK
+    if where in ("arguments", "thoughts"):
+        arguments = json.dumps({"city": long if where == "arguments" else "Rome"})
+        call = {"id": "call_0", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+        thoughts = {"reasoning_content": long} if where == "thoughts" else {}
+        result = {"role": "tool", "tool_call_id": "call_0", "content": "20"}
+        history = [*ASK, {"role": "assistant", "content": "", "tool_calls": [call], **thoughts}, result]
+    elif where == "content":
+        history = [{"role": "user", "content": long}]
+    many = [tool("get_time", zone={"enum": [*range(5000)]})] if where == "numbers" else []
+    described = [tool("read_file", path={"type": "string", "description": long})] if where == "tools" else []
+    # The text cannot fit into the tiny model's context, which is found before tokens are made.
+    monkeypatch.setattr("tide_serve.request.prompt_ids.check_text", lambda *_: None)
+    ask(client, model, messages=history, tools=[WEATHER, *many, *described], max_tokens=1)
+    [chat] = [text for text in in_loop if text.startswith("<|im_start|>")]
+    assert in_loop[chat] == (where == "nowhere")
 
 
 def test_the_template_sees_tools_calls_and_results(served: Served, model: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import cast
@@ -58,6 +59,7 @@ class EngineLoop:
         self._changed = threading.Condition()  # guards the scheduler's queues, and all below
         self._aborted: list[Submitted] = []
         self._thread: threading.Thread | None = None
+        self._step_began: float | None = None  # None: no step runs
         self._process, self._failures = os.getpid(), 0
         self._stop: str | None = None  # None, "drain" or "abort"
         self._dead: BaseException | None = None
@@ -66,6 +68,12 @@ class EngineLoop:
     def healthy(self) -> bool:
         """Whether requests are taken."""
         return self._stop is None and self._dead is None and self._process == os.getpid()
+
+    @property
+    def step_time(self) -> float:
+        """Seconds that the running step has taken so far; 0 while none runs."""
+        began = self._step_began
+        return 0.0 if began is None else monotonic() - began
 
     def stats(self, block_bytes: int) -> EngineStats:
         """The state of the queue and of KV memory, in blocks of ``block_bytes``, and totals."""
@@ -129,7 +137,9 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while (plan := self._next_plan()) is not None:
+                self._step_began = monotonic()
                 self._step(plan)
+                self._step_began = None
                 del plan  # its requests keep the engine alive
         except BaseException as error:  # a bug here must not leave callers waiting
             self._die(error)
@@ -153,10 +163,19 @@ class EngineLoop:
                 if self.scheduler.has_work:
                     if not self.scheduler.running:
                         self._gather()
-                    return self.scheduler.step(monotonic())
+                    return self.scheduler.step(monotonic(), self._unlocked if self._disk is not None else nullcontext)
                 if self._stop is not None:
                     return None
                 self._changed.wait()
+
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        """Let callers, event loops among them, take the lock that `_next_plan` holds."""
+        self._changed.release()
+        try:
+            yield
+        finally:
+            self._changed.acquire()
 
     def _gather(self) -> None:
         """Wait for callers that submit at the same moment: prompts that share the first step share all that follow."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -199,14 +200,17 @@ class Scheduler:
         """All requests, running or waiting."""
         return [*self.running, *self._queued]
 
-    def step(self, now: float = 0.0) -> StepPlan:
-        """Plan the next step at time ``now``, admitting and preempting requests as it takes."""
+    def step(self, now: float = 0.0, unlocked: Callable[[], AbstractContextManager[None]] = nullcontext) -> StepPlan:
+        """Plan the next step at time ``now``, admitting and preempting requests as it takes.
+
+        ``unlocked``: a context in which the disk is searched; other threads may `add` requests and read totals meanwhile.
+        """
         plan = StepPlan()
         self._expire(now, plan)
         if self.options.consecutive_rows:
             self._close_gaps(plan)
         budget = self._extend(plan)
-        self._admit(budget, plan)
+        self._admit(budget, plan, unlocked)
         if self.options.prompts_first and plan.prompts:
             plan.decoding.clear()
         plan.decoding.sort(key=lambda request: request.sequence.batch_index)
@@ -263,7 +267,7 @@ class Scheduler:
                     budget -= self._prefill(request, tokens, plan)
         return budget
 
-    def _admit(self, budget: int, plan: StepPlan) -> None:
+    def _admit(self, budget: int, plan: StepPlan, unlocked: Callable[[], AbstractContextManager[None]]) -> None:
         """Start waiting requests in the order of their ranks, until one does not fit."""
         while budget > 0 and self._logits_left > 0 and self._free_rows and (request := self._next()) is not None:
             sequence = request.sequence
@@ -277,7 +281,8 @@ class Scheduler:
             request.blocks = self._idle.pop(sequence.batch_index, 0)
             sequence.is_long = sequence.is_long_text
             self._load_prefix(sequence, plan)
-            request.unread = self.cache.is_on_disk(sequence)
+            with unlocked():
+                request.unread = self.cache.is_on_disk(sequence)
             tokens = 0 if request.unread else self._chunk(request, budget)
             kept = sequence.num_cached_tokens + tokens if self.options.can_preempt else needed
             self._reserve(request, needed if request.unread else max(kept, 1), plan)

@@ -87,18 +87,32 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._named_tokens: frozenset[str] = frozenset()
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
+        self._compiling = threading.Lock()
+        self._lock = threading.Lock()  # guards what is compiled, for moments only: event loops take it
 
     def start(self, grammar: Grammar) -> GrammarState:
         """The state before the first token. Raises GrammarError where ``grammar`` cannot be compiled."""
+        matcher = self._kept(grammar)
+        if matcher is None:
+            with self._compiling:
+                matcher = self._kept(grammar)  # another thread may have compiled it meanwhile
+                if matcher is None:
+                    matcher = self._compile(grammar)
+                    self._keep(grammar, matcher)
         with self._lock:
-            matcher = self._compiled.get(grammar)
-            if matcher is None:
-                matcher = self._compiled[grammar] = self._compile(grammar)
-                if len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
             return GrammarState(matcher.deep_copy(), self.vocab_size)
+
+    def _kept(self, grammar: Grammar) -> LLMatcher | None:
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+            return self._compiled.get(grammar)
+
+    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
+        with self._lock:
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         try:

@@ -22,6 +22,7 @@ from tide_serve.config import ServeConfig
 from tide_serve.http.connection import GuardedConnection
 
 _KEEP_ALIVE_S = 75  # longer than load balancers keep theirs, or they would send requests into closed connections
+_TICK_S = 0.05
 _LAST_WORDS_S = 2  # for answers that were cut short to reach their clients
 _MOST_FILES = 65536
 # Bounds the kernel's memory for a client that does not read, and lets `GuardedConnection` notice it after 256 KiB.
@@ -33,7 +34,7 @@ class DrainingServer(uvicorn.Server):
     """Ends on SIGTERM or Ctrl-C when the requests in progress are answered.
 
     Until then new ones get 503. After ``drain_timeout`` the engines are closed, so that the remaining requests end with what
-    they have. A second signal ends the server at once.
+    they have. A second signal ends the process, with the exit code 128 and the signal's number, also where a step hangs.
 
     Args:
         listening: called when connections are accepted.
@@ -44,7 +45,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._service, self._listening, self._drain_until = service, listening, 0.0
         self._shared = shared
-        self.forced_by: int | None = None  # the second signal
+        self._forced_by: int | None = None  # the second signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -52,7 +53,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.draining:
-            self.forced_by = sig
+            self._forced_by = sig
             self.should_exit = self.force_exit = True
         else:
             self._drain_until = monotonic() + self._service.config.drain_timeout
@@ -63,17 +64,29 @@ class DrainingServer(uvicorn.Server):
         if self._service.draining and not self.should_exit:
             for server in self.servers if self._shared else ():
                 server.close()
-            if monotonic() >= self._drain_until:
-                await self._cut_short()
-            self.should_exit = self.should_exit or not self._service.metrics.in_progress
+            if monotonic() >= self._drain_until or not self._service.metrics.in_progress:
+                await self._close_engines()
+                self.should_exit = True
         return await super().on_tick(counter)
 
-    async def _cut_short(self) -> None:
-        await asyncio.to_thread(self._service.models.close, abort=True)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._forced_by is not None:
+            answers = [*self.server_state.tasks]
+            for answer in answers:
+                answer.cancel()
+            if answers:
+                await asyncio.wait(answers, timeout=_LAST_WORDS_S)  # for their lines in the log
+            # An orderly end joins the threads of the engines and of asyncio's executor, and one that hangs would keep it.
+            os._exit(128 + self._forced_by)
+
+    async def _close_engines(self) -> None:
+        closing = asyncio.create_task(asyncio.to_thread(self._service.models.close, abort=True))
+        while not closing.done() and not self.force_exit:
+            await asyncio.wait([closing], timeout=_TICK_S)
         end = monotonic() + _LAST_WORDS_S
         while self._service.metrics.in_progress and monotonic() < end and not self.force_exit:
-            await asyncio.sleep(0.05)
-        self.should_exit = True
+            await asyncio.sleep(_TICK_S)
 
 
 def run_server(
@@ -82,8 +95,8 @@ def run_server(
     listener: socket.socket,
     tls: ssl.SSLContext | None = None,
     listening: Callable[[], None] = lambda: None,
-) -> int:
-    """Serve until a signal ends the server; returns the exit code. Closes the engines and the socket.
+) -> None:
+    """Serve until a signal ends the server, then close the engines and the socket.
 
     Args:
         app: as `tide_serve.http.middlewares.guard` returns it for ``service``.
@@ -97,7 +110,6 @@ def run_server(
     finally:
         listener.close()
         service.models.close(abort=True)
-    return 0 if server.forced_by is None else 128 + server.forced_by
 
 
 def uvicorn_config(app: ASGIApp, config: ServeConfig, tls: ssl.SSLContext | None = None) -> uvicorn.Config:

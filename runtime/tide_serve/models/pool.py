@@ -23,7 +23,7 @@ from tide_runtime.errors import QueueFullError
 
 from tide_serve.errors import RETRY_S, ApiError, stopping
 from tide_serve.models.pool_metrics import PoolMetrics
-from tide_serve.models.registry import ModelRegistry, has_chat_template
+from tide_serve.models.registry import ModelRegistry, hanging, has_chat_template
 from tide_serve.models.source import BundleSource, LoadPlan
 
 _log = logging.getLogger("tide_serve")
@@ -153,7 +153,10 @@ class ModelPool(ModelRegistry):
                 if model.waits and not self._closed:  # came while it failed, or for an engine that has failed since
                     self._queue.append(model)
             else:
-                await self._unload_idle()
+                try:
+                    await self._unload_idle()
+                except Exception as error:  # the models that are asked for later are still to be loaded
+                    _log.error("an idle model cannot be unloaded", exc_info=error)
 
     async def _load(self, model: PooledModel) -> None:
         """Load ``model`` for the requests that wait for it. Raises what loading raises."""
@@ -262,7 +265,11 @@ class ModelPool(ModelRegistry):
         return plan is not None and has_chat_template(plan.bundle.manifest)
 
     def failure(self) -> str | None:
-        return "the server's engines are closed" if self._closed else None
+        if self._closed:
+            return "the server's engines are closed"
+        engines = {model.name: model.engine for model in self._models.values()}
+        reasons = ((name, hanging(engine)) for name, engine in engines.items() if engine is not None)
+        return next((f"{name}: {reason}" for name, reason in reasons if reason is not None), None)
 
     def obstacle(self) -> str | None:
         return self.failure()

@@ -11,6 +11,8 @@ from tide_runtime import Engine
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import ParamsError
 
+LONGEST_STEP_S = 600  # a step computes a part of a prompt at most
+
 
 class ModelRegistry(ABC):
     """Engines by the names of their models. All methods but `close` are called in the event loop's thread.
@@ -102,11 +104,13 @@ class OneEngine(ModelRegistry):
         return has_chat_template(self.engine.manifest)
 
     def failure(self) -> str | None:
-        return None if self.engine.healthy else "the engine has failed or is closed; its log says why"
+        return hanging(self.engine) if self.engine.healthy else "the engine has failed or is closed; its log says why"
 
     def obstacle(self) -> str | None:
         if not self.engine.healthy:
             return "the engine has failed or is closed"
+        if (reason := hanging(self.engine)) is not None:
+            return reason
         waiting, most = self.engine.stats().waiting, self.engine.options.max_queue
         return f"the queue is full: {waiting} requests wait" if waiting >= most else None
 
@@ -115,6 +119,11 @@ class OneEngine(ModelRegistry):
 
     def close(self, abort: bool = False) -> None:
         self.engine.close(abort)
+
+
+def hanging(engine: Engine) -> str | None:
+    """Why ``engine`` will not go on by itself; None: it will."""
+    return f"a step has not ended in {LONGEST_STEP_S} s: the engine hangs" if engine.step_time > LONGEST_STEP_S else None
 
 
 def has_chat_template(manifest: Manifest) -> bool:

@@ -60,13 +60,25 @@ async def chat_prompt(
     if tools.tools and not tools.shown:
         turns = with_tools_described(turns, tools.tools)
     extra = {**(variables or {}), **({"tools": tools.tools} if tools.tools and tools.shown else {})}
-    size = sum(len(joined_parts(turn["content"] or "")) for turn in turns)
     try:
-        prompt = await off_loop(size, _chat_prompt, engine, turns, extra)
+        prompt = await off_loop(_characters([turns, extra]), _chat_prompt, engine, turns, extra)
     except PromptError as error:
         raise ApiError(400, str(error), "messages") from error
     check_length(engine, prompt.ids, "messages")
     return prompt
+
+
+def _characters(value: Any) -> int:
+    """Characters that ``value``, as JSON has it, takes in a template at least; the count ends where they are many."""
+    count, pending = 0, [value]
+    while pending and count < _LONG:
+        item = pending.pop()
+        if isinstance(item, Mapping):
+            pending += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple):
+            pending += item
+        count += len(item) if isinstance(item, str) else 1
+    return count
 
 
 def _chat_prompt(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[str, Any]) -> Prompt:

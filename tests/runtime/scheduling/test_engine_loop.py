@@ -194,6 +194,19 @@ def test_a_result_that_cannot_be_made_leaves_no_caller_waiting(engine: NumpyEngi
     assert {type(error) for error in errors} == {ValueError} and engine.loop.healthy
 
 
+def test_a_step_that_hangs_can_be_told_from_outside(engine: NumpyEngine) -> None:
+    """Breaks: a server whose device hangs says that it is healthy for ever; or an idle one that it hangs."""
+    with engine.backend.paused():
+        handle = engine.submit(PROMPT)
+        assert engine.backend.entered.wait(60)
+        before = engine.loop.step_time
+        time.sleep(0.01)
+        assert engine.loop.step_time > before >= 0
+    result(handle)
+    engine.loop.stop(abort=False)
+    assert engine.loop.step_time == 0
+
+
 # --- Queue and time
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tide_runtime import Engine, EngineOptions, GenerationParams, Grammar, ThreadOptions
@@ -130,6 +133,30 @@ def test_a_bundle_without_tokenizer_is_refused() -> None:
         GrammarCompiler(None, 10, [0]).start(FORM)
     with pytest.raises(ParamsError, match="grammar is"):
         GenerationParams(grammar="yes")  # type: ignore[arg-type]
+
+
+def test_a_compiled_grammar_does_not_wait_for_another_one_that_compiles(exact: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: all streams of a server stop while a large schema of one request is compiled, for seconds at worst."""
+    compiler, compile_grammar, slow = exact.grammars, exact.grammars._compile, Grammar.regex("slow")
+    compiler.start(FORM)
+    entered, may_end, compiled = threading.Event(), threading.Event(), list[Grammar]()
+
+    def compile_slowly(grammar: Grammar) -> Any:
+        compiled.append(grammar)
+        entered.set()
+        assert may_end.wait(60)
+        return compile_grammar(grammar)
+
+    monkeypatch.setattr(compiler, "_compile", compile_slowly)
+    with ThreadPoolExecutor() as pool:
+        try:
+            waiting = [pool.submit(compiler.start, slow) for _ in range(2)]
+            assert entered.wait(60)
+            assert pool.submit(compiler.start, FORM).result(30).complete is False
+        finally:
+            may_end.set()
+        assert [state.result(60).complete for state in waiting] == [False, False]
+    assert compiled == [slow]
 
 
 class RefusingMatcher:

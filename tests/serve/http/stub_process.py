@@ -17,4 +17,4 @@ if __name__ == "__main__":
     listener = inherited_socket() or bound_socket("127.0.0.1", 0)
     log_to_stderr(log_text=False)
     app = guard(stub_app(service, Seen()), service)
-    sys.exit(run_server(app, service, listener, listening=partial(print, url_of(listener, tls=False), flush=True)))
+    run_server(app, service, listener, listening=partial(print, url_of(listener, tls=False), flush=True))

@@ -40,6 +40,8 @@ class StubEngine:
     max_queue: int = 4
     healthy: bool = True
     closed: threading.Event = field(default_factory=threading.Event)
+    step_time: float = 0.0
+    hangs: bool = False  # and so does what waits for its end
     adapters: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -54,6 +56,8 @@ class StubEngine:
 
     def close(self, abort: bool = False) -> None:
         self.healthy = False
+        while self.hangs:
+            time.sleep(1)
         self.closed.set()
 
 
@@ -108,6 +112,11 @@ def stub_app(service: Service, seen: Seen) -> FastAPI:
             yield "word "
             await asyncio.sleep(0.02)
         yield "end"
+
+    @app.post("/v1/hang")
+    async def hang() -> None:
+        """The step that runs never ends."""
+        cast(Any, service.models).engine.hangs = True
 
     @app.post("/v1/name")
     async def name() -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from serve.http.processes import ROOT, end_of
 
 LONG = 600  # seconds that no test waits for
@@ -100,6 +101,21 @@ def test_second_signal_ends_the_server_at_once() -> None:
         process.send_signal(signal.SIGINT)
         assert end_of(process)[0] == 128 + signal.SIGINT
         assert running.exception() is not None or running.result().status_code >= 500
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_second_signal_ends_a_server_whose_step_hangs(answers: int) -> None:
+    """Breaks: a server whose device hangs waits for it for ever, whatever signals an operator sends."""
+    with server(0.2) as (url, process), ThreadPoolExecutor() as pool, httpx.Client(base_url=url, timeout=60) as client:
+        client.post("/v1/hang")
+        running = [start(pool, client) for _ in range(answers)]
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: client.get("/health").status_code == 503)  # the engine is to be closed
+        process.send_signal(signal.SIGTERM)
+        code, log = end_of(process)
+        assert all(answer.exception() is not None or answer.result().status_code >= 500 for answer in running)
+    assert code == 128 + signal.SIGTERM
+    assert [line.get("path") for line in log].count(f"/v1/wait/{LONG}") == answers
 
 
 def test_idle_server_ends_at_once_in_spite_of_open_connections() -> None:

@@ -187,6 +187,18 @@ def test_a_key_may_come_as_anthropics_clients_send_it() -> None:
         assert call(app, "POST", "/v1/count", json={}, headers=headers).status_code == status, headers
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probes_fail_when_a_step_hangs(path: str) -> None:
+    """Breaks: a server whose device hangs is never restarted, and a load balancer goes on sending it requests."""
+    service = stub_service()
+    app, engine = stub_app(service, Seen()), cast(Any, service.models).engine
+    engine.step_time = 599
+    assert call(app, "GET", path).status_code == 200
+    engine.step_time = 601
+    answer = call(app, "GET", path)
+    assert (answer.status_code, answer.json()["reason"]) == (503, "a step has not ended in 600 s: the engine hangs")
+
+
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 200), ("/", 404), ("/page/app.js", 404)])
 def test_probes_and_the_page_need_no_key(path: str, status: int) -> None:
     """Breaks: an orchestrator kills a healthy server, or a browser cannot open the page that asks for the key."""

@@ -17,10 +17,14 @@ class StubEngine:
     name: str
     healthy: bool = True
     closed: bool = False
+    step_time: float = 0.0
+    close_error: Exception | None = None
     backend: Any = field(default_factory=lambda: SimpleNamespace(private_weights=""))
 
     def close(self, abort: bool = False) -> None:
         self.healthy, self.closed = False, True
+        if self.close_error is not None:
+            raise self.close_error
 
     def metrics(self) -> str:
         return "# TYPE tide_steps_total counter\ntide_steps_total 3\n# TYPE tide_running gauge\ntide_running 1\n"

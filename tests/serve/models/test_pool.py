@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.models.stub_models import StubEngine, StubPool
 from tide_runtime.errors import BundleError, QueueFullError
 from tide_serve.errors import ApiError
+from tide_serve.models.registry import LONGEST_STEP_S
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -169,6 +170,29 @@ async def test_idle_models_are_unloaded() -> None:
     await eventually(lambda: stub.state("b") == "not loaded")
     await asyncio.sleep(0.1)
     assert stub.state("a") == "loaded" and stub.sources["b"].engines[0].closed
+
+
+@in_loop
+async def test_models_are_loaded_after_an_idle_one_failed_to_close() -> None:
+    """Breaks: once an engine could not be closed, no model is loaded any more: requests wait until their time is over."""
+    stub = StubPool.of(memory=10, idle_unload=0.01, a=5, b=5)
+    (await stub.hold("a")).close_error = RuntimeError("the device is lost")
+    stub.pool.release("a")
+    await eventually(lambda: stub.state("a") == "not loaded")
+    await settled()
+    assert (await stub.hold("b")).name == "b" and (await stub.hold("a")).name == "a"
+
+
+@in_loop
+async def test_an_engine_that_hangs_fails_the_health_check() -> None:
+    """Breaks: a server whose device hangs is never restarted, and each of its requests waits until its time is over."""
+    stub = StubPool.of(memory=10, a=5, b=5)
+    engine = await stub.hold("a")
+    engine.step_time = LONGEST_STEP_S - 1
+    assert stub.pool.failure() is None and stub.pool.obstacle() is None
+    engine.step_time = LONGEST_STEP_S + 1
+    reason = f"a: a step has not ended in {LONGEST_STEP_S} s: the engine hangs"
+    assert (stub.pool.failure(), stub.pool.obstacle()) == (reason, reason)
 
 
 @in_loop
