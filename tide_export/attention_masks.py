@@ -32,16 +32,14 @@ def recorded_windows(config: PreTrainedConfig, implementations: Sequence[str]) -
     def record(*args: object, mask_function: MaskFunction, **kwargs: object) -> None:
         windows.add(_window(mask_function, positions))
 
-    kept = {name: ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.get(name) for name in implementations}
-    ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.update(dict.fromkeys(implementations, record))
+    known = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping  # where transformers looks whether an attention has masks
+    before = dict(known)
+    known.update(dict.fromkeys(implementations, record))
     try:
         yield windows
     finally:
-        for name, function in kept.items():
-            if function is None:
-                del ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[name]
-            else:
-                ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[name] = function
+        known.clear()
+        known.update(before)
 
 
 class MaskedLayer(Protocol):

@@ -11,13 +11,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.kept_tokens import Ids, Values, weights
+from tide_runtime.kept_tokens import TINY, Ids, Values, weights
 from tide_runtime.row_sampling import RaceLeaders
 
 _FEW = 128  # tokens that can win, whose words are drawn one by one: 50 of 128k take a quarter of the time of drawing all words
 _WORDS = 4  # of one value of the generator's counter
 _BLOCK = 16384  # tokens: arrays of a whole vocabulary would be mapped and unmapped in memory for each draw, which takes longer
-LEAST_WEIGHT = np.finfo(np.float32).tiny
 _LARGEST_EXPONENT = 88.0  # of float32; no (1 - u) / w is above its power of e
 _SLACK = 1.001  # above the rounding of weights, which are of logits rounded to float32
 
@@ -82,7 +81,7 @@ def _race(generator: np.random.Philox, values: Values, temperature: float) -> in
             return _scores(block[places], temperature, best) + gumbel(words[places])
 
         left = (np.invert(words) >> np.uint64(40)).astype(np.uint32)  # 2^24 (1 - u), rounded down
-        least = left.astype(np.float32) * np.float32(2.0**-24) / np.maximum(weights(block, temperature, best), LEAST_WEIGHT)
+        least = left.astype(np.float32) * np.float32(2.0**-24) / np.maximum(weights(block, temperature, best), TINY)
         nearest = np.argmin(least, keepdims=True)
         if least[nearest] <= _limit(largest):
             bound = max(largest, sums(nearest)[0])

@@ -17,6 +17,7 @@ from tide_runtime.generation_params import GenerationParams
 Values = NDArray[np.float32]
 Ids = NDArray[np.intp]
 _SLACK = 1e-5  # relative; above all rounding of top-p's sums, which are of float32 probabilities and in float64
+TINY = float(np.finfo(np.float32).tiny)  # the least weight and temperature of arithmetic in float32
 _COLUMN = 32  # tokens of which top-k's bound takes the largest
 
 
@@ -61,7 +62,7 @@ def weights(values: Values, temperature: float, best: np.float32) -> Values:
     """[n] float32: probabilities of logits ``values`` [n] relative to that of a logit ``best``."""
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
         made = values - best  # one array: memory for a new one is mapped page by page, which takes longer than the arithmetic
-        made /= max(np.float32(temperature), np.finfo(np.float32).tiny)
+        made /= np.float32(max(temperature, TINY))
         return np.exp(made, out=made)
 
 

@@ -35,7 +35,7 @@ def test_a_gguf_file_becomes_a_bundle_in_the_cache(tmp_path: Path, monkeypatch: 
 
 
 def test_a_context_shorter_than_the_models_is_named() -> None:
-    """Breaks: a model of 131,072 positions is cut to 4,096 tokens, and nobody is told."""
+    """Breaks: a model of 131,072 positions is cut to 4,096 tokens without a word."""
     notes: list[str] = []
     for positions, chosen in ((131072, None), (131072, 8192), (2048, None)):
         text = SimpleNamespace(max_position_embeddings=positions)

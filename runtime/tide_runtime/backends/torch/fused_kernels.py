@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tide_runtime.gumbel_noise import LEAST_WEIGHT
+from tide_runtime.kept_tokens import TINY
 
 _BLOCK_SLOTS = 64
 _MOST_QUERIES = 64  # of a KV head in one program
@@ -462,7 +462,7 @@ def race_bounds(row: Tensor, best: Tensor, temperature: float, key: list[int], p
     signed = [number - 2**64 if number >= 2**63 else number for number in (*key, position)]
     numbers = torch.tensor(signed, dtype=torch.int64, device=row.device)
     programs = triton.cdiv(row.numel(), 4 * block)
-    _race[(programs,)](row, best, bounds, numbers, temperature, float(LEAST_WEIGHT), row.numel(), block, num_warps=4)
+    _race[(programs,)](row, best, bounds, numbers, temperature, TINY, row.numel(), block, num_warps=4)
     return bounds
 
 

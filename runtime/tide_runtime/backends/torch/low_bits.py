@@ -105,7 +105,7 @@ def _in_blocks(one: Tensor, size: int) -> tuple[Tensor, Tensor]:
     needed = (ranks[-1] + size - 1) // size  # blocks of each expert
     ends = needed.cumsum(0)
     blocks = torch.arange((rows + experts * (size - 1)) // size, device=one.device)
-    owners = (blocks[:, None] >= ends).sum(1).clamp_(max=experts - 1)  # the last ones may be nobody's
+    owners = (blocks[:, None] >= ends).sum(1).clamp_(max=experts - 1)  # a block behind the last pair has no expert
     return (((ends - needed) * size + ranks - 1) * hits).sum(1), owners
 
 

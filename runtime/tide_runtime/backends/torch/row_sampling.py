@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide_runtime.backends.torch.stream import TorchStream
-from tide_runtime.gumbel_noise import LEAST_WEIGHT
+from tide_runtime.kept_tokens import TINY
 from tide_runtime.row_sampling import LargestLogits, RaceLeaders
 
 _LARGEST = 512  # logits; top-p = 0.95 of a language model seldom keeps more than a hundred
@@ -35,9 +35,9 @@ class TorchRowSampling:
         def find(row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             values, ids = torch.topk(row, count)
             others = _weights(row, values[0], temperature).index_fill_(0, ids, 0.0)
-            return ids, values, others.sum(dtype=torch.float64)[None]
+            return ids, values, torch.stack((values[0].double(), others.sum(dtype=torch.float64)))
 
-        ids, values, (others, _) = self._run(pointer, count, find)
+        ids, values, (_, others) = self._run(pointer, count, find)
         return LargestLogits(ids, values, float(others))
 
     def race(self, pointer: int, temperature: float, key: NDArray[np.uint64], position: int) -> RaceLeaders | None:
@@ -47,7 +47,7 @@ class TorchRowSampling:
 
         def find(row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             best = row.max()
-            bounds = kernels.race_bounds(row, best, max(temperature, float(LEAST_WEIGHT)), key.tolist(), position)
+            bounds = kernels.race_bounds(row, best, max(temperature, TINY), key.tolist(), position)
             least, ids = torch.topk(bounds, min(count + 1, self._vocab_size), largest=False)
             return ids[:count], row[ids[:count]], torch.stack((best, least[-1])).double()
 
@@ -57,13 +57,13 @@ class TorchRowSampling:
     def _run(
         self, pointer: int, count: int, find: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]:
-        """What ``find`` makes of the row at ``pointer``, as float32: ``count`` ids and values, and one or two numbers."""
+        """What ``find`` makes of the row at ``pointer``, as float32: ``count`` ids and values, its largest logit and a number."""
         device, found = self._stream.device, self._found
         row = self._stream.memory(pointer, self._vocab_size * self._dtype.itemsize).view(self._dtype)
 
         def work() -> None:
             ids, values, numbers = find(row.float())
-            found[: 8 * len(numbers)].view(torch.float64).copy_(numbers)
+            found[:16].view(torch.float64).copy_(numbers)
             found[16 : 16 + 4 * count].view(torch.int32).copy_(ids)
             found[16 + 4 * count : 16 + 8 * count].view(torch.float32).copy_(values)
 
@@ -79,4 +79,4 @@ class TorchRowSampling:
 
 def _weights(row: Tensor, best: Tensor, temperature: float) -> Tensor:
     """`tide_runtime.kept_tokens.weights`."""
-    return ((row - best) / max(temperature, float(LEAST_WEIGHT))).exp_()
+    return ((row - best) / max(temperature, TINY)).exp_()

@@ -15,8 +15,7 @@ from tide_runtime.backends.torch.row_sampling import TorchRowSampling
 from tide_runtime.backends.torch.stream import ProcessorDevice, ProcessorStream
 from tide_runtime.errors import NumericsError
 from tide_runtime.generation_params import GenerationParams
-from tide_runtime.gumbel_noise import LEAST_WEIGHT
-from tide_runtime.kept_tokens import weights
+from tide_runtime.kept_tokens import TINY, weights
 from tide_runtime.sampler import Sampler
 
 DRAWS = 80
@@ -28,7 +27,7 @@ def race_bounds(row: torch.Tensor, best: torch.Tensor, temperature: float, key: 
     generator = np.random.Philox(key=np.array(key, np.uint64), counter=np.array([0, position, 0, 0], np.uint64))
     left = (np.invert(generator.random_raw(len(row))) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     with np.errstate(invalid="ignore"):  # of broken logits
-        return torch.from_numpy(left / np.maximum(weights(row.numpy(), temperature, np.float32(best)), LEAST_WEIGHT))
+        return torch.from_numpy(left / np.maximum(weights(row.numpy(), temperature, np.float32(best)), TINY))
 
 
 class Rows:
