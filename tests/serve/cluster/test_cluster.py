@@ -13,9 +13,8 @@ from typing import Any
 import httpx
 import pytest
 from serve.cluster.held_app import FOLDER
+from serve.cluster.ray_cluster import Deployment, in_time, local_cluster
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-
-from benchmarks.serving.ray_cluster import Deployment, in_time, local_cluster
 
 TESTS = Path(__file__).resolve().parents[2]
 CODE = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])  # replicas run the code of this process
