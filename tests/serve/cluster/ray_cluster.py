@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, for benchmarks and tests of the server on it."""
+"""A Ray cluster of several nodes on this machine, for tests of the server on it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import psutil
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ReplicaState, ServeDeploySchema
-from tide_serve.ray import INGRESS, MODEL
+from tide_serve.ray import MODEL
 
 T = TypeVar("T")
 _LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by the machine's own address
@@ -102,18 +101,6 @@ def running_replicas() -> int:
     return states[ReplicaState.RUNNING] if set(states) == {ReplicaState.RUNNING} else 0
 
 
-def replica_processes() -> list[psutil.Process]:
-    """The replicas' processes."""
-    return [process for process in psutil.process_iter() if _runs(process, MODEL)]
-
-
-def nodes_without_ingress() -> list[list[psutil.Process]]:
-    """All processes of each node that runs a replica and no ingress, whose requests would be lost with it."""
-    raylets = [process.parent() for process in replica_processes()]
-    nodes = [[*raylet.children(recursive=True), raylet] for raylet in raylets if raylet is not None]
-    return [node for node in nodes if not any(_runs(process, INGRESS) for process in node)]
-
-
 def in_time(wanted: Callable[[], T], seconds: float = _PATIENCE_S) -> T:
     """The first true value of ``wanted``, which is called until then. Raises RuntimeError when ``seconds`` are over."""
     end = time.monotonic() + seconds
@@ -122,14 +109,6 @@ def in_time(wanted: Callable[[], T], seconds: float = _PATIENCE_S) -> T:
             raise RuntimeError(f"what was waited for has not happened within {seconds:g} s")
         time.sleep(0.05)
     return value
-
-
-def _runs(process: psutil.Process, deployment: str) -> bool:
-    try:
-        title = "".join(process.cmdline()[:1]).partition(".")[0]  # behind a dot is the method that it runs
-        return title == f"ray::ServeReplica:{_APPLICATION}:{deployment}"
-    except psutil.Error:
-        return False
 
 
 def _free_port() -> int:
