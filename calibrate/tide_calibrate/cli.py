@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.targets.select import AUTO
 from typer.core import TyperGroup
 
@@ -23,11 +24,11 @@ class _CalibrateByDefault(TyperGroup):
         return super().parse_args(ctx, args if args and args[0] in self.commands else ["calibrate", *args])
 
 
-app = typer.Typer(cls=_CalibrateByDefault, add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(cls=_CalibrateByDefault, **APP)
 _DEFAULTS = CalibrationConfig()
 
 
-@app.command()
+@app.command(**COMMAND)
 def calibrate(
     model: Annotated[
         str, typer.Argument(help="A model directory (config.json and *.safetensors), a .gguf file, or a hub id such as org/name.")
@@ -135,7 +136,7 @@ def calibrate(
     The model's weights do not change. An interrupted run resumes when the same command is run again. Open
     `calib/report/index.html` for the charts; `tide-calibrate report calib/` draws them again.
     """
-    progress = ExportProgress(Console(stderr=True))
+    progress = ExportProgress(Console(stderr=True, soft_wrap=True))
     config = CalibrationConfig(
         heads=heads,
         candidates=candidates,
@@ -181,7 +182,7 @@ def calibrate(
     )
 
 
-@app.command()
+@app.command(**COMMAND)
 def report(
     calibration: Annotated[Path, typer.Argument(help="The calibration's directory, as --out named it.")],
 ) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, WEIGHTS_HELP, bundle_of, is_model, load_engine
+from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from tide_serve.models.registry import ModelRegistry
     from tide_serve.observe.request_record import RequestObserver
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(**APP)
 _SERVE, _ENGINE = ServeConfig(), EngineOptions()
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _network = partial(typer.Option, rich_help_panel="Network")
@@ -39,7 +40,7 @@ _several = partial(typer.Option, rich_help_panel="Several models")
 _watching = partial(typer.Option, rich_help_panel="Watching it")
 
 
-@app.command()
+@app.command(**COMMAND)
 def serve(
     model: Annotated[
         str | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of bundles, each served under its name.", show_default=False)

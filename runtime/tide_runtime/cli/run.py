@@ -17,6 +17,7 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.cli.depth_view import html_view, terminal_view
 from tide_runtime.cli.errors import report, run_app
 from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, WEIGHTS_HELP, bundle_of, load_engine
+from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.cli.stats import print_stats
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.engine import Engine
@@ -27,14 +28,14 @@ from tide_runtime.outputs import Generation
 from tide_runtime.sampler import TokenLogprob
 from tide_runtime.text.tokenizer import Tokenizer
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(**APP)
 _PARAMS, _ENGINE, _DEPTH = GenerationParams(), EngineOptions(), DepthOptions()
 _LORA = "lora"  # name of the adapter in the engine
 _MODELS = "Default: the model's own."
 _CLEAR = "/clear"  # in place of a message
 
 
-@app.command()
+@app.command(**COMMAND)
 def run(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     prompt: Annotated[
