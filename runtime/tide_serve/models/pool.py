@@ -172,6 +172,7 @@ class ModelPool(ModelRegistry):
         try:
             if (plan := await self._make_room(model)) is None:
                 return
+            _log.info("loads model %s", model.name)
             model.engine, model.failure = await asyncio.to_thread(model.source.load, plan), None
             model.used = monotonic()
         finally:
@@ -181,7 +182,9 @@ class ModelPool(ModelRegistry):
             _log.warning("the weights of %s are packed in this process's own memory: %s", model.name, reason)
         if self._closed:  # meanwhile, so `close` has not seen the engine
             model.engine.close(abort=True)
-        self._metrics.loaded(model.name, model.bytes, perf_counter() - began)
+        seconds = perf_counter() - began
+        _log.info("model %s is loaded, after %.1f s", model.name, seconds)
+        self._metrics.loaded(model.name, model.bytes, seconds)
         model.answer_waiting()
 
     def _fail(self, model: PooledModel, error: Exception) -> None:
@@ -258,7 +261,8 @@ class ModelPool(ModelRegistry):
 
     def summary(self) -> str:
         broken = "".join(f"\n  {m.name} cannot be loaded: {m.failure}" for m in self._models.values() if m.failure is not None)
-        return f"{', '.join(self.names)}, loaded at first use within {self._memory / 2**30:.1f} GiB{broken}"
+        sound = ", ".join(m.name for m in self._models.values() if m.failure is None)
+        return f"{sound}, loaded at first use within {self._memory / 2**30:.1f} GiB{broken}"
 
     def chats(self, name: str) -> bool:
         plan = self._models[name].plan
