@@ -23,7 +23,7 @@ from tide_runtime.errors import QueueFullError
 
 from tide_serve.errors import RETRY_S, ApiError, stopping
 from tide_serve.models.pool_metrics import PoolMetrics
-from tide_serve.models.registry import ModelRegistry, hanging, has_chat_template
+from tide_serve.models.registry import ModelRegistry, described, hanging, has_chat_template
 from tide_serve.models.source import BundleSource, LoadPlan
 
 _log = logging.getLogger("tide_serve")
@@ -255,8 +255,8 @@ class ModelPool(ModelRegistry):
 
     def described(self, name: str) -> dict[str, Any]:
         model = self._models[name]
-        context = model.plan.bundle.manifest.max_seq_len if model.plan is not None else None
-        fields = {"max_model_len": context, "state": model.state, "bytes": model.bytes or None}
+        known = described(model.plan.bundle.manifest) if model.plan is not None else {"max_model_len": None}
+        fields = {**known, "state": model.state, "bytes": model.bytes or None}
         return fields if model.failure is None else {**fields, "error": model.failure}
 
     def summary(self) -> str:
