@@ -334,7 +334,7 @@ def _announce(service: Service, url: str) -> None:
     """Say on stdout where the server listens, and how to try it."""
     config, models = service.config, service.models
     name = next(name for name in service.model_names if "error" not in models.described(name))
-    lines, chat = [f"serves on {url}: {models.summary()}"], models.chats(name)
+    lines, chat = [f"{url} serves {models.summary()}"], models.chats(name)
     path = "chat/completions" if chat else "completions"
     text: dict[str, object] = {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": "Hello"}
     key = " -H 'Authorization: Bearer KEY'" if config.api_keys else ""

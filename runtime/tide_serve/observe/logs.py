@@ -77,7 +77,7 @@ def _request_line(fields: dict[str, Any]) -> str:
 
 
 def log_to_stderr(log_text: bool, log_format: str = "json") -> None:
-    """Send the server's and uvicorn's logs to stderr. For the process of ``tide-serve``; an embedding service has its own.
+    """Send the engines', the server's and uvicorn's logs to stderr. For the process of ``tide-serve``; an embedding service has its own.
 
     Args:
         log_format: as `ServeConfig.log_format`; auto: text on a terminal, json elsewhere.
@@ -87,6 +87,7 @@ def log_to_stderr(log_text: bool, log_format: str = "json") -> None:
     lines.setFormatter(TextFormatter(log_text) if text else JsonFormatter(log_text))
     access.setFormatter(TextFormatter(log_text) if text else logging.Formatter("%(message)s"))  # which is JSON
     for name, handler, level in (
+        ("tide_runtime", lines, logging.INFO),
         ("tide_serve", lines, logging.INFO),
         ("tide_serve.access", access, logging.INFO),
         ("uvicorn", lines, logging.WARNING),

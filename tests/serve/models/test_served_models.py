@@ -217,7 +217,7 @@ def test_the_command_serves_a_folder_and_ends_cleanly(bundles: dict[str, Path]) 
         url = re.search(r"http://127\.0\.0\.1:\d+", serves)
         assert (
             url is not None
-            and serves.endswith(": first, second, third, loaded at first use within 1.0 GiB\n")
+            and serves.endswith(" serves first, second, third, loaded at first use within 1.0 GiB\n")
             and '"model": "first"' in curl
         )
         with httpx.Client(base_url=url[0], timeout=60) as http:
