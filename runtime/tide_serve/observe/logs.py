@@ -77,7 +77,7 @@ def _request_line(fields: dict[str, Any]) -> str:
 
 
 def log_to_stderr(log_text: bool, log_format: str = "json") -> None:
-    """Send the engines', the server's and uvicorn's logs to stderr. For the process of ``tide-serve``; an embedding service has its own.
+    """Send the logs of engines, server and uvicorn to stderr, for the process of ``tide-serve``; other services have their own.
 
     Args:
         log_format: as `ServeConfig.log_format`; auto: text on a terminal, json elsewhere.
