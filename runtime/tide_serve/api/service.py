@@ -119,8 +119,12 @@ class Service(ServerState):
         record = current_record.get()
         if record is None:  # the application runs without `tide_serve.http.middlewares.guard`
             return
-        record.prompt_tokens += generation.stats.prompt_tokens
-        record.output_tokens += generation.stats.new_tokens
+        stats = generation.stats
+        record.prompt_tokens += stats.prompt_tokens
+        record.cached_tokens += stats.prefix_tokens
+        record.output_tokens += stats.new_tokens
+        record.first_token_s = max(record.first_token_s, stats.time_to_first_token)
+        record.tokens_per_second += stats.tokens_per_second
         if self.config.log_text:
             record.output_texts.append(generation.text or "")
         self.observer.generated(record, generation)

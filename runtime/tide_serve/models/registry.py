@@ -95,7 +95,7 @@ class OneEngine(ModelRegistry):
 
     def described(self, name: str) -> dict[str, Any]:
         parent = {"parent": self.names[0]} if self.adapter(name) is not None else {}
-        return {"max_model_len": self.engine.manifest.max_seq_len, **parent}
+        return {**described(self.engine.manifest), **parent}
 
     def summary(self) -> str:
         return f"{self.names[0]}, policy {self.engine.policy.name}, target {self.engine.target}"
@@ -124,6 +124,12 @@ class OneEngine(ModelRegistry):
 def hanging(engine: Engine) -> str | None:
     """Why ``engine`` will not go on by itself; None: it will."""
     return f"a step has not ended in {LONGEST_STEP_S} s: the engine hangs" if engine.step_time > LONGEST_STEP_S else None
+
+
+def described(manifest: Manifest) -> dict[str, Any]:
+    """What /v1/models says of a bundle: its context in tokens, whether it has a chat template, and whether it has early exits."""
+    exits = manifest.calibration is not None and bool(manifest.calibration.exits)
+    return {"max_model_len": manifest.max_seq_len, "chat": has_chat_template(manifest), "exits": exits}
 
 
 def has_chat_template(manifest: Manifest) -> bool:

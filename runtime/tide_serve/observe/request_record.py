@@ -35,6 +35,8 @@ class RequestRecord:
         status: the answer's status; 499 where the request ended before it began; 0 as long as it has not begun.
         refused: why the request was refused before it reached a route, in one word; None: it was not.
         aborted: the answer was not completed: the client left, or the server failed or ended.
+        cached_tokens: of the prompts, those that were not computed again.
+        first_token_s, tokens_per_second: of the answer's generations, the longest time to a first token, and all speeds together.
         headers: added to the answer.
         request_text, output_texts: only with ``ServeConfig.log_text``.
     """
@@ -52,18 +54,22 @@ class RequestRecord:
     refused: str | None = None
     aborted: bool = False
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
+    first_token_s: float = 0.0
+    tokens_per_second: float = 0.0
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     request_text: str | None = None
     output_texts: list[str] = field(default_factory=list)
 
     def log(self, level: int) -> None:
-        """Write the request, which has ended, as a line of JSON to the logger ``tide_serve.access``.
+        """Write the request, which has ended, as a line of JSON to the logger ``tide_serve.access``, and as ``request``, a dict.
 
         It holds neither keys nor, without ``ServeConfig.log_text``, texts.
         """
         if _access.isEnabledFor(level):
-            _access.log(level, "%s", json.dumps(self._fields()))
+            fields = self._fields()
+            _access.log(level, "%s", json.dumps(fields), extra={"request": fields})
 
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -82,7 +88,13 @@ class RequestRecord:
         if self.model is not None:
             fields["model"] = self.model
         if self.prompt_tokens:
-            fields |= {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
+            fields |= {
+                "prompt_tokens": self.prompt_tokens,
+                "cached_tokens": self.cached_tokens,
+                "output_tokens": self.output_tokens,
+                "first_token_ms": round(1e3 * self.first_token_s, 1),
+                "tokens_per_second": round(self.tokens_per_second, 1),
+            }
         if self.request_text is not None:
             fields |= {"request": self.request_text, "outputs": self.output_texts}
         return fields
