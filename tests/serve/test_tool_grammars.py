@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from tide_runtime import Grammar
 from tide_runtime.text.grammar import GrammarCompiler
+from tide_serve.request.call_formats import HERMES, json_form
 from tide_serve.request.tools import ToolPlan
 
 SCHEMA = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
@@ -54,9 +55,9 @@ def accepts(form: str, hf_model_directory: Path, tmp_path_factory: pytest.TempPa
 
 
 def plan(form: str, *, required: bool, parallel: bool = True, strict: bool = False) -> ToolPlan:
-    tags = {"opening": "<[391]>", "closing": "<[392]>"} if form == "tags are tokens" else {}
-    tagged = form != "no tags"
-    return ToolPlan((tool(strict),), required=required, parallel=parallel and tagged, shown=True, tagged=tagged, **tags)  # type: ignore[arg-type]
+    tokens = {"<tool_call>": 391, "</tool_call>": 392} if form == "tags are tokens" else {}
+    forms = (json_form(),) if form == "no tags" else (HERMES,)
+    return ToolPlan((tool(strict),), required=required, parallel=parallel, shown=True, forms=forms, tokens=tokens)
 
 
 def calls(form: str, *several: str) -> str:
@@ -70,7 +71,7 @@ def test_required(form: str, accepts: Any) -> None:
         assert accepts(required, None, calls(form, F))
         assert not accepts(required, None, calls(form, NOT_F))
         assert not accepts(required, None, "Hello")
-        assert accepts(required, None, calls(form, F, F2)) or not parallel
+        assert accepts(required, None, calls(form, F, F2)) == (parallel and form != "no tags") or form == "no tags"
 
 
 def test_strict_and_free(form: str, accepts: Any) -> None:
