@@ -16,7 +16,7 @@ from uuid import uuid4
 
 # In a literal: an id, a number that counts calls, the name of the call's tool once more, the name of the item once more.
 ID, COUNT, NAME, KEY = "\ue000", "\ue001", "\ue002", "\ue003"
-_PIECE = re.compile(r"<[^<>\s]*>?|\[[A-Z_/]+\]|[\ue000-\ue003]|[^\s<\[\ue000-\ue003]+|\[")
+_PIECE = re.compile(r"<[^<>\s\ue000-\ue002]*>?|\[[A-Z_/]+\]|[\ue000-\ue003]|[^\s<\[\ue000-\ue003]+|\[")
 _MARK = re.compile(r"<|\[[A-Z]")
 
 
@@ -130,16 +130,17 @@ class CallForm:
     def openings(self) -> tuple[tuple[str, str], ...]:
         """(phrase, lead): calls may begin with a ``phrase``, of a ``lead`` whose first marks a model may leave out."""
         marks = [piece.start() for piece in _PIECE.finditer(self.lead) if _MARK.match(piece[0])]
-        leads = [self.lead[at:] for at in marks if self.lead[at:].strip() != "["]
+        leads = [self.lead[at:] for at in marks]
         first = self.lead.strip()
         if first and first[0] not in "[({`" and (not marks or self.lead[: marks[0]].strip()):
             leads.insert(0, first)
-        return tuple((pieces(lead)[0], lead) for lead in leads if pieces(lead)[0] not in (ID, COUNT, NAME, "<"))
+        phrases = ["".join(pieces(lead)[: 1 + (len(pieces(lead)[0]) == 1)]) for lead in leads]
+        return tuple((phrase, lead) for phrase, lead in zip(phrases, leads, strict=True) if len(phrase) > 1)
 
     def text(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """``calls``, each a name and arguments, as a model writes them."""
         written = [f"{self.open}{name}{self.named}{self.arguments.text(arguments)}{self.close}" for name, arguments in calls]
-        return self.begin + self.sep.join(written) + self.end
+        return re.sub("[\ue000-\ue003]", "0", self.begin + self.sep.join(written) + self.end)
 
     @property
     def literals(self) -> str:
@@ -195,13 +196,17 @@ USUAL = (
 )
 # Without a mark: the whole output, so any model may write them too.
 BARE = (json_form(), json_form("```json\n", "\n```"), CallForm("[", "", "(", ")", ", ", "]", arguments=_PYTHON))
-HARMONY = (
-    CallForm("", "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>", several=False),
-    CallForm("<|start|>assistant", " to=functions.", "<|channel|>commentary json<|message|>", "<|call|>", several=False),
-    CallForm(
-        "<|start|>assistant", " to=functions.", "<|channel|>commentary <|constrain|>json<|message|>", "<|call|>", several=False
-    ),
-    CallForm("", "<|channel|>commentary to=functions.", "<|message|>", "<|call|>", several=False),
+# gpt-oss: the recipient stands behind the channel or before it, and what the prompt ends with may come once more.
+HARMONY = tuple(
+    CallForm("", f"{open}to=functions.", f"{channel}{kind}<|message|>", "<|call|>", several=False)
+    for kind in (" <|constrain|>json", " json", "")
+    for open, channel in (
+        ("<|channel|>commentary ", ""),
+        (f"<|channel|>{NAME} ", ""),
+        (f"<|start|>assistant<|channel|>{NAME} ", ""),
+        ("<|start|>assistant ", f"<|channel|>{NAME}"),
+        (" ", f"<|channel|>{NAME}"),
+    )
 )
 # A mark that a template has → the forms that its model writes, where no call of the history shows one.
 NAMED = {

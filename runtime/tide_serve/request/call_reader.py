@@ -45,7 +45,7 @@ class Reading:
             if piece in _WILD:
                 at = _WILD[piece].match(self.text, at).end()  # type: ignore[union-attr]
                 continue
-            piece = key if piece == KEY else piece
+            piece = piece.replace(KEY, key)
             if not self.text.startswith(piece, at):
                 if not self.ended and piece.startswith(self.text[at : at + len(piece)]):
                     raise Unfinished

@@ -26,8 +26,6 @@ To call one, answer with its name and arguments as JSON, for each call:
 {example}
 The results come between <tool_response> and </tool_response>. Answer in plain text when no call is needed."""
 
-_EXAMPLE = HERMES.text([("FUNCTION", {"ARGUMENT": "VALUE"})]).replace('"VALUE"', "VALUE")
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -58,7 +56,7 @@ async def chat_prompt(
     if not tools.calls_shown:
         turns = [with_calls_as_text(turn, tools.forms[0], keeps_results=tools.shown) for turn in turns]
     if tools.tools and not tools.shown:
-        turns = with_tools_described(turns, tools.tools)
+        turns = with_tools_described(turns, tools.tools, tools.forms[0])
     extra = {**(variables or {}), **({"tools": tools.tools} if tools.tools and tools.shown else {})}
     try:
         prompt = await off_loop(_characters([turns, extra]), _chat_prompt, engine, turns, extra)
@@ -96,10 +94,12 @@ def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def with_tools_described(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """``messages`` with ``tools`` in the system message, where the template does not show them."""
+def with_tools_described(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], form: CallForm = HERMES
+) -> list[dict[str, Any]]:
+    """``messages`` with ``tools`` and the ``form`` of calls in the system message, where the template does not show them."""
     functions = "\n".join(json.dumps(_described(tool["function"]), ensure_ascii=False) for tool in tools)
-    description = _DESCRIPTION.format(functions=functions, example=_EXAMPLE)
+    description = _DESCRIPTION.format(functions=functions, example=form.text([("FUNCTION", {"ARGUMENT": "VALUE"})]))
     if messages[0]["role"] in ("system", "developer"):
         content = f"{joined_parts(messages[0]['content'])}\n\n{description}".strip()
         return [{**messages[0], "content": content}, *messages[1:]]

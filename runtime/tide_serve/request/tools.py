@@ -148,10 +148,10 @@ def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> 
 
 def call_forms(template: str) -> tuple[CallForm, ...]:
     """The forms in which the model of ``template`` writes calls, the one for forced calls first."""
-    if not template_forms(template).takes_tools:
-        return USUAL
     learned, named = learned_form(template).form, [*named_forms(template)]
-    first = [*named, learned] if set(named) & set(HARMONY) else [learned, *named]
+    if not template_forms(template).takes_tools and (learned is None or learned.arguments.kind == "items"):
+        return tuple(dict.fromkeys((*USUAL, *([learned] if learned is not None else []), *named)))
+    first = [*named, learned] if HARMONY[0] in named else [learned, *named]
     return tuple(dict.fromkeys(form for form in (*first, *USUAL) if form is not None))
 
 
