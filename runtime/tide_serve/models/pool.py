@@ -23,8 +23,9 @@ from tide_runtime.errors import QueueFullError
 
 from tide_serve.errors import RETRY_S, ApiError, stopping
 from tide_serve.models.pool_metrics import PoolMetrics
-from tide_serve.models.registry import ModelRegistry, hanging, has_chat_template
+from tide_serve.models.registry import ModelRegistry, hanging, has_chat_template, log_calls
 from tide_serve.models.source import BundleSource, LoadPlan
+from tide_serve.request.tools import described_calls
 
 _log = logging.getLogger("tide_serve")
 
@@ -179,6 +180,7 @@ class ModelPool(ModelRegistry):
         if model.engine.backend.private_weights:
             reason = model.engine.backend.private_weights
             _log.warning("the weights of %s are packed in this process's own memory: %s", model.name, reason)
+        log_calls(model.name, model.engine)
         if self._closed:  # meanwhile, so `close` has not seen the engine
             model.engine.close(abort=True)
         self._metrics.loaded(model.name, model.bytes, perf_counter() - began)
@@ -254,6 +256,7 @@ class ModelPool(ModelRegistry):
         model = self._models[name]
         context = model.plan.bundle.manifest.max_seq_len if model.plan is not None else None
         fields = {"max_model_len": context, "state": model.state, "bytes": model.bytes or None}
+        fields |= described_calls(model.engine) if model.engine is not None else {}
         return fields if model.failure is None else {**fields, "error": model.failure}
 
     def summary(self) -> str:

@@ -64,10 +64,23 @@ class Arguments:
     values: tuple[Value, ...] = ()
 
     def text(self, arguments: Mapping[str, Any]) -> str:
-        """``arguments`` in JSON or Python, as forms without a history have them."""
-        if self.kind == "python" and isinstance(arguments, Mapping):
+        """``arguments`` as a model writes them."""
+        if self.kind == "json" or not isinstance(arguments, Mapping):
+            return json.dumps(arguments, ensure_ascii=False, separators=self.separators)
+        if self.kind == "python":
             return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        return json.dumps(arguments, ensure_ascii=False, separators=self.separators)
+        if self.kind == "quoted":
+            return "{" + ",".join(f"{name}:{self._quoted(value)}" for name, value in arguments.items()) + "}"
+        return self.sep.join(self._item(name, value) for name, value in arguments.items())
+
+    def _quoted(self, value: Any) -> str:
+        return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    def _item(self, name: str, value: Any) -> str:
+        is_text = isinstance(value, str)
+        around = next((each for each in self.values if not each.types or is_text == ("string" in each.types)), self.values[0])
+        text = value if is_text else json.dumps(value, ensure_ascii=False)
+        return f"{self.key_open}{name}{around.before}{text}{around.after}".replace(KEY, name)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,8 @@ class _Values:
             elif text:
                 yield from self._raw(f"{rule}_value", after)
             else:
-                yield f"{rule}_value: ({rule}_json{' | ' if types & _PYTHON.keys() else ''}{' | '.join(_PYTHON[kind] for kind in sorted(types & _PYTHON.keys()))}) {self.calls._text(after)}"
+                spelled = " | ".join([f"{rule}_json", *(_PYTHON[kind] for kind in sorted(types & _PYTHON.keys()))])
+                yield f"{rule}_value: ({spelled}) {self.calls._text(after)}"
                 yield f"{rule}_json: %json {styled(embedded, lenient=True)}"
             return
         python = arguments.kind == "python"

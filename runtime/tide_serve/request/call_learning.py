@@ -1,18 +1,18 @@
 """Learns the form of a model's calls from its chat template, by rendering made-up calls.
 
-What differs between a call, two calls, and a call behind text is the frame of a call; where the made-up names and values stand in it
-says how arguments are written. A form counts as learned if calls that were not made up for this, with quotes, line
+What differs between a call, two calls, and a call behind text is the frame of a call; where the made-up names and values stand
+in it says how arguments are written. A form counts as learned if calls that were not made up for this, with quotes, line
 breaks, nested values and no arguments, come back from what the template makes of them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from tide_runtime.errors import PromptError
@@ -118,7 +118,7 @@ class _Turns:
         text = self._text([self._user, message], False)
         if text is None:
             return None
-        shared = max(len(os.path.commonprefix([prompt, text])) for prompt in self._prompts)
+        shared = max(len(_shared(prompt, text)) for prompt in self._prompts)
         return text[shared - _cut_mark(text[:shared]) :]
 
     def _text(self, messages: list[Mapping[str, Any]], generation: bool) -> str | None:
@@ -187,7 +187,7 @@ class _Frame:
             form = replace(form, begin=before.removesuffix(head), open=head, close=tail, end=after.removeprefix(tail))
         else:
             between = _marks(self.two[spot.end : second])
-            close = _whole(os.path.commonprefix([after, between]))
+            close = _whole(_shared(after, between))
             opening = _suffix(before, between[len(close) :])
             cut = _cut_mark(before[: len(before) - len(opening)])
             opening = before[len(before) - len(opening) - cut :]
@@ -220,7 +220,7 @@ class _Frame:
             other = self.behind[: self.behind.rfind(_TOOLS[0], 0, self.behind.find(_KEYS[0]))]
             own = _suffix(before, other)
         else:
-            own = before[len(os.path.commonprefix([before, self.turns.head])) :]
+            own = before[len(_shared(before, self.turns.head)) :]
         return _marks(before[len(before) - len(own) - _cut_mark(before[: len(before) - len(own)]) :])
 
     def _second(self, spot: _Spot) -> int | None:
@@ -233,7 +233,7 @@ class _Frame:
     def _json_call(self, spot: _Spot) -> JsonCall | None:
         if spot.json is None:
             return None
-        value, end = json.JSONDecoder().raw_decode(self.one, spot.json)
+        value, _ = json.JSONDecoder().raw_decode(self.one, spot.json)
         listed = isinstance(value, list)
         each = value[0] if listed else value
         begin = self.one.index("{", spot.json)
@@ -292,7 +292,7 @@ class _Frame:
             raise _NotLearned("names and values of arguments are not in order")
         between = one[value1 + len(_VALUE) : key2].replace(_KEYS[0], KEY)
         behind = one[value2 + len(_VALUE2) :].replace(_KEYS[1], KEY)
-        after = _whole(os.path.commonprefix([behind, between]))
+        after = _whole(_shared(behind, between))
         key_open = _suffix(one[at:key1], between[len(after) :])
         key_open = one[key1 - len(key_open) - _cut_mark(one[at : key1 - len(key_open)]) : key1]
         sep = between[len(after) : len(between) - len(key_open)]
@@ -360,8 +360,13 @@ def _marks(text: str) -> str:
     return _COUNTER.sub(COUNT, text)
 
 
+def _shared(one: str, other: str) -> str:
+    """The text that both begin with."""
+    return one[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))]
+
+
 def _suffix(one: str, other: str) -> str:
-    return os.path.commonprefix([one[::-1], other[::-1]])[::-1]
+    return _shared(one[::-1], other[::-1])[::-1]
 
 
 def _cut_mark(text: str) -> int:

@@ -124,10 +124,7 @@ def read_calls(form: CallForm, reading: Reading) -> list[ToolCall]:
 
     Raises `Unfinished` where more text may make it a call, and `NoCall` where none can.
     """
-    if form.as_json is not None:
-        calls = _json_calls(form, reading)
-    else:
-        calls = [_call(form, reading)]
+    calls = _json_calls(form, reading) if form.as_json is not None else [_call(form, reading)]
     close = pieces(form.call_close)
     if close and not reading.closes(close[0]) and not _begins_another(form, reading):
         raise NoCall

@@ -1,8 +1,8 @@
 """Tools of a request: what the model is told about them, and the grammar of its calls.
 
 A chat template that takes ``tools`` shows them in the form that its model was trained on, and the form of calls is learned from
-it (`tide_serve.request.call_learning`). For other models a system message describes them; calls and results of earlier turns that a
-template does not show become text of the same form, that of Hermes and SmolLM2:
+it (`tide_serve.request.call_learning`). For other models a system message describes them; calls and results of earlier turns
+that a template does not show become text of the same form, mostly that of Hermes and SmolLM2:
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tide_runtime import Engine, Grammar
+from tide_runtime.errors import PromptError
 from tide_runtime.text.chat_template import template_forms
 from tide_runtime.text.tokenizer import Tokenizer
 
@@ -149,10 +150,28 @@ def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> 
 def call_forms(template: str) -> tuple[CallForm, ...]:
     """The forms in which the model of ``template`` writes calls, the one for forced calls first."""
     learned, named = learned_form(template).form, [*named_forms(template)]
-    if not template_forms(template).takes_tools and (learned is None or learned.arguments.kind == "items"):
-        return tuple(dict.fromkeys((*USUAL, *([learned] if learned is not None else []), *named)))
+    if learned is None and not template_forms(template).takes_tools:
+        return tuple(dict.fromkeys((*USUAL, *named)))
     first = [*named, learned] if HARMONY[0] in named else [learned, *named]
     return tuple(dict.fromkeys(form for form in (*first, *USUAL) if form is not None))
+
+
+def described_calls(engine: Engine) -> dict[str, str]:
+    """What /v1/models and the log say about the calls of a model: how it writes one, and what its template left open."""
+    template = engine.tool_chat_template
+    if not template:
+        return {}
+    try:
+        forms, learned = call_forms(template), learned_form(template)
+    except PromptError as error:
+        return {"tool_calls_note": str(error)}
+    fields = {"tool_calls": forms[0].text([("FUNCTION", {"ARGUMENT": "VALUE"})])}
+    if learned.flaw and learned.form is None:
+        return {
+            **fields,
+            "tool_calls_note": f"the form of calls is not learned from the chat template, but a usual one: {learned.flaw}",
+        }
+    return {**fields, "tool_calls_note": learned.flaw} if learned.flaw else fields
 
 
 def _tokens(tokenizer: Tokenizer | None, marks: Collection[str]) -> dict[str, int]:
