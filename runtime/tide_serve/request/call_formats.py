@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -70,11 +70,15 @@ class Arguments:
         if self.kind == "python":
             return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         if self.kind == "quoted":
-            return "{" + ",".join(f"{name}:{self._quoted(value)}" for name, value in arguments.items()) + "}"
+            return self._quoted(arguments)
         return self.sep.join(self._item(name, value) for name, value in arguments.items())
 
     def _quoted(self, value: Any) -> str:
-        return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{name}:{self._quoted(each)}" for name, each in value.items()) + "}"
+        if isinstance(value, list):
+            return f"[{','.join(map(self._quoted, value))}]"
+        return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value)
 
     def _item(self, name: str, value: Any) -> str:
         is_text = isinstance(value, str)
@@ -116,30 +120,30 @@ class CallForm:
     arguments: Arguments = Arguments()
     as_json: JsonCall | None = None
 
-    @property
+    @cached_property
     def call_open(self) -> str:
         """``open`` without what is JSON's."""
         return self.open if self.as_json is None else self.open.removesuffix(self.as_json.head)
 
-    @property
+    @cached_property
     def call_close(self) -> str:
         """``close`` without what is JSON's."""
         return self.close if self.as_json is None else self.close.removeprefix(self.as_json.tail)
 
-    @property
+    @cached_property
     def lead(self) -> str:
         """What stands before the first call, without what is JSON's."""
         if self.as_json is not None and self.as_json.listed:
             return self.begin.rstrip().removesuffix("[")
         return self.begin + self.call_open
 
-    @property
+    @cached_property
     def behind(self) -> tuple[str, ...]:
         """Pieces that may stand behind a call and are no text."""
         end = self.end.lstrip().removeprefix("]") if self.as_json is not None and self.as_json.listed else self.end
         return tuple(piece for piece in pieces(self.call_close + "\n" + self.sep + "\n" + end) if piece not in (ID, COUNT, NAME))
 
-    @property
+    @cached_property
     def openings(self) -> tuple[tuple[str, str], ...]:
         """(phrase, lead): calls may begin with a ``phrase``, of a ``lead`` whose first marks a model may leave out."""
         marks = [piece.start() for piece in _PIECE.finditer(self.lead) if _MARK.match(piece[0])]
@@ -152,8 +156,12 @@ class CallForm:
 
     def text(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """``calls``, each a name and arguments, as a model writes them."""
-        written = [f"{self.open}{name}{self.named}{self.arguments.text(arguments)}{self.close}" for name, arguments in calls]
-        return re.sub("[\ue000-\ue003]", "0", self.begin + self.sep.join(written) + self.end)
+        written = [
+            f"{self.open}{name}{self.named}{self.arguments.text(arguments)}{self.close}".replace(NAME, name)
+            for name, arguments in calls
+        ]
+        text = self.begin + self.sep.join(written) + self.end
+        return text.replace(ID, "000000000").replace(COUNT, "0")
 
     @property
     def literals(self) -> str:

@@ -163,10 +163,12 @@ class _Values:
         yield f"{rule}: {_quoted(key + ('=' if python else ':'))} {rule}_value"
         if choices is not None:
             quote = self.calls._text(arguments.quote)
-            spelled = [
-                _quoted(json.dumps(choice, ensure_ascii=False)) if python else f"{quote} {_quoted(choice)} {quote}"
-                for choice in choices
-            ]
+            double = [_quoted(json.dumps(choice, ensure_ascii=False)) for choice in choices]
+            spelled = (
+                [*double, *(_quoted(repr(choice)) for choice in choices)]
+                if python
+                else [f"{quote} {_quoted(choice)} {quote}" for choice in choices]
+            )
             yield f"{rule}_value: {' | '.join(spelled)}"
         else:
             kinds = {
