@@ -126,8 +126,8 @@ OUTPUTS: dict[str, list[tuple[str, str, list[Any]]]] = {
     "minimax_m1": [(f'<tool_calls>\n{JSON}\n{{"name": "g", "arguments": {{}}}}\n</tool_calls>', "", [F, G])],
     "minimax_m2": [
         (
-            '\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="q">x</parameter>\n</invoke>\n<invoke name="g">\n</invoke>\n'
-            "</minimax:tool_call>",
+            '\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="q">x</parameter>\n</invoke>\n'
+            '<invoke name="g">\n</invoke>\n</minimax:tool_call>',
             "",
             [F, G],
         ),

@@ -97,3 +97,14 @@ def test_free_text_needs_no_grammar() -> None:
     """Breaks: every answer beside tools pays for a mask."""
     assert plan("no tags", required=False).grammar(None) is None
     assert ToolPlan().grammar(ANSWER) is ANSWER
+
+
+@pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "parameters": {}}], ids=["none", "empty"])
+def test_a_tool_without_parameters_takes_none(function: dict[str, Any], accepts: Any) -> None:
+    """Breaks: a model makes arguments up for a function that takes none, which then fails at the client."""
+    without = ToolPlan(({"type": "function", "function": function},), required=True, forms=(json_form(),))
+    assert accepts(without, None, '{"name": "f", "arguments": {}}')
+    assert not accepts(without, None, '{"name": "f", "arguments": {"x": 1}}')
+    parser = without.parser()
+    assert parser is not None
+    assert parser.feed('{"name": "f", "arguments": {"x": 1}}', last=True)[1][0].arguments == "{}"

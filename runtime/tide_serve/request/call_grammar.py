@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tide_runtime.text.grammar import JSON_STYLE
@@ -21,6 +22,9 @@ _JSON_PART = re.compile(r'"[^"]*"|["{}\[\]]|[^"{}\[\]]+')
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _PYTHON = {"boolean": '"True" | "False"', "null": '"None"'}  # as templates write them that print values as they are
 _DEFINITIONS = ("$defs", "definitions")
+
+_json = partial(json.dumps, ensure_ascii=False)
+_quoted = _json  # a literal of Lark is spelled like a string of JSON
 
 Literal = Callable[[str], str | None]  # a mark in Lark where it is a token; "": the end of a text; None: it is text
 
@@ -53,12 +57,12 @@ class CallGrammar:
         for i, function in enumerate(self.functions):
             yield f"function_{i}: {self._function(function, i)}"
             yield from _Values(self, function, f"arguments_{i}").rules()
-        yield f"call: {self._text(self._open)} body"
-        yield f"calls: {self._text(form.begin + self._open, lead=True)} body {self._more(parallel)} {self._text(form.end)}"
+        yield f"call: {self.text(self._open)} body"
+        yield f"calls: {self.text(form.begin + self._open, lead=True)} body {self._more(parallel)} {self.text(form.end)}"
 
     def _more(self, parallel: bool) -> str:
         """Calls that follow the first."""
-        return f"({self._text(self.form.sep)} call){{0,{MAX_CALLS - 1}}}" if parallel and self.form.several else ""
+        return f"({self.text(self.form.sep)} call){{0,{MAX_CALLS - 1}}}" if parallel and self.form.several else ""
 
     def free(self, parallel: bool) -> Iterator[str]:
         """Rules with ``start``: any text with calls in it."""
@@ -72,7 +76,7 @@ class CallGrammar:
         mark = next(part for part in _PART.findall(lead))
         mark = mark if self.token(mark) is not None else form.openings[0][0]
         more = self._more(parallel) if form.begin.strip() or form.sep.strip() else ""  # others are found in the text
-        yield f"rest: {self._text(lead[len(mark) :])} body {more} {self._text(form.end)}"
+        yield f"rest: {self.text(lead[len(mark) :])} body {more} {self.text(form.end)}"
         yield "start: (head rest)* tail" if parallel else "start: head rest | tail"
         token = self.token(mark)
         yield f"head: TEXT {token}" if token else f"head[lazy]: TEXT {_quoted(mark)}"
@@ -86,11 +90,11 @@ class CallGrammar:
     def _function(self, function: Mapping[str, Any], i: int) -> str:
         name, form = function["name"], self.form
         if form.as_json is None:
-            return f"{_quoted(name)} {self._text(form.named)} arguments_{i} {self._text(form.close)}"
-        quoted = f"{_quoted(json.dumps(name))} {self._text(form.named.removeprefix(chr(34)))}"
-        return f"{quoted} arguments_{i} {self._text(form.close)}"
+            return f"{_quoted(name)} {self.text(form.named)} arguments_{i} {self.text(form.close)}"
+        quoted = f"{_quoted(json.dumps(name))} {self.text(form.named.removeprefix(chr(34)))}"
+        return f"{quoted} arguments_{i} {self.text(form.close)}"
 
-    def _text(self, literal: str, lead: bool = False) -> str:
+    def text(self, literal: str, lead: bool = False) -> str:
         """``literal`` in Lark; empty: there is none. ``lead``: white space before it may be left out."""
         space = literal[: len(literal) - len(literal.lstrip())] if lead else ""
         return " ".join([*([f"({_quoted(space)})?"] if space else []), *self._parts(literal[len(space) :])])
@@ -127,12 +131,12 @@ class _Values:
         open_, separator, close = {"python": ("", ", ", ""), "quoted": ("{", ",", "}"), "items": ("", arguments.sep, "")}[
             arguments.kind
         ]
-        around = [self.calls._text(text) for text in (open_, close)]
+        around = [self.calls.text(text) for text in (open_, close)]
         yield f"{self.name}: {around[0]} {self.name}_head0 {around[1]}"
         for i, needed in enumerate(required):
             # What may come from argument i on: ``head`` where none came before, ``more`` where one did.
             item, more = f"{self.name}_{i}", f"{self.name}_more{i + 1}"
-            sep = self.calls._text(separator)
+            sep = self.calls.text(separator)
             yield f"{self.name}_head{i}: {item} {more}" + ("" if needed else f" | {self.name}_head{i + 1}")
             yield f"{self.name}_more{i}: {sep} {item} {more}" + ("" if needed else f" | {more}")
         yield f"{self.name}_head{len(required)}: "
@@ -141,71 +145,64 @@ class _Values:
             yield from self._item(f"{self.name}_{i}", key, value, schema)
 
     def _item(self, rule: str, key: str, value: Any, root: Mapping[str, Any]) -> Iterator[str]:
-        arguments = self.calls.form.arguments
+        """Rules for the argument ``key`` of schema ``value``."""
         types = set(types_of(value, root))
-        choices = _texts_of(value) if isinstance(value, Mapping) else None
-        text = not types or "string" in types
-        embedded = {**value, **{name: root[name] for name in _DEFINITIONS if name in root}} if isinstance(value, Mapping) else {}
-        if arguments.kind == "items":
-            around = _around(arguments.values, types, text)
-            before, after = (part.replace(KEY, key) for part in (around.before, around.after))
-            yield f"{rule}: {self.calls._text(arguments.key_open)} {_quoted(key)} {self.calls._text(before)} {rule}_value"
-            if choices is not None:
-                yield f"{rule}_value: ({' | '.join(map(_quoted, choices))}) {self.calls._text(after)}"
-            elif text:
-                yield from self._raw(f"{rule}_value", after)
-            else:
-                spelled = " | ".join([f"{rule}_json", *(_PYTHON[kind] for kind in sorted(types & _PYTHON.keys()))])
-                yield f"{rule}_value: ({spelled}) {self.calls._text(after)}"
-                yield f"{rule}_json: %json {styled(embedded, lenient=True)}"
+        choices = _texts_of(value) if isinstance(value, Mapping) else []
+        if self.calls.form.arguments.kind == "items":
+            yield from self._marked(rule, key, value, types, choices, root)
             return
-        python = arguments.kind == "python"
+        python = self.calls.form.arguments.kind == "python"
         yield f"{rule}: {_quoted(key + ('=' if python else ':'))} {rule}_value"
-        if choices is not None:
-            quote = self.calls._text(arguments.quote)
-            double = [_quoted(json.dumps(choice, ensure_ascii=False)) for choice in choices]
-            spelled = (
-                [*double, *(_quoted(repr(choice)) for choice in choices)]
-                if python
-                else [f"{quote} {_quoted(choice)} {quote}" for choice in choices]
-            )
-            yield f"{rule}_value: {' | '.join(spelled)}"
-        else:
-            kinds = {
-                "object": "any_object",
-                "array": "any_list",
-                "string": "any_string",
-                "boolean": "any_boolean",
-                "null": "any_null",
-            }
-            yield f"{rule}_value: {' | '.join(sorted({kinds.get(kind, 'any_number') for kind in types}) or ['any_value'])}"
+        quote = self.calls.text(self.calls.form.arguments.quote)
+        spelled = [f"{quote} {_quoted(choice)} {quote}" for choice in choices]
+        if python:
+            spelled = [_quoted(spell(choice)) for choice in choices for spell in (_json, repr)]
+        yield f"{rule}_value: {' | '.join(spelled or sorted(f'any_{kind}' for kind in types) or ['any_value'])}"
+
+    def _marked(
+        self, rule: str, key: str, value: Any, types: set[str], choices: list[str], root: Mapping[str, Any]
+    ) -> Iterator[str]:
+        """Rules for an argument between marks."""
+        arguments, is_text = self.calls.form.arguments, not types or "string" in types
+        around = _around(arguments.values, types, is_text)
+        before, after = (part.replace(KEY, key) for part in (around.before, around.after))
+        yield f"{rule}: {self.calls.text(arguments.key_open)} {_quoted(key)} {self.calls.text(before)} {rule}_value"
+        if is_text and not choices:
+            yield from self._raw(f"{rule}_value", after)
+            return
+        spelled = [_quoted(choice) for choice in choices]
+        if not choices:
+            definitions = {name: root[name] for name in _DEFINITIONS if name in root}
+            yield f"{rule}_json: %json {styled({**value, **definitions}, lenient=True)}"
+            spelled = [f"{rule}_json", *(_PYTHON[kind] for kind in sorted(types & _PYTHON.keys()))]
+        yield f"{rule}_value: ({' | '.join(spelled)}) {self.calls.text(after)}"
 
     def _raw(self, rule: str, after: str) -> Iterator[str]:
         """Any text up to ``after``."""
         mark = _PART.findall(after.lstrip())[0]
         space = after[: len(after) - len(after.lstrip())]
         token = self.calls.token(mark)
-        rest = self.calls._text(after[len(space) + len(mark) :])
+        rest = self.calls.text(after[len(space) + len(mark) :])
         yield f"{rule}: {rule}_text {rest}"
         if token is not None:
-            yield rf"{rule}_text: /(.|\n)*/ {self.calls._text(space)} {token}"
+            yield rf"{rule}_text: /(.|\n)*/ {self.calls.text(space)} {token}"
         else:
             yield rf"{rule}_text[suffix={_quoted(space + mark)}]: /(.|\n)*/"
 
 
 def any_values(form: CallForm, calls: CallGrammar) -> Iterator[str]:
     """Rules for values of every type, in the spelling of a form that has its own."""
-    kind, quote = form.arguments.kind, calls._text(form.arguments.quote)
+    kind, quote = form.arguments.kind, calls.text(form.arguments.quote)
     if kind not in ("python", "quoted"):
         return
     python = kind == "python"
     comma, colon = (", ", ": ") if python else (",", ":")
     string = '%json {"type": "string"}'
-    yield "any_value: any_string | any_number | any_boolean | any_null | any_list | any_object"
-    yield 'any_number: %json {"type": "number"}'
+    yield "any_value: any_string | any_number | any_boolean | any_null | any_array | any_object"
+    yield from (f'any_{kind}: %json {{"type": "{kind}"}}' for kind in ("number", "integer"))
     yield 'any_boolean: "True" | "False"' if python else 'any_boolean: "true" | "false"'
     yield 'any_null: "None"' if python else 'any_null: "null" | "None"'
-    yield f'any_list: "[" (any_value ({_quoted(comma)} any_value)*)? "]"'
+    yield f'any_array: "[" (any_value ({_quoted(comma)} any_value)*)? "]"'
     yield f'any_object: "{{" (any_member ({_quoted(comma)} any_member)*)? "}}"'
     yield f"any_member: {'any_string' if python else '/[a-zA-Z0-9_.-]+/'} {_quoted(colon)} any_value"
     if python:
@@ -223,11 +220,7 @@ def _around(values: Sequence[Value], types: set[str], text: bool) -> Value:
     return next((value for value in values if not value.types or wanted & {*value.types}), values[0])
 
 
-def _texts_of(schema: Mapping[str, Any]) -> list[str] | None:
-    """The strings that are all that ``schema`` allows."""
+def _texts_of(schema: Mapping[str, Any]) -> list[str]:
+    """The strings that are all that ``schema`` allows; none: it allows others."""
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return choices if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices) else None
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return choices if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices) else []

@@ -76,6 +76,12 @@ class Reading:
             raise Unfinished
         return name, self.schema(name)
 
+    def call(self, name: str, arguments: Any) -> ToolCall:
+        """A call of tool ``name``; one that takes no arguments gets none, whatever a model makes up."""
+        schema, given = self.schema(name), as_object(arguments)
+        takes_none = schema.get("additionalProperties") is False and not schema.get("properties")
+        return ToolCall(name, "{}" if takes_none else dumped(given))
+
     def schema(self, name: str) -> Mapping[str, Any]:
         if name not in self.tools:
             raise NoCall
@@ -147,12 +153,12 @@ def _call(form: CallForm, reading: Reading) -> ToolCall:
         reading.at -= len(pieces(form.close)[0])
         return ToolCall(name, "{}")
     if arguments.kind == "json":
-        return ToolCall(name, dumped(as_object(reading.json())))
+        return reading.call(name, reading.json())
     if arguments.kind == "python":
-        return ToolCall(name, dumped(python_arguments(reading.python(), schema)))
+        return reading.call(name, python_arguments(reading.python(), schema))
     if arguments.kind == "quoted":
-        return ToolCall(name, dumped(as_object(quoted_object(reading.enclosed("{", arguments.quote), arguments.quote))))
-    return ToolCall(name, dumped(_items(form, reading, schema)))
+        return reading.call(name, quoted_object(reading.enclosed("{", arguments.quote), arguments.quote))
+    return reading.call(name, _items(form, reading, schema))
 
 
 # --- JSON
@@ -181,18 +187,17 @@ def _calls_of(value: Any, form: CallForm, reading: Reading) -> list[ToolCall]:
         raise NoCall
     value = value[keys.inside] if keys.inside and isinstance(value.get(keys.inside), dict) else value
     if not keys.name and all(name in reading.tools for name in value):
-        return [ToolCall(name, dumped(as_object(arguments))) for name, arguments in value.items()]
+        return [reading.call(name, arguments) for name, arguments in value.items()]
     if keys.name in value and keys.name != "name":
         value = {"name": value[keys.name], "arguments": value.get(keys.arguments)}
     elif "name" not in value:  # {"type": "function", "function": …} with an object or a name
         value = value["function"] if isinstance(value.get("function"), dict) else {"name": value.get("function"), **value}
     if not isinstance(value.get("name"), str):
         raise NoCall
-    reading.schema(value["name"])
     given = [value[key] for key in (keys.arguments, *_ARGUMENTS) if key in value]
     if not given and not value.keys() <= _NAME_KEYS:
         raise NoCall
-    return [ToolCall(value["name"], dumped(as_object(given[0] if given else None)))]
+    return [reading.call(value["name"], given[0] if given else None)]
 
 
 # --- items
