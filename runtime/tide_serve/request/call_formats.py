@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -207,6 +207,7 @@ def _dsml(section: str) -> CallForm:
 
 
 _PYTHON, _PARAMETERS = Arguments("python"), _items("<parameter=", (">\n", "\n</parameter>\n"))
+_MINIMAX = ("<minimax:tool_call>\n", '<invoke name="', '">\n', "</invoke>\n", "", "</minimax:tool_call>")
 _INVOKED = _items('<parameter name="', ('">', "</parameter>\n"))
 HERMES = json_form("<tool_call>\n", "\n</tool_call>")
 # Any model may write these: Hermes' JSON, and Qwen3-Coder's and Llama 3's functions.
@@ -229,48 +230,31 @@ HARMONY = tuple(
         (" ", f"<|channel|>{NAME}"),
     )
 )
+_LFM2 = CallForm("<|tool_call_start|>[", "", "(", ")", ", ", "]<|tool_call_end|>", arguments=_PYTHON)
+_ARG_KEYS = _items("<arg_key>", ("</arg_key>\n<arg_value>", "</arg_value>\n"))
+_KIMI = ("<|tool_call_begin|>functions.", f":{COUNT}<|tool_call_argument_begin|>", "<|tool_call_end|>")
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 # A mark that a template has → the forms that its model writes, where no call of the history shows one.
+# fmt: off
 NAMED = {
     "<|channel|>commentary": HARMONY,
-    "<|tool_call_start|>": (CallForm("<|tool_call_start|>[", "", "(", ")", ", ", "]<|tool_call_end|>", arguments=_PYTHON),),
-    "<|tool_list_start|>": (CallForm("<|tool_call_start|>[", "", "(", ")", ", ", "]<|tool_call_end|>", arguments=_PYTHON),),
-    "functools": (json_form("functools", listed=True),),
+    "<|tool_call_start|>": (_LFM2,),
+    "<|tool_list_start|>": (_LFM2,),
+    "<|tool|>": (json_form("functools", listed=True),),
     "<|tool_call|>": (json_form("<|tool_call|>", listed=True, end="<|/tool_call|>"),),
     "<tool_call>": USUAL[:1],
-    "<arg_key>": (
-        CallForm(
-            "",
-            "<tool_call>",
-            "\n",
-            "</tool_call>",
-            "\n",
-            arguments=_items("<arg_key>", ("</arg_key>\n<arg_value>", "</arg_value>\n")),
-        ),
-    ),
+    "<arg_key>": (CallForm("", "<tool_call>", "\n", "</tool_call>", "\n", arguments=_ARG_KEYS),),
     "<seed:tool_call>": (
         CallForm("", "<seed:tool_call>\n<function=", ">\n", "</function>\n</seed:tool_call>", "\n", arguments=_PARAMETERS),
     ),
-    "<minimax:tool_call>": (
-        CallForm(
-            "<minimax:tool_call>\n", '<invoke name="', '">\n', "</invoke>\n", "", "</minimax:tool_call>", arguments=_INVOKED
-        ),
-    ),
+    "<minimax:tool_call>": (CallForm(*_MINIMAX, arguments=_INVOKED),),
     "<｜DSML｜": tuple(_dsml(name) for name in ("function_calls", "tool_calls")),
-    "<|tool_call_begin|>": (
+    "<|tool_call_begin|>": (CallForm("<|tool_calls_section_begin|>", *_KIMI, end="<|tool_calls_section_end|>"),),
+    "<｜tool▁calls▁begin｜>": (
+        CallForm(*_DEEPSEEK[:4], "", _DEEPSEEK[4]),
         CallForm(
-            "<|tool_calls_section_begin|>",
-            "<|tool_call_begin|>functions.",
-            f":{COUNT}<|tool_call_argument_begin|>",
-            "<|tool_call_end|>",
-            end="<|tool_calls_section_end|>",
+            _DEEPSEEK[0], f"{_DEEPSEEK[1]}function{_DEEPSEEK[2]}", "\n```json\n", f"\n```{_DEEPSEEK[3]}", "\n", _DEEPSEEK[4]
         ),
-    ),
-    "<｜tool▁calls▁begin｜>": tuple(
-        CallForm("<｜tool▁calls▁begin｜>", open, named, close + "<｜tool▁call▁end｜>", "\n", "<｜tool▁calls▁end｜>")
-        for open, named, close in (
-            ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", ""),
-            ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```"),
-        )
     ),
     "<TOOLCALL>": (json_form("<TOOLCALL>", listed=True, end="</TOOLCALL>"),),
     "<tool_calls>": (json_form("<tool_calls>", listed=True, end="</tool_calls>"),),
@@ -280,20 +264,18 @@ NAMED = {
     "<|tool_call>": (CallForm("", "<|tool_call>call:", "", "<tool_call|>", arguments=Arguments("quoted", quote='<|"|>')),),
     "[TOOL_CALLS]": (
         json_form("[TOOL_CALLS]", listed=True),
-        CallForm("", "[TOOL_CALLS]", "[ARGS]"),
-        CallForm("", "[TOOL_CALLS]", f"[CALL_ID]{ID}[ARGS]"),
-        CallForm("", "[TOOL_CALLS]"),
+        *(CallForm("", "[TOOL_CALLS]", named) for named in ("[ARGS]", f"[CALL_ID]{ID}[ARGS]", "")),
     ),
     "<|python_tag|>": (
         json_form("<|python_tag|>", keys=("name", "parameters")),
         CallForm("<|python_tag|>", "", ".call(", ")", several=False, arguments=_PYTHON),
     ),
 }
+# fmt: on
+# What is read where neither a template nor a mark in it says more.
 PUBLISHED = tuple({form: None for forms in (USUAL, *NAMED.values()) for form in forms})
 
 
-def named_forms(template: str) -> Iterator[CallForm]:
+def named_forms(template: str) -> list[CallForm]:
     """Forms for the marks that ``template`` has."""
-    for mark, forms in NAMED.items():
-        if mark in template:
-            yield from forms
+    return [form for mark, forms in NAMED.items() if mark in template for form in forms]

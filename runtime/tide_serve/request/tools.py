@@ -27,7 +27,7 @@ from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
-from tide_serve.request.call_formats import HARMONY, USUAL, CallForm, named_forms
+from tide_serve.request.call_formats import HARMONY, PUBLISHED, USUAL, CallForm, named_forms
 from tide_serve.request.call_grammar import CallGrammar, any_values, parameters_of, styled
 from tide_serve.request.call_learning import learned_form
 from tide_serve.request.structured import check_schema
@@ -149,11 +149,10 @@ def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> 
 
 def call_forms(template: str) -> tuple[CallForm, ...]:
     """The forms in which the model of ``template`` writes calls, the one for forced calls first."""
-    learned, named = learned_form(template).form, [*named_forms(template)]
-    if learned is None and not template_forms(template).takes_tools:
-        return tuple(dict.fromkeys((*USUAL, *named)))
-    first = [*named, learned] if HARMONY[0] in named else [learned, *named]
-    return tuple(dict.fromkeys(form for form in (*first, *USUAL) if form is not None))
+    learned, named = learned_form(template).form, named_forms(template)
+    if learned is None:
+        return tuple(dict.fromkeys((*(named if template_forms(template).takes_tools else ()), *PUBLISHED)))
+    return tuple(dict.fromkeys((*named, learned, *USUAL) if HARMONY[0] in named else (learned, *named, *USUAL)))
 
 
 def described_calls(engine: Engine) -> dict[str, str]:
