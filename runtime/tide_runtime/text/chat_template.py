@@ -138,7 +138,8 @@ def _rendered(template: str, messages: list[dict[str, Any]], **variables: Any) -
 
     names = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
     try:
-        return _compiled(template).render({**names, "tools": None, "documents": None, "messages": messages, **variables})
+        copies = _as_json_values({"messages": messages, **variables})
+        return _compiled(template).render({**names, "tools": None, "documents": None, **copies})
     except (jinja2.TemplateError, *TEMPLATE_FAULTS):
         return None
 
@@ -156,12 +157,11 @@ def _compiled(template: str) -> jinja2.Template:
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
     from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
 
-    # Templates come with downloaded models, so they run in a sandbox that cannot modify its inputs.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_generation_block(), loopcontrols]
-    )
+    # Templates come with downloaded models, so they run in a sandbox. Some append to lists of their own (Kimi K2), so lists may
+    # grow: what is passed to a template is a copy.
+    environment = SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_generation_block(), loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -23,8 +23,9 @@ from tide_runtime.errors import QueueFullError
 
 from tide_serve.errors import RETRY_S, ApiError, stopping
 from tide_serve.models.pool_metrics import PoolMetrics
-from tide_serve.models.registry import ModelRegistry, described, hanging, has_chat_template
+from tide_serve.models.registry import ModelRegistry, described, hanging, has_chat_template, log_calls
 from tide_serve.models.source import BundleSource, LoadPlan
+from tide_serve.request.tools import described_calls
 
 _log = logging.getLogger("tide_serve")
 
@@ -180,6 +181,7 @@ class ModelPool(ModelRegistry):
         if model.engine.backend.private_weights:
             reason = model.engine.backend.private_weights
             _log.warning("the weights of %s are packed in this process's own memory: %s", model.name, reason)
+        log_calls(model.name, model.engine)
         if self._closed:  # meanwhile, so `close` has not seen the engine
             model.engine.close(abort=True)
         seconds = perf_counter() - began
@@ -257,6 +259,7 @@ class ModelPool(ModelRegistry):
         model = self._models[name]
         known = described(model.plan.bundle.manifest) if model.plan is not None else {"max_model_len": None}
         fields = {**known, "state": model.state, "bytes": model.bytes or None}
+        fields |= described_calls(model.engine) if model.engine is not None else {}
         return fields if model.failure is None else {**fields, "error": model.failure}
 
     def summary(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from asyncio import Future
 from collections.abc import Sequence
@@ -11,6 +12,9 @@ from tide_runtime import Engine
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import ParamsError
 
+from tide_serve.request.tools import described_calls
+
+_log = logging.getLogger("tide_serve")
 LONGEST_STEP_S = 600  # a step computes a part of a prompt at most
 
 
@@ -83,6 +87,7 @@ class OneEngine(ModelRegistry):
         self.names = (*own, *engine.options.adapters)
         if both := sorted({*own} & {*engine.options.adapters}):
             raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
+        log_calls(self.names[0], engine)
 
     def take(self, name: str) -> Engine:
         return self.engine
@@ -95,7 +100,7 @@ class OneEngine(ModelRegistry):
 
     def described(self, name: str) -> dict[str, Any]:
         parent = {"parent": self.names[0]} if self.adapter(name) is not None else {}
-        return {**described(self.engine.manifest), **parent}
+        return {**described(self.engine.manifest), **parent, **described_calls(self.engine)}
 
     def summary(self) -> str:
         return f"{self.names[0]}, policy {self.engine.policy.name}, target {self.engine.target}"
@@ -119,6 +124,12 @@ class OneEngine(ModelRegistry):
 
     def close(self, abort: bool = False) -> None:
         self.engine.close(abort)
+
+
+def log_calls(name: str, engine: Engine) -> None:
+    """Say what of a model's tool calls its chat template left open, once it is loaded."""
+    if note := described_calls(engine).get("tool_calls_note"):
+        _log.info("tool calls of %s: %s", name, note)
 
 
 def hanging(engine: Engine) -> str | None:

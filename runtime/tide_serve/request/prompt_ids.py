@@ -14,7 +14,7 @@ from tide_runtime.errors import PromptError
 from tide_runtime.text.message_parts import arguments_object, joined_parts
 
 from tide_serve.errors import ApiError
-from tide_serve.request.call_formats import CLOSING, OPENING
+from tide_serve.request.call_formats import HERMES, CallForm
 from tide_serve.request.tools import ToolPlan
 
 Result = TypeVar("Result")
@@ -23,9 +23,7 @@ _PASSED = ("name", "tool_call_id", "reasoning_content", "reasoning")  # keys of 
 _DESCRIPTION = """You can call these functions:
 {functions}
 To call one, answer with its name and arguments as JSON, for each call:
-{opening}
-{{"name": "FUNCTION", "arguments": {{"ARGUMENT": VALUE}}}}
-{closing}
+{example}
 The results come between <tool_response> and </tool_response>. Answer in plain text when no call is needed."""
 
 
@@ -56,9 +54,9 @@ async def chat_prompt(
         raise ApiError(400, "messages is empty; give at least one", "messages")
     turns = template_messages(messages)
     if not tools.calls_shown:
-        turns = [with_calls_as_text(turn) for turn in turns]
+        turns = [with_calls_as_text(turn, tools.forms[0], keeps_results=tools.shown) for turn in turns]
     if tools.tools and not tools.shown:
-        turns = with_tools_described(turns, tools.tools)
+        turns = with_tools_described(turns, tools.tools, tools.forms[0])
     extra = {**(variables or {}), **({"tools": tools.tools} if tools.tools and tools.shown else {})}
     try:
         prompt = await off_loop(_characters([turns, extra]), _chat_prompt, engine, turns, extra)
@@ -96,28 +94,34 @@ def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def with_tools_described(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """``messages`` with ``tools`` in the system message, where the template does not show them."""
+def with_tools_described(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], form: CallForm = HERMES
+) -> list[dict[str, Any]]:
+    """``messages`` with ``tools`` and the ``form`` of calls in the system message, where the template does not show them."""
     functions = "\n".join(json.dumps(_described(tool["function"]), ensure_ascii=False) for tool in tools)
-    description = _DESCRIPTION.format(functions=functions, opening=OPENING, closing=CLOSING)
+    description = _DESCRIPTION.format(functions=functions, example=form.text([("FUNCTION", {"ARGUMENT": "VALUE"})]))
     if messages[0]["role"] in ("system", "developer"):
         content = f"{joined_parts(messages[0]['content'])}\n\n{description}".strip()
         return [{**messages[0], "content": content}, *messages[1:]]
     return [{"role": "system", "content": description}, *messages]
 
 
-def with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """``message`` with its calls, or what they returned, as text, where the template does not show them."""
-    if message["role"] == "tool":
+def with_calls_as_text(message: dict[str, Any], form: CallForm = HERMES, keeps_results: bool = False) -> dict[str, Any]:
+    """``message`` with its calls, or what they returned, as text, where the template does not show them.
+
+    Args:
+        form: of the calls.
+        keeps_results: the template shows what calls returned.
+    """
+    if message["role"] == "tool" and not keeps_results:
         return {"role": "user", "content": f"<tool_response>\n{joined_parts(message['content'])}\n</tool_response>"}
     if not message.get("tool_calls"):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
-    calls = [{**function, "arguments": arguments_object(function["arguments"])} for function in functions]
-    blocks = [f"{OPENING}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSING}" for call in calls]
+    calls = form.text([(function["name"], arguments_object(function["arguments"])) for function in functions])
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     content = joined_parts(message["content"] or "")
-    return {**rest, "content": "\n".join([content, *blocks] if content else blocks)}
+    return {**rest, "content": f"{content}\n{calls}" if content else calls}
 
 
 def _template_message(message: dict[str, Any], at: str) -> dict[str, Any]:
