@@ -111,6 +111,9 @@ def serve(
             help="On SIGTERM or Ctrl-C, for answers in progress; new requests get 503. A second signal ends the server at once."
         ),
     ] = _SERVE.drain_timeout,
+    strict_fields: Annotated[
+        bool, _limit("--strict-fields", help="Refuse fields that are not known. Default: the log names them.")
+    ] = _SERVE.strict_fields,
     policy: Annotated[
         str, _engine(help="How deep tokens go: full, exact, exit or auto; see `tide-run --help`.")
     ] = _ENGINE.policy,
@@ -185,6 +188,7 @@ def serve(
         drain_timeout=drain_timeout,
         cors_origins=tuple(cors_origin or ()),
         allowed_hosts=tuple(allowed_host) if allowed_host else None,
+        strict_fields=strict_fields,
         log_text=log_text,
         page=page,
         tls_certificate=tls_certificate,

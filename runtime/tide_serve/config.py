@@ -34,6 +34,7 @@ class ServeConfig:
         cors_origins: allowed browser origins; empty: none.
         allowed_hosts: the header ``Host`` must name one of them, localhost or a loopback address; None: it is not checked.
             The command `tide-serve` checks it where it listens on loopback.
+        strict_fields: refuse requests with fields that are not known; otherwise the log names them.
         log_text: write prompts and texts into the log.
         page: serve the chat page at ``/``.
         tls_certificate, tls_key: PEM files; both or neither.
@@ -56,6 +57,7 @@ class ServeConfig:
     drain_timeout: float = 30.0
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
+    strict_fields: bool = False
     log_text: bool = False
     page: bool = True
     tls_certificate: Path | None = None

@@ -23,6 +23,11 @@ class ModelRegistry(ABC):
 
     names: Sequence[str]
 
+    @property
+    def only(self) -> bool:
+        """Whether all names are of one model."""
+        return len(self.names) == 1
+
     @abstractmethod
     def take(self, name: str) -> Engine | None:
         """The engine of one of ``names``, which stays loaded until `release`; None: it has to be waited for."""
@@ -83,6 +88,10 @@ class OneEngine(ModelRegistry):
         self.names = (*own, *engine.options.adapters)
         if both := sorted({*own} & {*engine.options.adapters}):
             raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
+
+    @property
+    def only(self) -> bool:
+        return not self.engine.options.adapters
 
     def take(self, name: str) -> Engine:
         return self.engine

@@ -34,6 +34,8 @@ class RequestRecord:
         route: the declared path that answered; "none" where none did.
         status: the answer's status; 499 where the request ended before it began; 0 as long as it has not begun.
         refused: why the request was refused before it reached a route, in one word; None: it was not.
+        param, reason: the field that a refused request was refused for, if it was one, and why.
+        no_effect: fields that were accepted and change nothing here.
         aborted: the answer was not completed: the client left, or the server failed or ended.
         headers: added to the answer.
         request_text, output_texts: only with ``ServeConfig.log_text``.
@@ -50,6 +52,9 @@ class RequestRecord:
     route: str = "none"
     status: int = 0
     refused: str | None = None
+    param: str | None = None
+    reason: str | None = None
+    no_effect: list[str] = field(default_factory=list)
     aborted: bool = False
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -77,6 +82,10 @@ class RequestRecord:
         }
         if self.refused is not None:
             fields["refused"] = self.refused
+        if self.reason is not None:
+            fields |= {"field": self.param, "reason": self.reason}
+        if self.no_effect:
+            fields["no_effect"] = list(dict.fromkeys(self.no_effect))
         if self.aborted:
             fields["aborted"] = True
         if self.model is not None:
@@ -90,6 +99,12 @@ class RequestRecord:
 
 # The request that the running task answers; tasks that it starts inherit it.
 current_record: ContextVar[RequestRecord | None] = ContextVar("current_record", default=None)
+
+
+def note_no_effect(*fields: str) -> None:
+    """Let the log line of the request that runs name ``fields``, which were accepted and change nothing here."""
+    if (record := current_record.get()) is not None:
+        record.no_effect += fields
 
 
 class RequestObserver:

@@ -47,9 +47,6 @@ def stream_options(body: Mapping[str, Any]) -> StreamOptions | None:
         if options:
             raise ApiError(400, "stream_options needs stream: true; set it, or leave the options out", "stream_options")
         return None
-    if options.get("include_obfuscation", False):
-        message = "stream_options.include_obfuscation is not supported: events are not padded; set it to false"
-        raise ApiError(400, message, "stream_options.include_obfuscation", "unsupported_parameter")
     return StreamOptions(options.get("include_usage", False), options.get("include_depth", False))
 
 
@@ -87,6 +84,8 @@ def generation_params(
         max_new_tokens=max_new_tokens,
         logprobs=max(1, logprobs) if logprobs is not None else 0,  # the engine reports nothing for 0
         grammar=grammar,
+        eos_token_ids=_ends(engine, body.get("stop_token_ids", [])),
+        shown_tokens=_shown(engine, body),
     )
 
 
@@ -145,6 +144,17 @@ def _check_range(name: str, value: float) -> None:
     least, most, allowed = _RANGES[name]
     if not least <= value <= most:
         raise ApiError(400, f"{name} is {value}; set it to {allowed}", name)
+
+
+def _ends(engine: Engine, more: Sequence[int]) -> tuple[int, ...] | None:
+    """The tokens that end a text; None: the model's."""
+    return (*engine.manifest.generation.eos_token_ids, *more) if more else None
+
+
+def _shown(engine: Engine, body: Mapping[str, Any]) -> tuple[int, ...]:
+    """Special tokens that the text has."""
+    hidden = body.get("skip_special_tokens", True) or engine.tokenizer is None
+    return () if hidden else tuple(engine.tokenizer.special_ids)
 
 
 def _logit_bias(body: Mapping[str, Any], vocab_size: int) -> tuple[tuple[int, float], ...]:

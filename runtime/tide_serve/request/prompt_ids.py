@@ -15,6 +15,7 @@ from tide_runtime.text.message_parts import arguments_object, joined_parts
 
 from tide_serve.errors import ApiError
 from tide_serve.request.call_formats import CLOSING, OPENING
+from tide_serve.request.tool_results import text_parts
 from tide_serve.request.tools import ToolPlan
 
 Result = TypeVar("Result")
@@ -122,8 +123,6 @@ def with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 def _template_message(message: dict[str, Any], at: str) -> dict[str, Any]:
     role = message["role"]
-    if role == "function":
-        raise ApiError(400, f"{at}.role is 'function', the former form of 'tool'; use that", f"{at}.role")
     for name, instead in (("audio", "its text as content"), ("function_call", "tool_calls")):
         if message.get(name) is not None:
             raise ApiError(400, f"{at}.{name} is not supported; send {instead}", f"{at}.{name}")
@@ -132,6 +131,8 @@ def _template_message(message: dict[str, Any], at: str) -> dict[str, Any]:
         content = message.get("refusal")
         if role == "assistant" and not (content or calls):
             raise ApiError(400, f"{at}.content is missing; give a text, or tool_calls", f"{at}.content")
+    if role == "tool":
+        content = text_parts(content or "")
     rendered = {"role": role, "content": _template_content(content, f"{at}.content")}
     if calls:
         rendered["tool_calls"] = [_template_call(call, f"{at}.tool_calls[{index}]") for index, call in enumerate(calls)]
@@ -149,8 +150,6 @@ def _template_content(content: str | list[dict[str, Any]] | None, at: str) -> st
 
 
 def _template_call(call: dict[str, Any], at: str) -> dict[str, Any]:
-    if call["type"] != "function":
-        raise ApiError(400, f"{at}.type is {call['type']!r}, expected 'function'", f"{at}.type")
     function = {name: call["function"][name] for name in ("name", "arguments")}
     return {"id": call["id"], "type": "function", "function": function}
 
