@@ -36,7 +36,7 @@ from tide_serve.request.answer_parser import AnswerParser
 from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
 from tide_serve.request.fields import CHAT
-from tide_serve.request.other_servers import in_openais_terms
+from tide_serve.request.other_servers import takes_other_servers_fields
 from tide_serve.request.parameters import (
     StreamOptions,
     checked_top_logprobs,
@@ -97,16 +97,9 @@ def chat_routes(service: Service) -> APIRouter:
     return router
 
 
+@takes_other_servers_fields
 async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
-    terms, names = in_openais_terms(body)
-    try:
-        return await _checked(model, terms)
-    except ApiError as error:
-        raise error.renamed(lambda param: names.get(param, param)) from error
-
-
-async def _checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     engine, config = model.engine, model.config
     stream, n = stream_options(body), choices(body, config)
     top_logprobs = _top_logprobs(body)

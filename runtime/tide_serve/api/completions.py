@@ -29,7 +29,7 @@ from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.fields import COMPLETION
 from tide_serve.request.fill_in_middle import ends, gap_prompt
-from tide_serve.request.other_servers import in_openais_terms
+from tide_serve.request.other_servers import takes_other_servers_fields
 from tide_serve.request.parameters import (
     StreamOptions,
     checked_top_logprobs,
@@ -100,16 +100,9 @@ def completions_routes(service: Service) -> APIRouter:
     return router
 
 
+@takes_other_servers_fields
 async def checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest:
     """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
-    terms, names = in_openais_terms(body)
-    try:
-        return await _checked(model, terms)
-    except ApiError as error:
-        raise error.renamed(lambda param: names.get(param, param)) from error
-
-
-async def _checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest:
     engine, config = model.engine, model.config
     stream, top_logprobs = stream_options(body), checked_top_logprobs(body.get("logprobs"), "logprobs")
     echo = body.get("echo", False)
@@ -127,7 +120,7 @@ async def _checked(model: ServedModel, body: dict[str, Any]) -> CompletionReques
     # The parameters of a request that generates nothing are checked all the same.
     params = generation_params(engine, config, body, max_new_tokens=max(1, limit), logprobs=top_logprobs, grammar=grammar)
     if suffix:
-        params = replace(params, eos_token_ids=ends(engine))
+        params = replace(params, eos_token_ids=(*ends(engine), *(params.eos_token_ids or ())))
     head = answer_head(model, "cmpl", "text_completion")
     return CompletionRequest(head, prompts, params if limit else None, n, echo, top_logprobs, stream)
 

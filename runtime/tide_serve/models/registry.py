@@ -19,14 +19,11 @@ class ModelRegistry(ABC):
 
     Args:
         names: of all models, those that are not loaded included; the first one is shown.
+        only: all names are of one model.
     """
 
     names: Sequence[str]
-
-    @property
-    def only(self) -> bool:
-        """Whether all names are of one model."""
-        return len(self.names) == 1
+    only: bool
 
     @abstractmethod
     def take(self, name: str) -> Engine | None:
@@ -86,12 +83,9 @@ class OneEngine(ModelRegistry):
         self.engine = engine
         own = names or (engine.manifest.model.name,)
         self.names = (*own, *engine.options.adapters)
+        self.only = not engine.options.adapters
         if both := sorted({*own} & {*engine.options.adapters}):
             raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
-
-    @property
-    def only(self) -> bool:
-        return not self.engine.options.adapters
 
     def take(self, name: str) -> Engine:
         return self.engine

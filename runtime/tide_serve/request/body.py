@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
 from fastapi import Request
@@ -119,10 +118,9 @@ class BodyTypes:
             raise _type_error(error) from error
         idle: list[str] = []
         clean: dict[str, Any] = _cleaned(body, parsed, "", idle)
-        if strict and (unknown := [path for path in idle if path.rpartition(".")[2] not in self.harmless]):
-            name = unknown[0][:80]
-            raise ApiError(400, f"{name} is not known here; leave it out, or start the server without --strict-fields", name,
-                           "unknown_parameter")  # fmt: skip
+        if strict and (name := next((path[:80] for path in idle if path.rpartition(".")[2] not in self.harmless), None)):
+            message = f"{name} is not known here; leave it out, or start the server without --strict-fields"
+            raise ApiError(400, message, name, "unknown_parameter")
         note_no_effect(*(_INDEX.sub("[]", path) for path in idle))
         return clean
 
@@ -157,13 +155,9 @@ def check_fields(body: Mapping[str, Any], fields: Mapping[str, Refused]) -> None
     """Raise ApiError for the first field of ``body`` that ``fields`` refuses."""
     for name, value in body.items():
         refused = fields.get(name)
-        if refused is not None and not any(map(partial(_same, value), refused.accepts)):
+        # True equals 1 to Python, and is another value to a client.
+        if refused is not None and (isinstance(value, bool), value) not in [(isinstance(a, bool), a) for a in refused.accepts]:
             raise ApiError(400, f"{name} is not supported: {refused.reason}", name, "unsupported_parameter")
-
-
-def _same(value: Any, other: Any) -> bool:
-    """True equals 1 to Python, and is another value to a client."""
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def is_deeper(value: Any, limit: int) -> bool:

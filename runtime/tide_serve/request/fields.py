@@ -25,9 +25,7 @@ class RefusalPart(Part):
 
 
 class OtherPart(Part):
-    """A part of what a call returned that is no text; `tide_serve.request.tool_results` names it."""
-
-    type: str
+    type: str  # of a part that is no text; `tide_serve.request.tool_results` names it
     source: dict[str, Any] | None = None
 
 
@@ -38,14 +36,10 @@ class Schema(Part):
     strict: bool | None = None
 
 
-class TextFormat(Part):
-    type: Literal["text"]
+class PlainFormat(Part):
+    """``schema``: of an object, as llama.cpp has it."""
 
-
-class JsonObjectFormat(Part):
-    """``schema``: as llama.cpp has it."""
-
-    type: Literal["json_object"]
+    type: Literal["text", "json_object"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
@@ -64,7 +58,7 @@ class LarkFormat(Part):
     grammar: str
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | LarkFormat, OneOf()]
+ResponseFormat = Annotated[PlainFormat | JsonSchemaFormat | RegexFormat | LarkFormat, OneOf()]
 
 
 class StructuredOutputs(Part):
@@ -85,10 +79,7 @@ class StreamOptions(Part):
 
 
 class Reasoning(Part):
-    """Thoughts of an answer.
-
-    ``enabled`` turns them on or off, ``effort`` is ``reasoning_effort``, and ``max_tokens`` ends them after so many tokens.
-    """
+    """``enabled`` turns thoughts on or off, ``effort`` is ``reasoning_effort``, ``max_tokens`` ends them after so many tokens."""
 
     enabled: bool | None = None
     effort: str | None = None
@@ -98,14 +89,8 @@ class Reasoning(Part):
 # --- messages and tools
 
 
-class SystemMessage(Part):
-    role: Literal["system", "developer"]
-    content: Annotated[str | list[TextPart], OneOf()]
-    name: str | None = None
-
-
-class UserMessage(Part):
-    role: Literal["user"]
+class AskingMessage(Part):
+    role: Literal["system", "developer", "user"]
     content: Annotated[str | list[TextPart], OneOf()]
     name: str | None = None
 
@@ -136,15 +121,13 @@ class AnswerMessage(Part):
 
 
 class ToolMessage(Part):
-    """What a call has returned."""
-
     role: Literal["tool"]
     content: Annotated[str | list[Annotated[TextPart | OtherPart, OneOf()]], OneOf()]
     tool_call_id: str
     name: str | None = None
 
 
-Message = Annotated[SystemMessage | UserMessage | AnswerMessage | ToolMessage, OneOf("role")]
+Message = Annotated[AskingMessage | AnswerMessage | ToolMessage, OneOf("role")]
 
 
 class Function(Part):
@@ -160,10 +143,7 @@ class FunctionTool(Part):
 
 
 class OtherTool(Part):
-    """A tool that this server does not run, or of a kind that a text model cannot call; it is left out."""
-
-    type: str
-    name: str | None = None
+    type: str  # of a tool that this server does not run, or that a text model cannot call; it is left out
 
 
 class NamedFunction(Part):
@@ -194,7 +174,7 @@ Texts = Annotated[str | list[str] | list[int] | list[list[int]], OneOf()]
 
 
 class Sampling(Part):
-    """Fields of all routes that write text. Those from ``repeat_penalty`` on are other servers'."""
+    """Fields of all routes that write text; from ``repeat_penalty`` on those of other servers."""
 
     model: str | None = None
     stream: bool | None = None
@@ -223,16 +203,12 @@ class Sampling(Part):
 
 
 class ChatSampling(Sampling):
-    """Fields of the routes whose answers may think."""
-
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     think: Annotated[bool | str, OneOf()] | None = None
 
 
 class Choices(Part):
-    """Fields of the routes that give several answers."""
-
     n: int | None = None
     stop: Stop | None = None
     stream_options: StreamOptions | None = None
@@ -291,10 +267,8 @@ _OFF: dict[str, Any] = {
     "lora": [], "include_stop_str_in_output": False, "truncate_prompt_tokens": -1, "chat_template": "", "documents": [],
     "add_generation_prompt": True, "continue_final_message": False, "options": {},
 }  # fmt: skip
-REFUSED = {
-    name: Refused(f"this server has no such option; leave it out, or set it to {off!r}", (off,)) for name, off in _OFF.items()
-}
-CHAT_REFUSED = REFUSED | {
+CHAT_REFUSED = {
+    **{name: Refused(f"there is no such option here; leave it out, or set it to {off!r}", (off,)) for name, off in _OFF.items()},
     "audio": Refused("the model writes text only; leave it out"),
     "function_call": Refused("it is the former form of tool_choice; use that"),
     "functions": Refused("it is the former form of tools; use that", ([],)),
@@ -303,15 +277,14 @@ CHAT_REFUSED = REFUSED | {
     "echo": Refused("the prompt is not repeated in an answer; leave it out", (False,)),
 }
 HARMLESS = frozenset({
-    "user", "metadata", "client_metadata", "safety_identifier", "store", "service_tier", "verbosity", "prediction",
-    "moderation", "background", "truncation", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-    "include_obfuscation", "max_tool_calls", "context_management", "betas", "diagnostics", "container", "inference_geo",
-    "speed", "cache_control", "copilot_cache_control", "citations", "caller", "allowed_callers", "defer_loading",
-    "input_examples", "eager_input_streaming", "toolset_name", "display", "signature", "data", "summary", "generate_summary",
-    "context", "encrypted_content", "annotations", "logprobs", "id", "status", "phase", "namespace", "index", "parsed",
-    "parsed_arguments", "provider_specific_fields", "thinking_blocks", "reasoning_details", "num_ctx", "num_keep",
-    "keep_alive", "cache_prompt", "id_slot", "n_keep", "n_probs", "return_progress", "timings_per_token", "priority",
-    "request_id", "spaces_between_special_tokens", "include_reasoning", "source",
+    "user", "metadata", "client_metadata", "safety_identifier", "store", "service_tier", "verbosity", "prediction", "background",
+    "truncation", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "include_obfuscation", "max_tool_calls",
+    "context_management", "betas", "diagnostics", "container", "inference_geo", "speed", "cache_control",
+    "copilot_cache_control", "citations", "caller", "allowed_callers", "defer_loading", "input_examples",
+    "eager_input_streaming", "display", "signature", "data", "summary", "generate_summary", "encrypted_content", "annotations",
+    "logprobs", "id", "status", "phase", "namespace", "index", "parsed", "parsed_arguments", "provider_specific_fields",
+    "thinking_blocks", "reasoning_details", "num_ctx", "keep_alive", "cache_prompt", "id_slot", "return_progress",
+    "timings_per_token", "priority", "spaces_between_special_tokens", "source",
 })  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tide_serve.request.body import OneOf, Part
-from tide_serve.request.fields import ChatSampling, OtherPart, TextPart
+from tide_serve.request.fields import ChatSampling, OtherPart, OtherTool, TextPart
 
 
 class ThinkingBlock(Part):
@@ -16,9 +16,7 @@ class ThinkingBlock(Part):
 
 
 class RedactedThinkingBlock(Part):
-    """Thoughts that only another server can read; they are left out."""
-
-    type: Literal["redacted_thinking"]
+    type: Literal["redacted_thinking"]  # thoughts that only another server can read; they are left out
 
 
 class ToolUseBlock(Part):
@@ -35,8 +33,8 @@ class ToolResultBlock(Part):
     is_error: bool | None = None
 
 
-class UserMessage(Part):
-    role: Literal["user"]
+class AskingMessage(Part):
+    role: Literal["user", "system"]
     content: Annotated[str | list[Annotated[TextPart | ToolResultBlock, OneOf()]], OneOf()]
 
 
@@ -48,25 +46,12 @@ class AssistantMessage(Part):
     content: Annotated[str | list[Block], OneOf()]
 
 
-class SystemMessage(Part):
-    role: Literal["system"]
-    content: Annotated[str | list[TextPart], OneOf()]
-
-
 class Tool(Part):
-    """A tool that the client runs."""
-
     type: Literal["custom"] | None = None
     name: str
     input_schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
-
-
-class ServerTool(Part):
-    """A tool of Anthropic's; it is left out."""
-
-    type: str
 
 
 class ToolChoice(Part):
@@ -98,9 +83,9 @@ class OutputConfig(Part):
 class CountBody(ChatSampling):
     """The body of /v1/messages/count_tokens."""
 
-    messages: list[Annotated[UserMessage | AssistantMessage | SystemMessage, OneOf("role")]]
+    messages: list[Annotated[AskingMessage | AssistantMessage, OneOf("role")]]
     system: Annotated[str | list[TextPart], OneOf()] | None = None
-    tools: list[Annotated[Tool | ServerTool, OneOf(default="custom")]] | None = None
+    tools: list[Annotated[Tool | OtherTool, OneOf(default="custom")]] | None = None
     tool_choice: Annotated[ToolChoice | NamedTool, OneOf()] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

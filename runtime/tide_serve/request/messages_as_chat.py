@@ -55,9 +55,9 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chat_reasoning(thinking: Mapping[str, Any]) -> dict[str, Any]:
-    if thinking["type"] == "enabled":
-        return {"enabled": True, **({"max_tokens": thinking["budget_tokens"]} if "budget_tokens" in thinking else {})}
-    return {"enabled": False} if thinking["type"] == "disabled" else {}  # "adaptive": as the model likes
+    if thinking["type"] == "adaptive":  # as the model likes
+        return {}
+    return {"enabled": thinking["type"] == "enabled", "max_tokens": thinking.get("budget_tokens")}
 
 
 def _chat_messages(messages: Sequence[Mapping[str, Any]], system: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar
 
 from tide_serve.errors import ApiError
 
+Model = TypeVar("Model")
+Checked = TypeVar("Checked")
 _FORMAT = "response_format"
+
+
+def takes_other_servers_fields(
+    checked: Callable[[Model, dict[str, Any]], Awaitable[Checked]],
+) -> Callable[[Model, dict[str, Any]], Awaitable[Checked]]:
+    """``checked``, a check of a body, for bodies with fields of other servers, by whose names its errors go."""
+
+    @wraps(checked)
+    async def check(model: Model, body: dict[str, Any]) -> Checked:
+        terms, names = in_openais_terms(body)
+        try:
+            return await checked(model, terms)
+        except ApiError as error:
+            raise error.renamed(lambda param: names.get(param, param)) from error
+
+    return check
 
 
 def in_openais_terms(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -20,7 +39,7 @@ def in_openais_terms(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     chat = dict(body)
     names: dict[str, str] = {}
     for name, field, value in _renamed(body):
-        chat.pop(name, None)
+        chat.pop(name.partition(".")[0], None)
         if field in chat and chat[field] != value:
             raise ApiError(400, f"{name} contradicts {names.get(field, field)}; give one of them", name)
         chat[field], names[field] = value, name

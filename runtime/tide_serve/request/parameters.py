@@ -76,6 +76,10 @@ def generation_params(
     fields: dict[str, Any] = {name: body[name] for name in (*_WITH_MODEL_DEFAULT, *_SAME) if name in body}
     if "top_k" in body:
         fields["top_k"] = max(0, body["top_k"])
+    if body.get("stop_token_ids"):
+        fields["eos_token_ids"] = (*engine.manifest.generation.eos_token_ids, *body["stop_token_ids"])
+    if not body.get("skip_special_tokens", True) and engine.tokenizer is not None:
+        fields["shown_tokens"] = tuple(engine.tokenizer.special_ids)
     return engine.default_params(
         **fields,
         logit_bias=_logit_bias(body, engine.manifest.model.vocab_size),
@@ -84,8 +88,6 @@ def generation_params(
         max_new_tokens=max_new_tokens,
         logprobs=max(1, logprobs) if logprobs is not None else 0,  # the engine reports nothing for 0
         grammar=grammar,
-        eos_token_ids=_ends(engine, body.get("stop_token_ids", [])),
-        shown_tokens=_shown(engine, body),
     )
 
 
@@ -144,17 +146,6 @@ def _check_range(name: str, value: float) -> None:
     least, most, allowed = _RANGES[name]
     if not least <= value <= most:
         raise ApiError(400, f"{name} is {value}; set it to {allowed}", name)
-
-
-def _ends(engine: Engine, more: Sequence[int]) -> tuple[int, ...] | None:
-    """The tokens that end a text; None: the model's."""
-    return (*engine.manifest.generation.eos_token_ids, *more) if more else None
-
-
-def _shown(engine: Engine, body: Mapping[str, Any]) -> tuple[int, ...]:
-    """Special tokens that the text has."""
-    hidden = body.get("skip_special_tokens", True) or engine.tokenizer is None
-    return () if hidden else tuple(engine.tokenizer.special_ids)
 
 
 def _logit_bias(body: Mapping[str, Any], vocab_size: int) -> tuple[tuple[int, float], ...]:

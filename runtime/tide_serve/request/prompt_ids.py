@@ -92,7 +92,7 @@ def _chat_prompt(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[st
 def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """``messages`` without the fields that have no meaning for a model. The engine brings them into its template's form.
 
-    Raises ApiError with the path as ``param`` for what a text model cannot read: images, audio, files, functions of old.
+    Raises ApiError with the path as ``param`` for what a text model cannot read: audio, functions of old, no content.
     """
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
@@ -133,23 +133,19 @@ def _template_message(message: dict[str, Any], at: str) -> dict[str, Any]:
             raise ApiError(400, f"{at}.content is missing; give a text, or tool_calls", f"{at}.content")
     if role == "tool":
         content = text_parts(content or "")
-    rendered = {"role": role, "content": _template_content(content, f"{at}.content")}
+    rendered = {"role": role, "content": _template_content(content)}
     if calls:
-        rendered["tool_calls"] = [_template_call(call, f"{at}.tool_calls[{index}]") for index, call in enumerate(calls)]
+        rendered["tool_calls"] = [_template_call(call) for call in calls]
     return rendered | {key: message[key] for key in _PASSED if message.get(key) is not None}
 
 
-def _template_content(content: str | list[dict[str, Any]] | None, at: str) -> str | list[dict[str, Any]] | None:
+def _template_content(content: str | list[dict[str, Any]] | None) -> str | list[dict[str, Any]] | None:
     if content is None or isinstance(content, str):
         return content
-    for index, part in enumerate(content):
-        if part["type"] not in ("text", "refusal"):
-            message = f"{at}[{index}].type is {part['type']!r}, the model takes text only; send parts of type 'text'"
-            raise ApiError(400, message, f"{at}[{index}].type")
     return [{"type": "text", "text": part[part["type"]]} for part in content]
 
 
-def _template_call(call: dict[str, Any], at: str) -> dict[str, Any]:
+def _template_call(call: dict[str, Any]) -> dict[str, Any]:
     function = {name: call["function"][name] for name in ("name", "arguments")}
     return {"id": call["id"], "type": "function", "function": function}
 

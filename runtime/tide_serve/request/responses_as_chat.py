@@ -14,24 +14,8 @@ from pydantic import Field
 
 from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import note_no_effect
+from tide_serve.request import fields
 from tide_serve.request.body import OneOf, Part, Refused
-from tide_serve.request.fields import (
-    AllowedTools,
-    ChatSampling,
-    JsonObjectFormat,
-    LarkFormat,
-    OtherPart,
-    OtherTool,
-    Reasoning,
-    RefusalPart,
-    RegexFormat,
-    Schema,
-    Stop,
-    StreamOptions,
-    TextFormat,
-    chat_fields_elsewhere,
-    form,
-)
 from tide_serve.request.tool_results import text_parts
 
 LOGPROBS = "message.output_text.logprobs"  # the only value of ``include`` that has an effect
@@ -54,7 +38,7 @@ class Text(Part):
 class Message(Part):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[str | list[Annotated[Text | RefusalPart, OneOf()]], OneOf()]
+    content: Annotated[str | list[Annotated[Text | fields.RefusalPart, OneOf()]], OneOf()]
 
 
 class FunctionCall(Part):
@@ -74,7 +58,7 @@ class CustomToolCall(Part):
 class CallOutput(Part):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Annotated[str | list[Annotated[Text | OtherPart, OneOf()]], OneOf()]
+    output: Annotated[str | list[Annotated[Text | fields.OtherPart, OneOf()]], OneOf()]
 
 
 class ReasoningText(Part):
@@ -102,47 +86,47 @@ class NamedFunction(Part):
     name: str
 
 
-class Allowed(AllowedTools):
+class Allowed(fields.AllowedTools):
     type: Literal["allowed_tools"]
 
 
-class JsonSchema(Schema):
+class JsonSchema(fields.Schema):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class TextConfig(Part):
-    format: Annotated[TextFormat | JsonObjectFormat | JsonSchema | RegexFormat | LarkFormat, OneOf()] | None = None
+    format: Annotated[fields.PlainFormat | JsonSchema | fields.RegexFormat | fields.LarkFormat, OneOf()] | None = None
     verbosity: Any = None
 
 
 Item = Annotated[Message | FunctionCall | CustomToolCall | CallOutput | ReasoningItem, OneOf(default="message")]
 
 
-class ResponseBody(ChatSampling):
+class ResponseBody(fields.ChatSampling):
     input: Annotated[str | list[Item], OneOf()]
     instructions: str | None = None
     max_output_tokens: int | None = None
     include: list[str] | None = None
     text: TextConfig | None = None
-    reasoning: Reasoning | None = None
-    tools: list[Annotated[FunctionTool | OtherTool, OneOf()]] | None = None
+    reasoning: fields.Reasoning | None = None
+    tools: list[Annotated[FunctionTool | fields.OtherTool, OneOf()]] | None = None
     tool_choice: Annotated[Literal["none", "auto", "required"] | NamedFunction | Allowed, OneOf()] | None = None
     parallel_tool_calls: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: fields.StreamOptions | None = None
     top_logprobs: int | None = None
-    stop: Stop | None = None
+    stop: fields.Stop | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
 
-_SAME = (*ChatSampling.model_fields, "stream_options", "top_logprobs", "parallel_tool_calls", "reasoning", "stop")
-RESPONSE = form(
+_SAME = (*fields.ChatSampling.model_fields, "stream_options", "top_logprobs", "parallel_tool_calls", "reasoning", "stop")
+RESPONSE = fields.form(
     ResponseBody,
     {
-        **chat_fields_elsewhere(ResponseBody),
+        **fields.chat_fields_elsewhere(ResponseBody),
         "background": Refused("a response is generated while its request is open; leave it out", (False,)),
         "conversation": Refused("nothing is stored here; send the whole conversation as input"),
         "previous_response_id": Refused("nothing is stored here; send the whole conversation as input"),

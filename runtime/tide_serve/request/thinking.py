@@ -62,7 +62,7 @@ def plan_thoughts(body: Mapping[str, Any], engine: Engine, uses_tools: bool) -> 
     """
     template = (engine.tool_chat_template if uses_tools else engine.chat_template) or ""
     declared = template_thoughts(template) if template else TemplateThoughts()
-    reasoning = body.get("reasoning", {})
+    reasoning = {name: value for name, value in body.get("reasoning", {}).items() if value is not None}
     budget = reasoning.get("max_tokens")
     if budget is not None and budget < 1:
         raise ApiError(400, f"reasoning.max_tokens is {budget}; set it to at least 1 token", "reasoning.max_tokens")
