@@ -226,7 +226,6 @@ def test_codes(http: httpx.Client, model: str) -> None:
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": HI}, "prompt"),
         ("/tokenize", {"prompt": 5}, "prompt"),
-        ("/tokenize", {"prompt": "a", "colour": 1}, "colour"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**6]}, "tokens"),

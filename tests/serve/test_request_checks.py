@@ -186,6 +186,7 @@ JSON_ANSWER = {"response_format": {"type": "json_schema", "json_schema": {"name"
         ({"guided_choice": ["a.", "b"]}, {"response_format": {"type": "regex", "pattern": r"a\.|b"}}, {}),
         ({"structured_outputs": {"json_object": True}}, {"response_format": {"type": "json_object"}}, {}),
         ({"think": False}, {"reasoning": {"enabled": False}}, {}),
+        ({"thinking": {"type": "disabled"}}, {"reasoning": {"enabled": False}}, {}),
         ({"think": "low"}, {"reasoning_effort": "low"}, {}),
         ({"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}, {}),
         ({"guided_json": SCHEMA}, JSON_ANSWER, {}),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema, core_schema
 from starlette.requests import ClientDisconnect
 
@@ -64,6 +64,10 @@ class OneOf:
             return f"<{kind}>" if not isinstance(value, list) or f"<{kind}>" in choices else f"<{kind} of {_items(value)}>"
 
         return core_schema.tagged_union_schema(choices, tag_of)
+
+    def __get_pydantic_json_schema__(self, union: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        described = handler(union)
+        return {"anyOf": described.pop("oneOf"), **described}  # one that takes all other values would be a second one
 
     def _tags(self, part: Any) -> list[str]:
         if isinstance(part, type) and issubclass(part, Part):
@@ -213,7 +217,8 @@ def _cleaned(value: Any, parsed: Any, at: str, idle: list[str]) -> Any:
         return value
     names = {field.alias or name: name for name, field in type(parsed).model_fields.items()}
     items = {key: (f"{at}.{key}" if at else key, item) for key, item in value.items() if item is not None}
-    idle += [path for key, (path, _) in items.items() if key not in names]
+    if parsed.model_config["extra"] == "allow":
+        idle += [path for key, (path, _) in items.items() if key not in names]
     return {key: _cleaned(item, getattr(parsed, names[key]), path, idle) for key, (path, item) in items.items() if key in names}
 
 

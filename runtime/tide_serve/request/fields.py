@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from tide_serve.request.body import BodyForm, BodyTypes, OneOf, Part, Refused
 
@@ -24,8 +24,11 @@ class RefusalPart(Part):
     refusal: str
 
 
-class OtherPart(Part):
-    type: str  # of a part that is no text; `tide_serve.request.tool_results` names it
+class Other(Part):
+    """A tool or a part of what a call returned that is of no use to a text model. It is left out as a whole."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: str
     source: dict[str, Any] | None = None
 
 
@@ -37,8 +40,6 @@ class Schema(Part):
 
 
 class PlainFormat(Part):
-    """``schema``: of an object, as llama.cpp has it."""
-
     type: Literal["text", "json_object"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
@@ -62,8 +63,6 @@ ResponseFormat = Annotated[PlainFormat | JsonSchemaFormat | RegexFormat | LarkFo
 
 
 class StructuredOutputs(Part):
-    """vLLM's; one of them."""
-
     json_: dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
@@ -107,8 +106,6 @@ class Call(Part):
 
 
 class AnswerMessage(Part):
-    """An assistant's message, which clients send back with fields of answers and of streams."""
-
     role: Literal["assistant"]
     content: Annotated[str | list[Annotated[TextPart | RefusalPart, OneOf()]], OneOf()] | None = None
     refusal: str | None = None
@@ -122,7 +119,7 @@ class AnswerMessage(Part):
 
 class ToolMessage(Part):
     role: Literal["tool"]
-    content: Annotated[str | list[Annotated[TextPart | OtherPart, OneOf()]], OneOf()]
+    content: Annotated[str | list[Annotated[TextPart | Other, OneOf()]], OneOf()]
     tool_call_id: str
     name: str | None = None
 
@@ -140,10 +137,6 @@ class Function(Part):
 class FunctionTool(Part):
     type: Literal["function"]
     function: Function
-
-
-class OtherTool(Part):
-    type: str  # of a tool that this server does not run, or that a text model cannot call; it is left out
 
 
 class NamedFunction(Part):
@@ -165,7 +158,7 @@ class AllowedChoice(Part):
     allowed_tools: AllowedTools
 
 
-Tools = list[Annotated[FunctionTool | OtherTool, OneOf()]]
+Tools = list[Annotated[FunctionTool | Other, OneOf()]]
 ToolChoice = Annotated[Literal["none", "auto", "required"] | FunctionChoice | AllowedChoice, OneOf()]
 Stop = Annotated[str | list[str], OneOf()]
 Texts = Annotated[str | list[str] | list[int] | list[list[int]], OneOf()]
@@ -226,6 +219,7 @@ class ChatBody(ChatSampling, Choices):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     reasoning: Reasoning | None = None
+    thinking: dict[str, Any] | None = None
 
 
 class CompletionBody(Sampling, Choices):
@@ -277,6 +271,7 @@ CHAT_REFUSED = {
     "echo": Refused("the prompt is not repeated in an answer; leave it out", (False,)),
 }
 HARMLESS = frozenset({
+    *_OFF,
     "user", "metadata", "client_metadata", "safety_identifier", "store", "service_tier", "verbosity", "prediction", "background",
     "truncation", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "include_obfuscation", "max_tool_calls",
     "context_management", "betas", "diagnostics", "container", "inference_geo", "speed", "cache_control",
@@ -295,7 +290,7 @@ def form(model: type[Part], refused: dict[str, Refused]) -> BodyForm:
 def chat_fields_elsewhere(model: type[Part]) -> dict[str, Refused]:
     """Fields that change the answer of a chat, and that the route of ``model`` calls otherwise or does not have."""
     names = ChatBody.model_fields.keys() - model.model_fields.keys()
-    names -= {"stream_options", "logprobs", "top_logprobs", "parallel_tool_calls"}
+    names -= {"thinking", "stream_options", "logprobs", "top_logprobs", "parallel_tool_calls"}
     reason = "it is a field of /v1/chat/completions, and not of this route; leave it out"
     return {**CHAT_REFUSED, **{name: Refused(reason, (1,) if name == "n" else ()) for name in names}}
 

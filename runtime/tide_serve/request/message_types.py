@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tide_serve.request.body import OneOf, Part
-from tide_serve.request.fields import ChatSampling, OtherPart, OtherTool, TextPart
+from tide_serve.request.fields import ChatSampling, Other, TextPart
 
 
 class ThinkingBlock(Part):
@@ -29,7 +29,7 @@ class ToolUseBlock(Part):
 class ToolResultBlock(Part):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[str | list[Annotated[TextPart | OtherPart, OneOf()]], OneOf()] | None = None
+    content: Annotated[str | list[Annotated[TextPart | Other, OneOf()]], OneOf()] | None = None
     is_error: bool | None = None
 
 
@@ -85,7 +85,7 @@ class CountBody(ChatSampling):
 
     messages: list[Annotated[AskingMessage | AssistantMessage, OneOf("role")]]
     system: Annotated[str | list[TextPart], OneOf()] | None = None
-    tools: list[Annotated[Tool | OtherTool, OneOf(default="custom")]] | None = None
+    tools: list[Annotated[Tool | Other, OneOf(default="custom")]] | None = None
     tool_choice: Annotated[ToolChoice | NamedTool, OneOf()] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

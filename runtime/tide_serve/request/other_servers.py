@@ -57,6 +57,8 @@ def _renamed(body: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     if (think := body.get("think")) is not None:
         is_effort = isinstance(think, str)
         found.append(("think", "reasoning_effort" if is_effort else "reasoning", think if is_effort else {"enabled": think}))
+    if "thinking" in body:  # DeepSeek's and GLM's
+        found.append(("thinking", "reasoning", {"enabled": body["thinking"].get("type") != "disabled"}))
     for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "grammar"):
         if name in body:
             found.append((name, _FORMAT, _format(name, name.removeprefix("guided_"), body[name])))

@@ -58,7 +58,7 @@ class CustomToolCall(Part):
 class CallOutput(Part):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Annotated[str | list[Annotated[Text | fields.OtherPart, OneOf()]], OneOf()]
+    output: Annotated[str | list[Annotated[Text | fields.Other, OneOf()]], OneOf()]
 
 
 class ReasoningText(Part):
@@ -110,7 +110,7 @@ class ResponseBody(fields.ChatSampling):
     include: list[str] | None = None
     text: TextConfig | None = None
     reasoning: fields.Reasoning | None = None
-    tools: list[Annotated[FunctionTool | fields.OtherTool, OneOf()]] | None = None
+    tools: list[Annotated[FunctionTool | fields.Other, OneOf()]] | None = None
     tool_choice: Annotated[Literal["none", "auto", "required"] | NamedFunction | Allowed, OneOf()] | None = None
     parallel_tool_calls: bool | None = None
     stream_options: fields.StreamOptions | None = None
