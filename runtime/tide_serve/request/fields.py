@@ -297,6 +297,6 @@ def chat_fields_elsewhere(model: type[Part]) -> dict[str, Refused]:
 
 CHAT = form(ChatBody, CHAT_REFUSED)
 COMPLETION = form(CompletionBody, {n: r for n, r in chat_fields_elsewhere(CompletionBody).items() if n != "echo"})
-EMBEDDING = form(EmbeddingBody, {})
+EMBEDDING = form(EmbeddingBody, {"truncate": Refused("a text that is too long is refused; leave it out", (False,))})
 TOKENIZE = form(TokenizeBody, {})
 DETOKENIZE = form(DetokenizeBody, {})
