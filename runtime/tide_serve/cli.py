@@ -120,6 +120,9 @@ def serve(
             help="On SIGTERM or Ctrl-C, for answers in progress; new requests get 503. A second signal ends the server at once."
         ),
     ] = _SERVE.drain_timeout,
+    strict_fields: Annotated[
+        bool, _limit("--strict-fields", help="Refuse fields that are not known. Default: the log names them.")
+    ] = _SERVE.strict_fields,
     policy: Annotated[
         str, _engine(help="How deep tokens go: full, exact, exit or auto; see `tide-run --help`.")
     ] = _ENGINE.policy,
@@ -199,6 +202,7 @@ def serve(
         cors_origins=tuple(cors_origin or ()),
         allowed_hosts=tuple(allowed_host) if allowed_host else None,
         log_format=log_format,
+        strict_fields=strict_fields,
         log_text=log_text,
         page=page,
         tls_certificate=tls_certificate,

@@ -36,6 +36,7 @@ class ServeConfig:
         allowed_hosts: the header ``Host`` must name one of them, localhost or a loopback address; None: it is not checked.
             The command `tide-serve` checks it where it listens on loopback.
         log_format: of the log of `tide-serve`: text, json, or auto: text on a terminal, json elsewhere.
+        strict_fields: refuse requests with fields that are not known; otherwise the log names them.
         log_text: write prompts and texts into the log.
         page: serve the chat page at ``/``.
         tls_certificate, tls_key: PEM files; both or neither.
@@ -59,6 +60,7 @@ class ServeConfig:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
     log_format: str = "auto"
+    strict_fields: bool = False
     log_text: bool = False
     page: bool = True
     tls_certificate: Path | None = None

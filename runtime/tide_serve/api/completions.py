@@ -1,10 +1,9 @@
 """POST /v1/completions.
 
-Fields are those of OpenAI's API, with the extensions of /v1/chat/completions; `request.fields.COMPLETION_FIELDS` says what
-becomes of each. ``max_tokens`` defaults to 16, as OpenAI's. With ``suffix`` the text fills the gap before it, where the model has
-tokens for that (see `request.fill_in_middle`). With ``echo`` it may be 0: nothing is generated then, and with
-``logprobs`` the prompt's own log-probabilities are the answer. Each of several prompts has ``n`` choices, one prompt's after
-another's.
+Fields are those of OpenAI's API, with the extensions of /v1/chat/completions. ``max_tokens`` defaults to 16, as OpenAI's.
+With ``suffix`` the text fills the gap before it, where the model has tokens for that (see `request.fill_in_middle`). With
+``echo`` it may be 0: nothing is generated then, and with ``logprobs`` the prompt's own log-probabilities are the answer. Each
+of several prompts has ``n`` choices, one prompt's after another's.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.fields import COMPLETION
 from tide_serve.request.fill_in_middle import ends, gap_prompt
+from tide_serve.request.other_servers import takes_other_servers_fields
 from tide_serve.request.parameters import (
     StreamOptions,
     checked_top_logprobs,
@@ -90,7 +90,7 @@ def completions_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await read_body(request, COMPLETION, service.config)
-        model = await service.writer(request, body["model"])
+        model = await service.writer(request, body.get("model"))
         completion = await checked(model, body)
         scored = await _scored(model, request, completion)
         options = completion.stream
@@ -100,6 +100,7 @@ def completions_routes(service: Service) -> APIRouter:
     return router
 
 
+@takes_other_servers_fields
 async def checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest:
     """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
     engine, config = model.engine, model.config
@@ -119,7 +120,7 @@ async def checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest
     # The parameters of a request that generates nothing are checked all the same.
     params = generation_params(engine, config, body, max_new_tokens=max(1, limit), logprobs=top_logprobs, grammar=grammar)
     if suffix:
-        params = replace(params, eos_token_ids=ends(engine))
+        params = replace(params, eos_token_ids=(*ends(engine), *(params.eos_token_ids or ())))
     head = answer_head(model, "cmpl", "text_completion")
     return CompletionRequest(head, prompts, params if limit else None, n, echo, top_logprobs, stream)
 

@@ -36,7 +36,7 @@ def embeddings_routes(service: Service) -> APIRouter:
     @router.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         body = await read_body(request, EMBEDDING, service.config)
-        model = await service.model(request, body["model"])
+        model = await service.model(request, body.get("model"))
         info = model.engine.manifest.embedding
         if info is None:
             message = f"the model {model.name!r} writes text and has no embeddings; name an embedding model"

@@ -80,39 +80,23 @@ def openapi_routes(app: FastAPI) -> APIRouter:
 
 def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
     routes = _routes()
-    forms = [route.form for route in routes.values()]
-    adapters = {(form.name, name): adapter for form in forms for name, adapter in form.types.adapters.items()}
-    kinds = dict.fromkeys(
-        kind for route in routes.values() for kind in (route.answer, route.event, route.error) if kind is not None
-    )
+    answers = dict.fromkeys(kind for route in routes.values() for kind in (route.answer, route.event, route.error) if kind)
     of_types, definitions = TypeAdapter.json_schemas(
         [
-            *((key, "validation", adapter) for key, adapter in adapters.items()),
-            *((kind, "serialization", TypeAdapter(kind)) for kind in kinds),
+            *((path, "validation", TypeAdapter(route.form.types.model)) for path, route in routes.items()),
+            *((kind, "serialization", TypeAdapter(kind)) for kind in answers),
         ],
         ref_template=_REF,
     )
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas |= definitions.get("$defs", {})
+    document.setdefault("components", {}).setdefault("schemas", {}).update(definitions.get("$defs", {}))
     for path, route in routes.items():
-        fields = {name: of_types[(route.form.name, name), "validation"] for name in route.form.types.adapters}
-        schemas[route.form.name] = _object(route.form, fields)
         operation = document["paths"][path]["post"]
-        operation["requestBody"] = {"required": True, "content": _json({"$ref": _REF.format(model=route.form.name)})}
+        operation["requestBody"] = {"required": True, "content": _json(of_types[path, "validation"])}
         operation["responses"] = {
             "200": {"description": "The answer", "content": _answer(route, of_types)},
             "default": {"description": "An error", "content": _json(of_types[route.error, "serialization"])},
         }
     return document
-
-
-def _object(form: BodyForm, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a request's body, without fields that are refused."""
-    properties: dict[str, Any] = {}
-    for name, support in form.fields.items():
-        if support.kind != "refused" and name in fields:
-            properties[name] = {**fields[name], "description": "Changes nothing."} if support.kind == "harmless" else fields[name]
-    return {"type": "object", "properties": properties, "required": [*form.types.required], "additionalProperties": False}
 
 
 def _answer(route: _Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:

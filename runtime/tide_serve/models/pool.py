@@ -104,6 +104,7 @@ class ModelPool(ModelRegistry):
     def __init__(self, models: Sequence[PooledModel], memory: int, idle_unload: float | None = None) -> None:
         self._models = {model.name: model for model in models}
         self.names = tuple(self._models)
+        self.only = len(self._models) == 1
         self._memory, self._idle_unload = memory, idle_unload
         self._queue: deque[PooledModel] = deque()  # to be loaded
         self._task: asyncio.Task[None] | None = None

@@ -23,9 +23,11 @@ class ModelRegistry(ABC):
 
     Args:
         names: of all models, those that are not loaded included; the first one is shown.
+        only: all names are of one model.
     """
 
     names: Sequence[str]
+    only: bool
 
     @abstractmethod
     def take(self, name: str) -> Engine | None:
@@ -85,6 +87,7 @@ class OneEngine(ModelRegistry):
         self.engine = engine
         own = names or (engine.manifest.model.name,)
         self.names = (*own, *engine.options.adapters)
+        self.only = not engine.options.adapters
         if both := sorted({*own} & {*engine.options.adapters}):
             raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
         log_calls(self.names[0], engine)

@@ -34,6 +34,8 @@ class RequestRecord:
         route: the declared path that answered; "none" where none did.
         status: the answer's status; 499 where the request ended before it began; 0 as long as it has not begun.
         refused: why the request was refused before it reached a route, in one word; None: it was not.
+        param, reason: the field that a refused request was refused for, if it was one, and why.
+        no_effect: fields that were accepted and change nothing here.
         aborted: the answer was not completed: the client left, or the server failed or ended.
         cached_tokens: of the prompts, those that were not computed again.
         first_token_s, tokens_per_second: of the answer's generations, the longest time to a first token, and all speeds together.
@@ -52,6 +54,9 @@ class RequestRecord:
     route: str = "none"
     status: int = 0
     refused: str | None = None
+    param: str | None = None
+    reason: str | None = None
+    no_effect: list[str] = field(default_factory=list)
     aborted: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -83,6 +88,10 @@ class RequestRecord:
         }
         if self.refused is not None:
             fields["refused"] = self.refused
+        if self.reason is not None:
+            fields |= {"field": self.param, "reason": self.reason}
+        if self.no_effect:
+            fields["no_effect"] = list(dict.fromkeys(self.no_effect))
         if self.aborted:
             fields["aborted"] = True
         if self.model is not None:
@@ -102,6 +111,12 @@ class RequestRecord:
 
 # The request that the running task answers; tasks that it starts inherit it.
 current_record: ContextVar[RequestRecord | None] = ContextVar("current_record", default=None)
+
+
+def note_no_effect(*fields: str) -> None:
+    """Let the log line of the request that runs name ``fields``, which were accepted and change nothing here."""
+    if (record := current_record.get()) is not None:
+        record.no_effect += fields
 
 
 class RequestObserver:

@@ -15,6 +15,7 @@ from tide_runtime.text.message_parts import arguments_object, joined_parts
 
 from tide_serve.errors import ApiError
 from tide_serve.request.call_formats import HERMES, CallForm
+from tide_serve.request.tool_results import text_parts
 from tide_serve.request.tools import ToolPlan
 
 Result = TypeVar("Result")
@@ -89,7 +90,7 @@ def _chat_prompt(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[st
 def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """``messages`` without the fields that have no meaning for a model. The engine brings them into its template's form.
 
-    Raises ApiError with the path as ``param`` for what a text model cannot read: images, audio, files, functions of old.
+    Raises ApiError with the path as ``param`` for what a text model cannot read: audio, functions of old, no content.
     """
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
@@ -126,8 +127,6 @@ def with_calls_as_text(message: dict[str, Any], form: CallForm = HERMES, keeps_r
 
 def _template_message(message: dict[str, Any], at: str) -> dict[str, Any]:
     role = message["role"]
-    if role == "function":
-        raise ApiError(400, f"{at}.role is 'function', the former form of 'tool'; use that", f"{at}.role")
     for name, instead in (("audio", "its text as content"), ("function_call", "tool_calls")):
         if message.get(name) is not None:
             raise ApiError(400, f"{at}.{name} is not supported; send {instead}", f"{at}.{name}")
@@ -136,25 +135,21 @@ def _template_message(message: dict[str, Any], at: str) -> dict[str, Any]:
         content = message.get("refusal")
         if role == "assistant" and not (content or calls):
             raise ApiError(400, f"{at}.content is missing; give a text, or tool_calls", f"{at}.content")
-    rendered = {"role": role, "content": _template_content(content, f"{at}.content")}
+    if role == "tool":
+        content = text_parts(content or "")
+    rendered = {"role": role, "content": _template_content(content)}
     if calls:
-        rendered["tool_calls"] = [_template_call(call, f"{at}.tool_calls[{index}]") for index, call in enumerate(calls)]
+        rendered["tool_calls"] = [_template_call(call) for call in calls]
     return rendered | {key: message[key] for key in _PASSED if message.get(key) is not None}
 
 
-def _template_content(content: str | list[dict[str, Any]] | None, at: str) -> str | list[dict[str, Any]] | None:
+def _template_content(content: str | list[dict[str, Any]] | None) -> str | list[dict[str, Any]] | None:
     if content is None or isinstance(content, str):
         return content
-    for index, part in enumerate(content):
-        if part["type"] not in ("text", "refusal"):
-            message = f"{at}[{index}].type is {part['type']!r}, the model takes text only; send parts of type 'text'"
-            raise ApiError(400, message, f"{at}[{index}].type")
     return [{"type": "text", "text": part[part["type"]]} for part in content]
 
 
-def _template_call(call: dict[str, Any], at: str) -> dict[str, Any]:
-    if call["type"] != "function":
-        raise ApiError(400, f"{at}.type is {call['type']!r}, expected 'function'", f"{at}.type")
+def _template_call(call: dict[str, Any]) -> dict[str, Any]:
     function = {name: call["function"][name] for name in ("name", "arguments")}
     return {"id": call["id"], "type": "function", "function": function}
 

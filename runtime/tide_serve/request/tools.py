@@ -32,6 +32,7 @@ from tide_serve.request.call_grammar import CallGrammar, any_values, parameters_
 from tide_serve.request.call_learning import learned_form
 from tide_serve.request.structured import check_schema
 from tide_serve.request.tool_calls import ToolCallParser
+from tide_serve.request.tool_results import functions_of
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
@@ -118,11 +119,12 @@ class ToolPlan:
 def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> ToolPlan:
     """The plan of a request with the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
 
-    Raises ApiError for tools that are not functions, and for a choice that they do not allow.
+    Tools that are not functions are left out. Raises ApiError for a choice that the tools do not allow.
     """
-    tools = body.get("tools", [])
-    for index, tool in enumerate(tools):
-        _check_tool(tool, f"tools[{index}]", config)
+    for index, tool in enumerate(body.get("tools", [])):
+        if tool["type"] == "function":
+            _check_tool(tool, f"tools[{index}]", config)
+    tools = functions_of(body.get("tools", []))
     names = [tool["function"]["name"] for tool in tools]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ApiError(400, f"tools has {min(twice)!r} more than once; give each tool a name of its own", "tools")
@@ -192,10 +194,8 @@ def _choice(choice: str | Mapping[str, Any], names: Sequence[str]) -> tuple[Mode
     if choice["type"] == "allowed_tools":
         allowed = [_named(tool) for tool in choice["allowed_tools"]["tools"]]
         mode = choice["allowed_tools"]["mode"]
-    elif choice["type"] == "function":
-        allowed, mode = [choice["function"]["name"]], "named"
     else:
-        raise ApiError(400, f"tool_choice.type is {choice['type']!r}, expected 'function'", "tool_choice.type")
+        allowed, mode = [choice["function"]["name"]], "named"
     if unknown := [name for name in allowed if name not in names]:
         raise ApiError(400, f"tool_choice names {unknown[0]!r}, which is not among the tools; add it to tools", "tool_choice")
     return mode, set(allowed)
@@ -208,8 +208,6 @@ def _named(tool: Mapping[str, Any]) -> Any:
 
 
 def _check_tool(tool: Mapping[str, Any], at: str, config: ServeConfig) -> None:
-    if tool["type"] != "function":
-        raise ApiError(400, f"{at}.type is {tool['type']!r}, expected 'function'; give its input as parameters", f"{at}.type")
     function = tool["function"]
     if not _NAME.fullmatch(function["name"]):
         message = f"{at}.function.name is {function['name']!r:.80}; use 1 to 64 letters, digits, underscores and dashes"
