@@ -23,7 +23,7 @@ from tide_runtime.errors import QueueFullError
 
 from tide_serve.errors import RETRY_S, ApiError, stopping
 from tide_serve.models.pool_metrics import PoolMetrics
-from tide_serve.models.registry import ModelRegistry, hanging, has_chat_template
+from tide_serve.models.registry import ModelRegistry, hanging, has_chat_template, log_folding
 from tide_serve.models.source import BundleSource, LoadPlan
 
 _log = logging.getLogger("tide_serve")
@@ -179,6 +179,7 @@ class ModelPool(ModelRegistry):
         if model.engine.backend.private_weights:
             reason = model.engine.backend.private_weights
             _log.warning("the weights of %s are packed in this process's own memory: %s", model.name, reason)
+        log_folding(model.name, model.engine)
         if self._closed:  # meanwhile, so `close` has not seen the engine
             model.engine.close(abort=True)
         self._metrics.loaded(model.name, model.bytes, perf_counter() - began)

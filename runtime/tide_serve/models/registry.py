@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from asyncio import Future
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ from typing import Any
 
 from tide_runtime import Engine
 from tide_runtime.bundle.manifest import Manifest
-from tide_runtime.errors import ParamsError
+from tide_runtime.errors import ParamsError, PromptError
+from tide_runtime.text.chat_template import analysed
 
+_log = logging.getLogger("tide_serve")
 LONGEST_STEP_S = 600  # a step computes a part of a prompt at most
 
 
@@ -83,6 +86,7 @@ class OneEngine(ModelRegistry):
         self.names = (*own, *engine.options.adapters)
         if both := sorted({*own} & {*engine.options.adapters}):
             raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
+        log_folding(own[0], engine)
 
     def take(self, name: str) -> Engine:
         return self.engine
@@ -119,6 +123,16 @@ class OneEngine(ModelRegistry):
 
     def close(self, abort: bool = False) -> None:
         self.engine.close(abort)
+
+
+def log_folding(name: str, engine: Engine) -> None:
+    """Say which chats the model's template does not take as they are, once it is loaded."""
+    for template in {engine.chat_template, engine.tool_chat_template} - {None, ""}:
+        try:
+            if notes := analysed(template or "").turns.notes:
+                _log.info("the chat template of %s does not take every chat: %s", name, "; ".join(notes))
+        except PromptError as error:
+            _log.warning("model %s cannot chat: %s", name, error)
 
 
 def hanging(engine: Engine) -> str | None:

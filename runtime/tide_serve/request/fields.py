@@ -75,6 +75,11 @@ EMBEDDING_FIELDS: dict[str, Support] = {
     "user": HARMLESS,
 }
 
+RERANK_FIELDS: dict[str, Support] = {
+    **dict.fromkeys(("model", "query", "documents", "top_n", "return_documents", "instruction"), SUPPORTED),
+    "user": HARMLESS,
+}
+
 # Clients send messages back as they came, with fields of answers and of streams. Those without a meaning for a model are ignored.
 
 
@@ -164,6 +169,20 @@ class DetokenizeParams(TypedDict, total=False):
     tokens: Required[Iterable[int]]
 
 
+class DocumentParam(TypedDict):
+    text: str
+
+
+class RerankParams(TypedDict, total=False):
+    model: str
+    query: Required[str]
+    documents: Required[list[Union[str, DocumentParam]]]  # noqa: UP007
+    top_n: int
+    return_documents: bool
+    instruction: str
+    user: str
+
+
 CHAT = BodyForm(
     "ChatCompletionRequest",
     CHAT_FIELDS,
@@ -175,6 +194,7 @@ EMBEDDING = BodyForm(
     EMBEDDING_FIELDS,
     lambda: RequestTypes(EmbeddingCreateParams, {"input": Union[str, list[str], list[int], list[list[int]]]}),  # noqa: UP007
 )
+RERANK = BodyForm("RerankRequest", RERANK_FIELDS, lambda: RequestTypes(RerankParams, {}))
 TOKENIZE = BodyForm(
     "TokenizeRequest", dict.fromkeys(TokenizeParams.__annotations__, SUPPORTED), lambda: RequestTypes(TokenizeParams, {})
 )
