@@ -1,4 +1,4 @@
-"""Tools that a template does not show are described, and their calls and results become text, in chats that the template takes."""
+"""Tools that a template does not show are described, and calls and results become text, in chats that it takes."""
 
 from __future__ import annotations
 
