@@ -82,8 +82,7 @@ class TemplateThoughts:
             rest = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
             return {**kept, "content": [{"type": "thinking", "thinking": thoughts}, *rest]}
         # Under both names that templates use, as transformers does.
-        extra = {self.field: thoughts} if self.field is not None else {}
-        return {"thinking": thoughts, **message, "reasoning_content": thoughts, **extra}
+        return {"thinking": thoughts, **message, "reasoning_content": thoughts, self.field or "reasoning_content": thoughts}
 
 
 class _Prompts:

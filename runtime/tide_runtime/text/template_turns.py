@@ -144,7 +144,7 @@ def _chat(roles: str) -> list[Message]:
     """A chat of ``roles``: system, user, assistant, call, result; each has a word of its own, and calls that follow each other a
     message."""
     names = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "r": "tool"}
-    chat: list[dict[str, Any]] = []
+    chat: list[Any] = []
     for index, role in enumerate(roles):
         word, number = f"{_WORD}{index}x", roles[:index].count(role)
         message: dict[str, Any] = {"role": names[role], "content": word}

@@ -40,7 +40,8 @@ class ThoughtMarks:
     def first_heads(self) -> dict[str, Phase]:
         """What an output may begin with, and what follows it."""
         heads: dict[str, Phase] = {self.opening: "thoughts"}
-        return {**heads, self.answer_head: "answer"} if self.answer_head else heads
+        # Behind white space it follows thoughts only, and an answer without them has none (Granite).
+        return {**heads, self.answer_head: "answer"} if self.answer_head and not self.space else heads
 
     @cached_property
     def heads(self) -> dict[str, Phase]:
