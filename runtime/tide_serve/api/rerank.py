@@ -54,7 +54,7 @@ def rerank_routes(service: Service) -> APIRouter:
             record.prompt_tokens += tokens
         scores = await _scores(model, request, prompts, answers)
         order = sorted(range(len(texts)), key=lambda index: -scores[index])[:top_n]
-        results = [{"index": index, "relevance_score": scores[index]} for index in order]
+        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
         if body.get("return_documents", True):
             results = [{**result, "document": {"text": texts[index]}} for index, result in zip(order, results, strict=True)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
