@@ -278,11 +278,11 @@ def _run(
     from tide_serve.observe.logs import log_to_stderr
 
     observer = _tracing_observer() if otel else None  # before the engine: the extra may be missing
+    log_to_stderr(config.log_text, config.log_format)
     models = load()
     app = make_app(models, config)
     service: Service = app.state.service
     service.observer = observer or service.observer
-    log_to_stderr(config.log_text, config.log_format)
     announce = partial(_announce, service, url_of(listener, tls is not None))
     try:
         run_server(guard(app, service), service, listener, tls, announce)

@@ -33,6 +33,8 @@ ANSWERS: dict[str, list[str | int]] = {
     "@call": ["<think", ">x </", "think>", "\n\n", CALL.replace("{}}", '{"a": 1}}')],
     "@silent": [" Just", " this"],
     "@cut": ["<think>\n\n", "On", " and", " on"],
+    "@unended": ["<think>.", CALL.replace("{}}", '{"a": 2}}')],
+    "@code": ["<think>,", "</think>\t", "return"],
 }
 THOUGHT = f"Let me see:{CALL}"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -96,6 +98,20 @@ def test_calls_are_found_behind_thoughts_only(thinking_http: httpx.Client) -> No
     assert (thoughts, content) == ("x", None)
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"a": 1}
+
+
+def test_a_call_in_thoughts_that_never_end_is_none(thinking_http: httpx.Client) -> None:
+    """Breaks: a client runs a tool that the model has only thought of, or does not see why its session stops."""
+    for limit, reason in ((99, "stop"), (2, "length")):
+        thoughts, content, answer = chat(thinking_http, "@unended", tools=TOOLS, max_tokens=limit)
+        [choice] = answer["choices"]
+        assert (thoughts or "").startswith(".<tool_call>") and not content
+        assert "tool_calls" not in choice["message"] and choice["finish_reason"] == reason
+
+
+def test_white_space_of_an_answer_is_the_model_s(thinking_http: httpx.Client) -> None:
+    """Breaks: code that an editor asks for loses its indentation."""
+    assert chat(thinking_http, "@code")[:2] == (",", "\treturn")
 
 
 def test_the_template_s_switch_turns_thoughts_on_and_off(thinking_http: httpx.Client) -> None:

@@ -80,7 +80,7 @@ class ChatRequest:
 
     def parser(self) -> AnswerParser:
         """The reader of one of its answers."""
-        return AnswerParser(self.thoughts.splitter(), self.tools.parser(), self.thoughts.special)
+        return AnswerParser(self.thoughts.splitter(), self.tools.parser(), self.thoughts.endings + self.thoughts.special)
 
 
 def chat_routes(service: Service) -> APIRouter:

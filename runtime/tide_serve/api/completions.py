@@ -8,7 +8,6 @@ of several prompts has ``n`` choices, one prompt's after another's.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
@@ -18,13 +17,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from tide_runtime import Chunk, Generation, GenerationParams, Score
 from tide_runtime.sampler import TokenLogprob
-from tide_runtime.scheduling.handle import ResultHandle
 
 from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
 from tide_serve.api.event_stream import ChoiceStream, quoted, respond
 from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import TextOffsets, completion_logprobs
-from tide_serve.api.service import ClientWatch, ServedModel, Service, out_of_time
+from tide_serve.api.queued import results_of
+from tide_serve.api.service import ServedModel, Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.fields import COMPLETION
@@ -211,26 +210,9 @@ async def _scored(model: ServedModel, request: Request, completion: CompletionRe
     top, prompts = completion.top_logprobs, [prompt.ids for prompt in completion.prompts]
     if top is None or not completion.echo:
         return []
-    engine, handles = model.engine, list[ResultHandle[Score] | None]()
-
-    def cancel() -> None:
-        for handle in handles:
-            if handle is not None:
-                handle.cancel()
-
-    client = ClientWatch(request, cancel)
-    try:
-        for ids in prompts:
-            scored = engine.submit_score(ids, 1, top=max(1, top), adapter=model.adapter) if len(ids) > 1 else None
-            handles.append(scored)
-        async with asyncio.timeout(model.seconds_left):
-            scores = [await handle if handle is not None else None for handle in handles]
-    except TimeoutError as error:
-        raise out_of_time(model.config) from error
-    finally:
-        client.close()
-        cancel()
-    return [_entries(ids, score) if score is not None else [] for ids, score in zip(prompts, scores, strict=True)]
+    submit = partial(model.engine.submit_score, prompt_tokens=1, top=max(1, top), adapter=model.adapter)
+    scores = iter(await results_of(model, request, (partial(submit, ids) for ids in prompts if len(ids) > 1)))
+    return [_entries(ids, next(scores)) if len(ids) > 1 else [] for ids in prompts]
 
 
 def _entries(ids: Sequence[int], score: Score) -> list[TokenLogprob]:

@@ -19,7 +19,7 @@ from openai.types.shared import ErrorObject
 from pydantic import BaseModel, TypeAdapter
 
 from tide_serve.request.body import BodyForm
-from tide_serve.request.fields import CHAT, COMPLETION, DETOKENIZE, EMBEDDING, TOKENIZE
+from tide_serve.request.fields import CHAT, COMPLETION, DETOKENIZE, EMBEDDING, RERANK, TOKENIZE
 from tide_serve.request.messages_as_chat import COUNT, MESSAGE
 from tide_serve.request.responses_as_chat import RESPONSE
 
@@ -53,6 +53,8 @@ def _routes() -> dict[str, _Route]:
         "/v1/responses": _Route(RESPONSE, Response),
         "/v1/messages": _Route(MESSAGE, Message, RawMessageStreamEvent, ErrorResponse),
         "/v1/messages/count_tokens": _Route(COUNT, MessageTokensCount, error=ErrorResponse),
+        "/v1/rerank": _Route(RERANK),
+        "/rerank": _Route(RERANK),
         "/tokenize": _Route(TOKENIZE),
         "/detokenize": _Route(DETOKENIZE),
     }

@@ -10,7 +10,8 @@ from typing import Any
 
 from tide_runtime import Engine
 from tide_runtime.bundle.manifest import Manifest
-from tide_runtime.errors import ParamsError
+from tide_runtime.errors import ParamsError, PromptError
+from tide_runtime.text.chat_template import analysed
 
 from tide_serve.request.tools import described_calls
 
@@ -91,6 +92,7 @@ class OneEngine(ModelRegistry):
         if both := sorted({*own} & {*engine.options.adapters}):
             raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
         log_calls(self.names[0], engine)
+        log_folding(own[0], engine)
 
     def take(self, name: str) -> Engine:
         return self.engine
@@ -133,6 +135,14 @@ def log_calls(name: str, engine: Engine) -> None:
     """Say what of a model's tool calls its chat template left open, once it is loaded."""
     if note := described_calls(engine).get("tool_calls_note"):
         _log.info("tool calls of %s: %s", name, note)
+def log_folding(name: str, engine: Engine) -> None:
+    """Say which chats the model's template does not take as they are, once it is loaded."""
+    for template in {engine.chat_template, engine.tool_chat_template} - {None, ""}:
+        try:
+            if notes := analysed(template or "").turns.notes:
+                _log.info("the chat template of %s does not take every chat: %s", name, "; ".join(notes))
+        except PromptError as error:
+            _log.warning("model %s cannot chat: %s", name, error)
 
 
 def hanging(engine: Engine) -> str | None:

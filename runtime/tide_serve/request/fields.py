@@ -237,6 +237,19 @@ class EmbeddingBody(Part):
     dimensions: int | None = None
 
 
+class Document(Part):
+    text: str
+
+
+class RerankBody(Part):
+    model: str | None = None
+    query: str
+    documents: list[Annotated[str | Document, OneOf()]]
+    top_n: int | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+
+
 class TokenizeBody(Part):
     model: str | None = None
     prompt: str | None = None
@@ -298,5 +311,6 @@ def chat_fields_elsewhere(model: type[Part]) -> dict[str, Refused]:
 CHAT = form(ChatBody, CHAT_REFUSED)
 COMPLETION = form(CompletionBody, {n: r for n, r in chat_fields_elsewhere(CompletionBody).items() if n != "echo"})
 EMBEDDING = form(EmbeddingBody, {"truncate": Refused("a text that is too long is refused; leave it out", (False,))})
+RERANK = form(RerankBody, {})
 TOKENIZE = form(TokenizeBody, {})
 DETOKENIZE = form(DetokenizeBody, {})

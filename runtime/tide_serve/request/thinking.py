@@ -13,7 +13,7 @@ from typing import Any
 from tide_runtime import Engine
 from tide_runtime.text.chat_template import template_thoughts
 from tide_runtime.text.template_thoughts import TemplateThoughts
-from tide_runtime.text.thoughts import Thoughts, ThoughtSplitter
+from tide_runtime.text.thoughts import ThoughtMarks, Thoughts, ThoughtSplitter
 
 from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import note_no_effect
@@ -28,18 +28,27 @@ class ThoughtPlan:
 
     Args:
         thoughts: their marks and budget; None: there are none.
+        marks: those of the model, also where it has no thoughts here.
         variables: of the template.
         special: marks that are special tokens.
+        ends_answers: the mark after an answer ends the output; otherwise calls may follow it.
     """
 
     thoughts: Thoughts | None = None
+    marks: ThoughtMarks | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     special: tuple[str, ...] = ()
+    ends_answers: bool = True
 
     @property
     def stops(self) -> tuple[str, ...]:
         """Strings that end the output: the mark after an answer."""
-        return (self.thoughts.marks.ending,) if self.thoughts is not None and self.thoughts.marks.ending else ()
+        return self.endings if self.ends_answers else ()
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """The mark after an answer, which belongs to no text."""
+        return (self.marks.ending,) if self.marks is not None and self.marks.ending else ()
 
     def splitter(self) -> ThoughtSplitter | None:
         """What finds the thoughts of one output."""
@@ -78,7 +87,7 @@ def plan_thoughts(body: Mapping[str, Any], engine: Engine, uses_tools: bool) -> 
     thoughts = Thoughts(declared.marks, budget=budget) if declared.marks is not None else None
     vocabulary = engine.admission.thoughts
     special = vocabulary.special(thoughts.marks) if thoughts is not None and vocabulary is not None else {}
-    return ThoughtPlan(thoughts, variables.values, tuple(special.values()))
+    return ThoughtPlan(thoughts, declared.marks, variables.values, tuple(special.values()), ends_answers=not uses_tools)
 
 
 class _Variables:
@@ -93,8 +102,8 @@ class _Variables:
         declared = self._declared
         if declared.switch is not None:
             self._set(declared.switch, on, name)
-        elif not on and "none" in declared.efforts:
-            self._set("reasoning_effort", "none", name)
+        elif not on and (off := [effort for effort in ("none", "no_think") if effort in declared.efforts]):
+            self._set("reasoning_effort", off[0], name)
         elif on != (declared.marks is not None):
             note_no_effect(name)
 

@@ -96,9 +96,9 @@ def test_bad_messages_are_explained(messages, explanation):
 
 
 def test_refusal_of_the_template_is_passed_on():
-    """Breaks: the user is not told that the roles must alternate."""
-    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-    with pytest.raises(PromptError, match=r"roles: user, user\): roles must alternate"):
+    """Breaks: the user is not told that the roles must alternate, and begin with the user's."""
+    messages = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(PromptError, match=r"roles: assistant, user\): roles must alternate"):
         render_chat(LLAMA, messages, special_tokens=SPECIAL)
 
 
