@@ -68,6 +68,17 @@ def eager_pass(
     return EagerPass(states, _values(logits, valid))
 
 
+def last_logits_step_by_step(model: PreTrainedModel, ids: Sequence[int], count: int) -> NDArray[np.float32]:
+    """Logits [count, V] of the last ``count`` tokens of a text, each of which runs by itself with the model's own cache."""
+    rows, kept = [], {}
+    with torch.no_grad():
+        for part in (ids[:-count], *([token] for token in ids[-count:])):
+            output = model(input_ids=torch.tensor([part]), use_cache=True, **kept)
+            kept = {name: output[name] for name in ("past_key_values", "cache_params") if output.get(name) is not None}
+            rows.append(output.logits[:, -1])
+    return _values(torch.stack(rows[1:], 1), torch.ones(1, count, dtype=torch.bool))
+
+
 def _values(tensor: Tensor, valid: Tensor) -> NDArray[np.float32]:
     if isinstance(tensor, FakeTensor):
         raise VerificationError(
