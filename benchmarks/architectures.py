@@ -240,3 +240,7 @@ def main(
     for kind in KINDS:
         report.add(f"architectures_{kind}", counts[kind])
     report.finish(json_file)
+
+
+if __name__ == "__main__":
+    typer.run(main)
