@@ -94,6 +94,11 @@ _MORE: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": _TYPES},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "minimax_m3_vl_text": {
+        "layer_types": ["minimax_m3_sparse", "full_attention"] * 2,
+        "index_topk_blocks": 2,
+        "index_block_size": 8,
+    },
     "qwen4_exp_text": _QSA,
     "qwen4_exp": {"text_config": _QSA | dict(hidden_size=64, head_dim=16, num_hidden_layers=LAYERS, vocab_size=VOCAB)},
     "reformer": {"axial_pos_shape": [8, 16], "axial_pos_embds_dim": [32, 32]},
