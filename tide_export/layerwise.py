@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +71,8 @@ def eager_pass(
 
 def last_logits_step_by_step(model: PreTrainedModel, ids: Sequence[int], count: int) -> NDArray[np.float32]:
     """Logits [count, V] of the last ``count`` tokens of a text, each of which runs by itself with the model's own cache."""
-    rows, kept = [], {}
+    rows: list[Tensor] = []
+    kept: dict[str, Any] = {}
     with torch.no_grad():
         for part in (ids[:-count], *([token] for token in ids[-count:])):
             output = model(input_ids=torch.tensor([part]), use_cache=True, **kept)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -292,7 +293,7 @@ def _leave_out_encoders(config: PreTrainedConfig) -> None:
             setattr(config, name, None)
 
 
-def _auto_class(config: PreTrainedConfig) -> type:
+def _auto_class(config: PreTrainedConfig) -> Any:
     """The class of transformers that makes the model: one for text if there is one, else one that also reads images or sound.
 
     Raises UnsupportedModelError where there is none, and no code came with the model.
