@@ -57,7 +57,7 @@ def random_model(name: str) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from benchmarks.models.tiny_configs import tiny_config
+    from benchmarks.tiny_configs import tiny_config
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(tiny_config(name), dtype=torch.float32).eval()

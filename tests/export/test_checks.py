@@ -17,8 +17,8 @@ from tide_runtime.errors import VerificationError
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM
 
-from benchmarks.models.tiny_configs import tiny_config
 from benchmarks.planted_faults import BLOCKS, FACTORS, KEYS, TENSORS, TOKENS, Fault, caught_by
+from benchmarks.tiny_configs import tiny_config
 from tide_export import ExportConfig, export
 from tide_export.checks import check_loaded, compare_rest, stored_values
 from tide_export.checks.tokens import TEXTS

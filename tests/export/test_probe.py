@@ -26,7 +26,7 @@ from transformers.masking_utils import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from benchmarks.models.tiny_configs import tiny_config
+from benchmarks.tiny_configs import tiny_config
 from tide_export.attention_masks import recorded_windows
 from tide_export.boundaries import decoder_layers
 from tide_export.probe import probe_layers
