@@ -20,12 +20,13 @@ Visit = Callable[[int, torch.Tensor], torch.Tensor | None]
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's decoder blocks: the one ModuleList as long as ``num_hidden_layers``, in the model's decoder if it has another
-    one elsewhere, as in an encoder of images."""
+    """The model's decoder blocks: the one ModuleList as long as ``num_hidden_layers``; the decoder's own if there is another one
+    elsewhere, as in an encoder of images."""
     count = model.config.get_text_config().num_hidden_layers
     found = _lists(model, count)
     if len(found) > 1:
-        found = _lists(model.get_decoder(), count)
+        decoder = model.get_decoder()
+        found = [one for one in _lists(decoder, count) if any(child is one for child in decoder.children())]
     if len(found) != 1:
         names = [name for name, module in model.named_modules() if any(module is one for one in found)]
         raise UnsupportedModelError(

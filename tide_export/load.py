@@ -385,6 +385,10 @@ def check_supported(config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(
             f"{name} is not supported, because it is an encoder-decoder; TIDE compiles decoder-only models"
         )
+    if getattr(text, "num_hidden_layers", None) is None:
+        raise UnsupportedModelError(
+            f"{name} is not supported, because its config describes no single stack of layers (num_hidden_layers)"
+        )
     if getattr(text, "altup_num_inputs", 0):
         raise UnsupportedModelError(
             f"{name} is not supported, because its layers pass on several hidden states of a token (AltUp); TIDE compiles "

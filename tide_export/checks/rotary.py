@@ -110,7 +110,7 @@ def _theta_of_layers(model: PreTrainedModel, name: str, text: PreTrainedConfig) 
 
 def _width(text: PreTrainedConfig, parameters: Mapping[str, Any], count: int) -> int:
     """Channels that ``count`` frequencies rotate: an odd number where a share of the head's width is one."""
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    head = text.to_dict().get("head_dim") or 0  # as an attribute it is an error where it differs by layer
     rotated = int(head * parameters.get("partial_rotary_factor", 1.0))
     return rotated if rotated == 2 * count - 1 else 2 * count
 
