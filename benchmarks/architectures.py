@@ -20,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock, Timer
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -40,7 +41,7 @@ _ALL = 1 << 20  # tokens whose log-probabilities are reported: the whole vocabul
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 NOISE = 0.1  # added to every parameter, so that no bias or gate is idle
 KINDS = ("same", "different", "refused", "unclear", "not_made")
-BATCH, SECONDS = 8, 90  # models of a child process, and seconds for each
+BATCH, SECONDS = 8, 150  # models of a child process, and seconds for each
 _LIBRARY = re.compile(
     r"\w*(Error|Exception)\b|aten[.:]|torch\._|object (has no|is not)|Traceback|unsupported operand|NoneType|<class"
 )
@@ -144,10 +145,7 @@ def step_by_step(model: PreTrainedModel, ids: Sequence[int]) -> Any:
 
 
 def _dense(top: Sequence[tuple[int, float]], width: int) -> np.ndarray:
-    row = np.full(width, -np.inf)
-    ids, values = zip(*top, strict=True)
-    row[[*ids]] = values
-    return row
+    return np.array([dict(top).get(token, -np.inf) for token in range(width)])
 
 
 def _largest(wanted: np.ndarray, found: Sequence[np.ndarray]) -> float:
@@ -180,26 +178,30 @@ def rows_of(wanted: Sequence[str], weights: str) -> Iterator[dict[str, str]]:
         child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | _ONE_THREAD
         )
-        try:
-            printed = child.communicate(timeout=SECONDS * len(left))[0]
-        except subprocess.TimeoutExpired:
-            child.kill()
-            printed = child.communicate()[0]
-        done = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
-        yield from done
-        left = left[len(done) :]
+        watchdog = Timer(SECONDS * len(left), child.kill)
+        watchdog.start()
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.startswith("{"):
+                left.pop(0)
+                yield json.loads(line)
+        watchdog.cancel()
+        status = child.wait()
         if left:
-            yield {"name": left.pop(0), "kind": "unclear", "detail": f"its process ended with status {child.returncode}"}
+            yield {"name": left.pop(0), "kind": "unclear", "detail": f"its process ended with status {status}"}
 
 
-def _swept(wanted: Sequence[str], weights: str, workers: int, rows: list[dict[str, Any]], keep: Any) -> None:
-    groups = [wanted[first : first + BATCH] for first in range(0, len(wanted), BATCH)]
+def _sweep(wanted: Sequence[str], weights: str, workers: int, note: Callable[[dict[str, str]], None]) -> None:
+    """Call ``note`` with each row when it is known, in one thread at a time."""
+    lock = Lock()
+
+    def run(group: Sequence[str]) -> None:
+        for row in rows_of(group, weights):
+            with lock:
+                note(row)
+
     with ThreadPoolExecutor(workers) as pool:
-        for group in pool.map(lambda group: [*rows_of(group, weights)], groups):
-            for row in group:
-                rows.append(row)
-                print(f"{len(rows)}: {row['name']}: {row['kind']}: {row['detail'][:200]}", flush=True)
-            keep()
+        list(pool.map(run, [wanted[first : first + BATCH] for first in range(0, len(wanted), BATCH)]))
 
 
 def main(
@@ -223,13 +225,14 @@ def main(
         before = json.loads(json_file.read_text())
         report.rows += before["rows"] if before["settings"]["weights"] == weights else []
     done = {row["name"] for row in report.rows}
-    _swept(
-        [name for name in wanted if name not in done],
-        weights,
-        workers,
-        report.rows,
-        lambda: report.write(json_file) if json_file is not None else None,
-    )
+
+    def note(row: dict[str, str]) -> None:
+        report.rows.append(row)
+        print(f"{len(report.rows)} of {len(wanted)}: {row['name']}: {row['kind']}: {row['detail'][:200]}", flush=True)
+        if json_file is not None:
+            report.write(json_file)
+
+    _sweep([name for name in wanted if name not in done], weights, workers, note)
     counts = Counter(row["kind"] for row in report.rows)
     order = sorted(report.rows, key=lambda row: (KINDS.index(row["kind"]), row["name"]))
     report.table(
