@@ -104,10 +104,10 @@ def compared(checkpoint: str, bundle: str, weights: str) -> tuple[str, str]:
     text = [*ids[:PROMPT], *written.token_ids]
     with torch.no_grad():
         passed = model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
-        stepped = step_by_step(model, text)[PROMPT - 1 :]
+        stepped = step_by_step(model, text)
     found = [_dense(one, passed.shape[-1]) for one in scored.top], [_dense(one.top, passed.shape[-1]) for one in written.logprobs]
     measure = _largest if weights == "fp32" else _divergence
-    in_pass, in_steps = measure(passed.numpy()[:-1], found[0]), measure(stepped.numpy()[:-1], found[1])
+    in_pass, in_steps = measure(passed.numpy()[:-1], found[0]), measure(stepped.numpy()[:-1], found[1][1:])
     allowed = MAX_LOGPROB if weights == "fp32" else MAX_DIVERGENCE
     detail = f"in a pass {in_pass:.1e}, token by token {in_steps:.1e}"
     return ("same" if in_pass <= allowed and in_steps <= allowed else "different"), detail
@@ -129,19 +129,12 @@ def reference(checkpoint: str, weights: str) -> PreTrainedModel:
 
 
 def step_by_step(model: PreTrainedModel, ids: Sequence[int]) -> Any:
-    """Log-probabilities [S, V] of the first `PROMPT` tokens in one pass and of later ones each by itself, with the model's own
-    cache."""
+    """Log-probabilities [S, V] of tokens behind a prompt, each of which runs by itself with the model's own cache."""
     import torch
 
-    outputs, cache = [], None
-    for part in (ids[:PROMPT], *([one] for one in ids[PROMPT:])):
-        given = {} if cache is None else {name: value for name, value in cache.items() if value is not None}
-        output = model(input_ids=torch.tensor([part]), use_cache=True, **given)
-        cache = {name: output.get(name) for name in ("past_key_values", "cache_params")}
-        if all(value is None for value in cache.values()):  # a model without a cache
-            return model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
-        outputs.append(output.logits[0])
-    return torch.cat(outputs).float().log_softmax(-1)
+    from tide_export.layerwise import last_logits_step_by_step
+
+    return torch.from_numpy(last_logits_step_by_step(model, ids, len(ids) - PROMPT)).log_softmax(-1)
 
 
 def _dense(top: Sequence[tuple[int, float]], width: int) -> np.ndarray:
