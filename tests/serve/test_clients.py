@@ -43,9 +43,9 @@ def passed(request: pytest.FixtureRequest) -> Iterator[set[str]]:
     """Clients whose session went well; how many is printed at the end."""
     names: set[str] = set()
     yield names
-    reporter = request.config.pluginmanager.getplugin("terminalreporter")
     ran = {item.callspec.params["client"] for item in request.session.items if item.name.startswith("test_a_session[")}  # type: ignore[attr-defined]
-    reporter.write_line(f"\nRESULT clients={len(ran)}\nRESULT client_failures={len(ran - names)}")
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\nRESULT clients={len(ran)}\nRESULT client_failures={len(ran - names)}")
 
 
 def _call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
