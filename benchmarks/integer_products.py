@@ -159,7 +159,7 @@ def add_results(report: Report, found: Mapping[Place, Seconds], main: str) -> No
     form = main.removeprefix("tide-").replace("-", "_")
     llamacpp = [name for name in PEERS if name.startswith("llamacpp")]
     figures = {
-        f"{form}_b1_vs_int4": over(B1, ["tide-int4"]),
+        f"{form}_b1_vs_int4": over(B1, ["tide-int4"] if main != "tide-int4" else []),
         f"{form}_b8_vs_genai": over(B8, ["genai-int4"]),
         f"{form}_b8_vs_llamacpp": over(B8, llamacpp),
         "b1_vs_best_peer": over(B1, list(PEERS)),
