@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from tide_runtime.errors import PromptError
-from tide_runtime.text.chat_template import render_chat
+from tide_runtime.text.chat_template import analysed, render_chat
 from tide_runtime.text.thoughts import TAG
 
 from tide_serve.request.call_formats import COUNT, ID, KEY, NAME, Arguments, CallForm, JsonCall, Value
@@ -106,6 +106,8 @@ class _Turns:
 
     def of_calls(self, calls: Sequence[Call], content: str | None = None) -> str | None:
         """The text of a turn with ``calls``; None where the template refuses it."""
+        if len(calls) > 1 and not analysed(self._template).turns.several_calls:  # each would be shown as a turn of its own
+            return None
         ids = [*_IDS, "zkq0000l3"]
         body = [
             {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

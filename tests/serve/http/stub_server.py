@@ -41,6 +41,8 @@ class StubEngine:
     healthy: bool = True
     closed: threading.Event = field(default_factory=threading.Event)
     step_time: float = 0.0
+    chat_template: str | None = None
+    tool_chat_template: str | None = None
     hangs: bool = False  # and so does what waits for its end
     adapters: dict[str, str] = field(default_factory=dict)
 

@@ -52,7 +52,7 @@ class StubSource:
     def __post_init__(self) -> None:
         self.may_load.set()
         self.options = SimpleNamespace(max_queue=self.max_queue)
-        self.bundle = SimpleNamespace(manifest=SimpleNamespace(max_seq_len=64, tokenizer=None))
+        self.bundle = SimpleNamespace(manifest=SimpleNamespace(max_seq_len=64, tokenizer=None, embedding=None, calibration=None))
 
     def verified(self) -> StubSource:
         if self.error is not None:
