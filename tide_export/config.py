@@ -11,7 +11,7 @@ from tide_runtime.bundle.calibration import CalibrationInfo
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError, TargetError
 
-WEIGHTS = ("source", *DTYPES, "int8", "int4")
+WEIGHTS = ("source", *DTYPES, "int8", "int4", "w8a8")
 QUANTIZERS = ("rtn", "k_quant", "hqq", "gptq", "gptq_mixed")
 HEAD_BITS = ("auto", "4", "8")
 KV = ("model", "int8")

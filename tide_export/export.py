@@ -38,6 +38,7 @@ from tide_export.embedding_model import check_options_of_embedding
 from tide_export.exit_gate import OwnExits, own_exits, own_threshold
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.head_bits import with_head
+from tide_export.integer_weights import in_integers
 from tide_export.kv_scales import kv_scales
 from tide_export.layerwise import layer_by_layer
 from tide_export.load import LoadedModel, fingerprint, held_in_memory, load_model, quantized, weight_bytes
@@ -47,6 +48,7 @@ from tide_export.passes.base import LoweringContext
 from tide_export.probe import check_cuts, uncut_reason
 from tide_export.progress import ExportProgress
 from tide_export.quantization.gptq import calibration_tokens
+from tide_export.quantization.quantized_weight import INTEGER
 from tide_export.source_tokenizer import check_embedded
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.choice import buildable, check_options, choose_targets, why_not_here, without_long_rotary
@@ -121,7 +123,9 @@ def quantize_loaded(
 
     Raises DataError if the text cannot be read or is too short.
     """
-    if weights in ("int4", "int8"):
+    if weights == INTEGER:
+        loaded = in_integers(loaded, data, progress)
+    elif weights in ("int4", "int8"):
         tokens = None
         if reads_text(int(weights.removeprefix("int")), quantizer):
             assert data is not None

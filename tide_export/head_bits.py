@@ -18,6 +18,7 @@ import torch
 from tide_runtime.bundle.manifest import HeadInfo
 from torch import nn
 from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from tide_export.layerwise import layer_by_layer
 from tide_export.load import LoadedModel
@@ -50,7 +51,7 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
         head.weight = rounded
         return replace(changed, head=HeadInfo(4))
     assert loaded.tokenizer is not None
-    ids = loaded.tokenizer("\n\n".join(topics[topic] for topic in sorted(topics)), add_special_tokens=False).input_ids
+    ids = documentation(loaded.tokenizer)
     if len(ids) < TOKENS:
         note(f"head in 8 bits: the tokenizer makes {len(ids)} tokens of a text of {sum(map(len, topics.values())):,} characters")
         return loaded
@@ -64,6 +65,11 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     if chosen == 4:
         head.weight = rounded
     return replace(changed if chosen == 4 else loaded, head=HeadInfo(chosen, four, eight, text))
+
+
+def documentation(tokenizer: FastTokenizer) -> list[int]:
+    """The ids of the Python language reference."""
+    return tokenizer("\n\n".join(topics[topic] for topic in sorted(topics)), add_special_tokens=False).input_ids
 
 
 def perplexities(
