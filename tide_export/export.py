@@ -38,7 +38,7 @@ from tide_export.embedding_model import check_options_of_embedding
 from tide_export.exit_gate import OwnExits, own_exits, own_threshold
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.head_bits import with_head
-from tide_export.integer_weights import in_integers
+from tide_export.integer_weights import in_integers, write_smoothing
 from tide_export.kv_scales import kv_scales
 from tide_export.layerwise import layer_by_layer
 from tide_export.load import LoadedModel, fingerprint, held_in_memory, load_model, quantized, weight_bytes
@@ -225,6 +225,7 @@ def write_bundle(
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):
             built = build_targets(traced, targets, cuts, context, job, partial(_explain, config, progress))
+    write_smoothing(loaded.quantized, directory)
     manifest = _manifest(loaded, traced, built, directory, config, context, calibration, head)
     _write_manifest(manifest, directory)
     verified = _verified(loaded, directory, manifest, config, context, progress, calibration, head)
@@ -353,6 +354,7 @@ def _manifest(
         kv_dtype=None if config.kv == "model" else config.kv,
         weights=dict(Counter(weight.origin for weight in loaded.quantized.values())),
         head=loaded.head,
+        rounding=loaded.rounding,
         max_seq_len=context.max_seq_len,
         long_rotary_from=context.long_rotary_from,
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],

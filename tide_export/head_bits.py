@@ -90,9 +90,10 @@ def perplexities(
             own, other = model(input_ids=windows, use_cache=False).logits.split(len(windows))
     finally:
         hook.remove()
-    return _perplexity(own, windows), _perplexity(other, windows)
+    return perplexity(own, windows), perplexity(other, windows)
 
 
-def _perplexity(logits: torch.Tensor, windows: torch.Tensor) -> float:
+def perplexity(logits: torch.Tensor, windows: torch.Tensor) -> float:
+    """Of ``windows`` [B, T] after the first token of each, from the logits [B, T, V]."""
     losses = [nn.functional.cross_entropy(one[:-1].float(), ids[1:]) for one, ids in zip(logits, windows, strict=True)]
     return math.exp(float(torch.stack(losses).mean()))

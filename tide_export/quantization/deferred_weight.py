@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_export.quantization.quantized_weight import INTEGER_ORIGIN, QuantizedWeight
+from tide_runtime.bundle.manifest import INTEGER_PRODUCTS
+
+from tide_export.quantization.quantized_weight import QuantizedWeight
 
 # Numbers. Values, scales and zero points are written one after the other, those of gate and up together: 136 million in a 7B.
 _KEPT = 1 << 28
@@ -63,4 +65,4 @@ def deferred(like: QuantizedWeight, shape: tuple[int, int], make: Callable[[], Q
 
 def deferred_integer(shape: tuple[int, int], smoothing: NDArray[np.float32], make: Callable[[], QuantizedWeight]) -> DeferredWeight:
     """The weight of an integer product, see `QuantizedWeight.smoothing`."""
-    return DeferredWeight(8, shape, shape[1], False, False, INTEGER_ORIGIN, make, smoothing)
+    return DeferredWeight(8, shape, shape[1], False, False, INTEGER_PRODUCTS, make, smoothing)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.bundle.manifest import INTEGER_PRODUCTS
 
-INTEGER, INTEGER_ORIGIN = "w8a8", "int8 w8a8"  # of the weights of integer products: the option, and their origin
+INTEGER = "w8a8"  # the option of weights for integer products
 _ROWS_AT_A_TIME = 1024
 
 
@@ -172,7 +173,7 @@ def integer_rows(matrix: NDArray[np.float32], smoothing: NDArray[np.float32]) ->
         rounded = symmetric_int8(matrix[part] * smoothing, matrix.shape[1])
         values[part] = rounded.values
         scales[part] = rounded.scales
-    return QuantizedWeight(8, values, scales, origin=INTEGER_ORIGIN, smoothing=smoothing)
+    return QuantizedWeight(8, values, scales, origin=INTEGER_PRODUCTS, smoothing=smoothing)
 
 
 def symmetric_int8(matrix: NDArray[np.float32], block_size: int) -> QuantizedWeight:

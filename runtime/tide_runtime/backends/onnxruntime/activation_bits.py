@@ -52,7 +52,12 @@ def activation_bits() -> ActivationBits:
     return EIGHT
 
 
-def set_activation_bits(options: ort.SessionOptions, bits: ActivationBits) -> None:
-    """Let a session with ``options`` round in ``bits``."""
-    for name, value in ((STEP, bits.step), (ZERO_POINT, bits.zero_point)):
-        options.add_initializer(name, ort.OrtValue.ortvalue_from_numpy(value))
+def set_activation_bits(options: ort.SessionOptions) -> None:
+    """Let a session with ``options``, whose graph rounds to 8 bits, round to those of this processor."""
+    if activation_bits() is SEVEN:
+        for name, value in _SEVEN_BITS.items():
+            options.add_initializer(name, value)
+
+
+# A session reads them as long as it lives.
+_SEVEN_BITS = {n: ort.OrtValue.ortvalue_from_numpy(v) for n, v in ((STEP, SEVEN.step), (ZERO_POINT, SEVEN.zero_point))}
