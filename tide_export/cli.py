@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.form import APP, COMMAND
 
 from tide_export.config import ExportConfig
 from tide_export.progress import ExportProgress, peak_memory_bytes
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(**APP)
 _DEFAULTS = ExportConfig()
 
 
@@ -24,7 +25,7 @@ def _list_targets(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.command()
+@app.command(**COMMAND)
 def export(
     model: Annotated[
         str, typer.Argument(help="A model directory (config.json and *.safetensors), a .gguf file, or a hub id such as org/name.")
@@ -152,6 +153,7 @@ def export(
         bool, typer.Option(help="Compare the bundle with the eager model on real prompts before finishing.")
     ] = _DEFAULTS.verify,
     explain: Annotated[bool, typer.Option("--explain", help="Print where a lowering pass did not apply, and why.")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="Print a line for each phase, without figures of checks.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the model repository's own Python code. Read it first.")
@@ -173,8 +175,8 @@ def export(
     The model runs unmodified while it is traced; by default the finished bundle is compared with it and refused on a
     mismatch. An interrupted or failed export leaves nothing behind but the calibration that it made.
     """
-    console = Console(stderr=True)
-    progress = ExportProgress(console)
+    console = Console(stderr=True, soft_wrap=True)
+    progress = ExportProgress(console, brief=brief)
     config = ExportConfig(
         dtype,
         checkpoints,

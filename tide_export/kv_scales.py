@@ -3,9 +3,8 @@
     cached = clamp(round(x / scale), -128, 127),  scale = MARGIN · max |x| / 127
 
 The maximum is over random token ids, the same in every export, so no text is needed. Their keys and values reach about as far as
-those of text, and `MARGIN` covers the rest: a wider range would cost more in rounding than it saves in clipping
-(benchmarks/quantised_kv.py measures the perplexity). The sequences start at positions that spread over the whole cache, because
-rotary embeddings turn a channel's range into its partner's.
+those of text, and `MARGIN` covers the rest: a wider range would cost more in rounding than it saves in clipping. The sequences
+start at positions that spread over the whole cache, because rotary embeddings turn a channel's range into its partner's.
 """
 
 from __future__ import annotations

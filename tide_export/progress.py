@@ -33,10 +33,11 @@ class Steps:
 
 
 class ExportProgress:
-    """Prints to ``console``. ``seconds``: phase → total time; ``failures``: target → reason."""
+    """Prints to ``console``, its notes unless it is ``brief``. ``seconds``: phase → total time; ``failures``: target → reason."""
 
-    def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
+    def __init__(self, console: Console | None = None, quiet: bool = False, brief: bool = False) -> None:
         self.console = console or Console(stderr=True, quiet=quiet)
+        self._brief = brief
         self.seconds: dict[str, float] = {}
         self.failures: dict[str, str] = {}
         self.interrupted = False
@@ -69,7 +70,7 @@ class ExportProgress:
         if total_bytes is not None:
             columns[2:2] = [BarColumn(), DownloadColumn()]
         start = perf_counter()
-        with Progress(*columns, console=self.console, transient=True) as bar:
+        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
             task = bar.add_task(name, total=total_bytes)
             yield lambda done: bar.advance(task, done)
         if self.interrupted:
@@ -96,7 +97,8 @@ class ExportProgress:
             raise KeyboardInterrupt
 
     def note(self, text: str) -> None:
-        self.console.print(f"    [dim]{text}[/dim]")
+        if not self._brief:
+            self.console.print(f"    [dim]{text}[/dim]")
 
 
 def peak_memory_bytes() -> int:

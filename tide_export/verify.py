@@ -130,10 +130,11 @@ class PromptCheck:
     def __str__(self) -> str:
         found = f"{self.prompt[:48]!r}: max |Δlogit| {self.max_difference:.1e}"
         if self.tolerance is None:
-            found += f", KL divergence {self.divergence:.1e} nats, rounded as it runs"
+            found += f", KL divergence {self.divergence:.1e} nats"
         if not self.passed:
             found += f" (allowed {self.tolerance or MAX_DIVERGENCE:.1e})"
-        return f"{found}, the likeliest token agrees for {self.agreement:.0%}"
+        model = "the eager model" if self.tolerance is not None else "the same weights without activations in int8"
+        return f"{found}, the argmax of {model} for {self.agreement:.0%} of the prompt's tokens"
 
 
 @dataclass(frozen=True)

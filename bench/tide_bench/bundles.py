@@ -122,15 +122,7 @@ def write_changed(bundle: Path, folder: Path, manifest: Manifest) -> Path:
     return folder
 
 
-def with_exits(manifest: Manifest, checkpoints: Sequence[int], known: CalibrationInfo | None = None) -> Manifest:
-    """``manifest`` with an uncalibrated exit at each of ``checkpoints``: an identity head that is always sure.
-
-    Args:
-        known: whose costs and predictions policies are to go by; None: the runtime's guess.
-    """
+def with_exits(manifest: Manifest, checkpoints: Sequence[int]) -> Manifest:
+    """``manifest`` with an uncalibrated exit at each of ``checkpoints``: an identity head that is always sure."""
     exits = [ExitInfo(c, "identity", "max_probability", 0.0, 0.0) for c in checkpoints]
-    info = CalibrationInfo(exits, DRAFT_LIMIT, "exact")
-    if known is not None:
-        kept = {name: getattr(known, name) for name in ("predicted", "predicted_range", "costs", "exit_depths")}
-        info = replace(info, **kept)
-    return replace(manifest, calibration=info)
+    return replace(manifest, calibration=CalibrationInfo(exits, DRAFT_LIMIT, "exact"))

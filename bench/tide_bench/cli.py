@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from tide_runtime.bundle import Bundle
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.engine_options import BITS
 from tide_runtime.errors import ParamsError
 from tide_runtime.targets.select import AUTO
@@ -25,7 +26,7 @@ from tide_bench.report import Phases, Report, phase_lines
 from tide_bench.results import add_results, add_tables
 from tide_bench.tables import console
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(**APP)
 _DEFAULTS = BenchConfig()
 
 
@@ -33,7 +34,7 @@ def _list(values: tuple[Any, ...]) -> str:
     return ",".join(map(str, values))
 
 
-@app.command()
+@app.command(**COMMAND)
 def bench(
     bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
     model: Annotated[

@@ -1,20 +1,20 @@
-"""The arms of the depth-policy benchmark on one model: every policy and drafter, as options of an engine."""
+"""Depth policies on one model as options of an engine, and the figures of their turns."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from tide_bench.arms.tide import load_second
-from tide_bench.build_cache import cached_folder, files_digest
-from tide_bench.bundles import export_bundle, with_exits, write_changed
+from tide_bench.paired_ratio import paired_ratio
 from tide_runtime import DepthOptions, Engine
-from tide_runtime.bundle.manifest import MANIFEST_NAME, Manifest, read_manifest
 
-from benchmarks.arms.turns import EngineArm
-from benchmarks.models.model_folders import random_identity, random_twin
+from benchmarks.arms.turns import EngineArm, Turn
 
 BASELINE = "full"
 
@@ -31,14 +31,9 @@ class PolicyArm:
 
 POLICIES = {
     BASELINE: PolicyArm("TIDE full", "full"),
-    "exact_none": PolicyArm("TIDE exact, no drafts", "exact", DepthOptions(draft="none")),
-    "exact_ngram": PolicyArm("TIDE exact, n-gram drafts", "exact", DepthOptions(draft="ngram")),
     "exact_router": PolicyArm("TIDE exact, router drafts", "exact", DepthOptions(draft="router")),
     "exact_both": PolicyArm("TIDE exact, both", "exact"),
-    "exit1": PolicyArm("TIDE exit at 1%", "exit"),
-    "exit1_propagate": PolicyArm("… keys and values propagated", "exit", DepthOptions(kv="propagate")),
     "exit5": PolicyArm("TIDE exit at 5%", "exit", percent=5),
-    "exit5_propagate": PolicyArm("… keys and values propagated", "exit", DepthOptions(kv="propagate"), percent=5),
 }
 
 
@@ -62,24 +57,16 @@ def policy_arms(bundles: Mapping[int, Path], names: Sequence[str], batch: int) -
         yield arms
 
 
-def random_bundle(calibrated: Path, cache: Path) -> Path:
-    """Random weights with a calibration that is wrong about them: the costs, places and expectations of ``calibrated``, and exits
-    that are always sure for ``exact`` and never for ``exit``."""
-    known = read_manifest(calibrated).calibration
-    assert known is not None
-    places = [e.checkpoint for e in known.exits] or [read_manifest(calibrated).model.num_layers // 4]
-    at, folder = ",".join(map(str, places)), cache / "random" / "bundle"
-    cut = export_bundle(random_twin(cache), random_identity(), folder, at, tokenizer="none")
-    key = files_digest([calibrated / MANIFEST_NAME, cut / MANIFEST_NAME, Path(__file__)])
-
-    def make(folder: Path) -> None:
-        write_changed(cut, folder / "bundle", _never_stopping(with_exits(read_manifest(cut), places, known)))
-
-    return cached_folder(cache / "random" / "wrong", key, make) / "bundle"
-
-
-def _never_stopping(manifest: Manifest) -> Manifest:
-    """The exits with thresholds that no softmax of a random model reaches."""
-    assert manifest.calibration is not None
-    exits = [replace(info, exit_threshold=1.0) for info in manifest.calibration.exits]
-    return replace(manifest, calibration=replace(manifest.calibration, exits=exits))
+def speed_figures(turns: Sequence[Turn]) -> dict[str, Any]:
+    """Ratio to the baseline beside each turn, tokens/s, and what was launched for it."""
+    ratio = paired_ratio([turn.base_seconds for turn in turns], [turn.seconds for turn in turns])
+    drafted: Counter[str] = sum((turn.drafted for turn in turns), Counter())
+    accepted: Counter[str] = sum((turn.accepted for turn in turns), Counter())
+    return {
+        **{f"ratio_{name}": value for name, value in asdict(ratio).items()},
+        "tokens_per_s": sum(turn.decoded for turn in turns) / sum(turn.seconds for turn in turns),
+        "groups": len(turns),
+        "layers_per_token": fmean(turn.layers_per_token for turn in turns),
+        "depth": fmean(turn.depth for turn in turns),
+        **{f"accepted_{drafter}": accepted[drafter] / count for drafter, count in drafted.items()},
+    }

@@ -1,8 +1,7 @@
-"""How long work takes on the GPU, and how long a caller waits to have it queued. All medians, in µs."""
+"""How long work takes on the GPU: the median, in µs."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from statistics import median
 
@@ -24,17 +23,3 @@ def gpu_time(work: Work, repeats: int = 100) -> float:
         graph.replay()
         watch.mark()
     return median(watch.seconds()[::2]) * 1e6
-
-
-def call_time(work: Work, repeats: int = 200, rounds: int = 5) -> float:
-    """µs per call from Python, warm, calls queued back to back: the larger of what the caller and what the GPU needs."""
-    work()
-    times = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            work()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) / repeats)
-    return median(times) * 1e6

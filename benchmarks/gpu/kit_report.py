@@ -81,7 +81,7 @@ def gpu_kit_not_run() -> str:
 
 
 def _stages(where: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
-    cells = [[name, *_cells(rows.get(name))] for name in dict.fromkeys([*STAGES, *rows])]  # a run may have had others
+    cells = [[name, *_cells(rows.get(name))] for name in STAGES]
     return "\n".join([f"**What the GPU kit found** ({where}).", "", *markdown_table(["stage", "cases", "seconds"], cells)])
 
 
@@ -133,9 +133,9 @@ def _exit(figures: Mapping[str, Any] | None) -> str:
 
 
 def _findings(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Costs of conditions, of passes and of the router, one line a case."""
+    """What kernels take and whether their bits agree, one line a case."""
     for name, row in rows.items():
-        if name not in ("condition_costs", "passes", "router"):
+        if name != "torch_kernels":
             continue
         for case in row["cases"]:
             if case["state"] == PASSED and case.get("figures"):

@@ -69,7 +69,6 @@ SHAPES = {
     for shape in (
         ModelShape("demo", ("fp32", "fp16", "int4")),
         ModelShape("1b", ("fp16", "int4"), 16, 2048, 32, 8, 8192, 128256),
-        ModelShape("4b", ("bf16", "fp16"), 36, 2560, 32, 8, 9728, 151936),
-        ModelShape("8b", ("bf16", "fp16"), 32, 4096, 32, 8, 14336, 128256),
+        ModelShape("8b", ("fp16", "int4"), 32, 4096, 32, 8, 14336, 128256),
     )
 }

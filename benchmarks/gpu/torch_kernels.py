@@ -1,5 +1,6 @@
 """The Triton kernels of target torch beside the torch calls that they replace, and int4 products beside dense ones: µs in a graph
-with cold caches, and the largest difference over the largest number. Tokens drawn on the device beside the host's draws.
+with cold caches, and the largest difference over the largest number. Tokens drawn on the device beside the host's draws. The rate
+at which the GPU reads, and for which numbers of rows an operator gives a row the bits that it has alone.
 
     python -m benchmarks.gpu.torch_kernels
 """
@@ -25,6 +26,8 @@ from benchmarks.gpu.kit.case import Bench, Figures, KitCase, NotRun
 _REPEATS = 20
 _VOCAB = 128256
 _HIDDEN, _MLP, _HEADS, _KV, _DIM = 2048, 8192, 32, 8, 64  # of a model of 1B parameters
+_READ_BYTES = 4 * 2**30
+_ROWS = (2, 3, 4, 8, 15, 16, 24, 32, 64)
 _PRODUCTS = ((3072, 2048), (2048, 8192), (16384, 2048), (128256, 2048))
 
 
@@ -124,6 +127,41 @@ def draws(changes: Mapping[str, float]) -> Figures:
     return {"us": took[0], "replaced_us": took[1], "apart": 0.0}
 
 
+def read_bandwidth() -> Figures:
+    """What decoding cannot be faster than: a sum that reads each byte once and writes one number."""
+    source = torch.zeros(_READ_BYTES // 4, device="cuda")
+    return {"gb_s": round(_READ_BYTES / gpu_time(lambda: torch.sum(source), _REPEATS) / 1e3, 1)}
+
+
+def bits_by_rows(operator: Callable[[Tensor], Tensor], width: int) -> Figures:
+    """``differ``: numbers of rows in one launch of ``operator`` with which the first row has other bits than alone."""
+    x = random(max(_ROWS), width)
+    alone = operator(x[:1])[0].clone()
+    return {"differ": [rows for rows in _ROWS if not torch.equal(operator(x[:rows])[0], alone)]}
+
+
+def low_bit_bits(outputs: int, width: int) -> Figures:
+    from tide_runtime.backends.torch import fused_kernels
+    from tide_runtime.backends.torch.low_bits import LowBitProduct
+
+    packed = torch.randint(0, 256, (outputs, width // 2), device="cuda", dtype=torch.uint8)
+    scales = (torch.rand(outputs, width // 32, device="cuda") / 64).half()
+    multiply = LowBitProduct({"N": outputs, "bits": 4, "block_size": 32}, fused_kernels)
+    return bits_by_rows(lambda x: multiply(x, packed, scales), width)
+
+
+def dense_bits(outputs: int, width: int) -> Figures:
+    weight = random(outputs, width)
+    return bits_by_rows(lambda x: F.linear(x, weight), width)
+
+
+def norm_bits() -> Figures:
+    from tide_runtime.backends.torch import fused_kernels
+
+    weight = random(_HIDDEN)
+    return bits_by_rows(lambda x: fused_kernels.add_norm(x, x, weight, 1e-5)[0], _HIDDEN)
+
+
 def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
     def prepared() -> Figures:
         raise NotRun("Triton's kernels are compiled on the GPU")
@@ -138,7 +176,7 @@ def kit_cases(bench: Bench, argument: str) -> Iterator[KitCase]:
 
 
 def cases() -> dict[str, Callable[[], Figures]]:
-    made: dict[str, Callable[[], Figures]] = {"sum_and_norm": sum_and_norm, "gate": gate}
+    made: dict[str, Callable[[], Figures]] = {"read_bandwidth": read_bandwidth, "sum_and_norm": sum_and_norm, "gate": gate}
     for batch in (1, 8):
         made |= {f"attention_b{batch}_{slots}": partial(attention, batch, slots) for slots in (512, 2048)}
     for outputs, width in _PRODUCTS:
@@ -149,6 +187,9 @@ def cases() -> dict[str, Callable[[], Figures]]:
         made |= {f"fp16_{n}x{k}_b{rows}": partial(product, n, k, rows, torch.float16) for n, k in _PRODUCTS}
     for name, changes in (("plain", {}), ("top_k", {"top_k": 50}), ("top_p", {"top_p": 0.9})):
         made[f"draw_{name}"] = partial(draws, changes)
+    made["bits_norm"] = norm_bits
+    made |= {f"bits_int4_{n}x{k}": partial(low_bit_bits, n, k) for n, k in _PRODUCTS}
+    made |= {f"bits_fp16_{n}x{k}": partial(dense_bits, n, k) for n, k in _PRODUCTS}
     made |= {f"fp32_576x192_b{rows}": partial(product, 576, 192, rows, torch.float32) for rows in (1, 8)}
     return made
 

@@ -13,12 +13,11 @@ from tide_calibrate.certificate.risk import fit_family
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.manifest import ModelInfo, read_manifest
 
-from benchmarks.arms.policy_arms import BASELINE, policy_arms
+from benchmarks.arms.policy_arms import BASELINE, policy_arms, speed_figures
 from benchmarks.arms.turns import Group, Turn, take_turns
 from benchmarks.certificate import pooled
 from benchmarks.exits.exit_traces import ROUTER, exit_traces
 from benchmarks.exits.resplits import ARMS, Outcome, judge, resplits
-from benchmarks.policies_cpu import speed_figures
 from benchmarks.policy_quality import figures, run_policy
 from benchmarks.tasks.task_run import differing_tokens
 

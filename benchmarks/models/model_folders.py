@@ -23,7 +23,6 @@ LLAMA_1B = "random Llama (22 layers, hidden 2048, 1.1B parameters)"
 TINY_VOCABULARY, TINY_MAX_SEQ_LEN = 128, 128
 TINY_KV_BYTES_PER_TOKEN = 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, fp32
 _VOCABULARY = 32000
-_TWIN_CONFIG = DEMO_MODELS / "layerskip" / "config.json"
 
 
 def random_llama(
@@ -106,51 +105,11 @@ def _write_word_tokenizer(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0 "))).save_pretrained(folder)
 
 
-def random_identity() -> str:
-    """Changes when the weights of `random_twin` do."""
-    return _identity(_TWIN_CONFIG)
-
-
-def random_twin(cache: Path) -> Path:
-    """The HuggingFace folder of a model in the demo's shape with random weights: its early predictions are all wrong."""
-    return cached_folder(cache / "random" / "weights", random_identity(), lambda f: run_in_process(_write_twin, f))
-
-
-def _write_twin(folder: Path) -> None:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(_TWIN_CONFIG.parent), dtype=torch.float32).save_pretrained(folder)
-
-
 def tiny_bundle(cache: Path) -> Path:
     """A Llama of four layers, small enough for ten thousands of requests. It has no tokenizer, and exits nowhere."""
     identity = _identity()
     weights = cached_folder(cache / "tiny" / "weights", identity, lambda folder: run_in_process(_write_tiny, folder))
     return export_bundle(weights, identity, cache / "tiny" / "bundle", max_seq_len=TINY_MAX_SEQ_LEN, tokenizer="none")
-
-
-def tiny_chat_bundle(cache: Path) -> Path:
-    """The bundle of the same model with a tokenizer and a chat template, cut after two layers."""
-    identity = _identity()
-    weights = cached_folder(cache / "tiny_chat" / "weights", identity, lambda folder: run_in_process(_write_tiny_chat, folder))
-    return export_bundle(weights, identity, cache / "tiny_chat" / "bundle", checkpoints="2", max_seq_len=TINY_MAX_SEQ_LEN)
-
-
-def _write_tiny_chat(folder: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    _write_tiny(folder)
-    spelling = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    # one token for each ASCII character
-    vocabulary = {spelling.pre_tokenize_str(chr(byte))[0][0]: byte for byte in range(TINY_VOCABULARY)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = spelling, decoders.ByteLevel()
-    chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    chat.chat_template = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
-    chat.save_pretrained(folder)
 
 
 def _write_tiny(folder: Path) -> None:

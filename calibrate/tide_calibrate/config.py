@@ -14,7 +14,6 @@ OWN_REFERENCE = "fp32"
 
 AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
 ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability", "gate")
-LABELS = ("agreement", "cosine")
 MAX_AUTO_CANDIDATES = 8
 _MAX_WINDOW, _MAX_WINDOWS, _MAX_MINUTES = 1 << 17, 10_000_000, 10_000
 
@@ -28,8 +27,6 @@ class CalibrationConfig:
         candidates: layers after which a token may stop, as layers run: ``"4,8,12"``, ``"every:2"`` or ``"auto"``.
         router: the score that decides whether a token stops; ``auto`` chooses the kind by the cost model. ``gate``: the exit gate
             that a looped model was trained with.
-        label: what a router is trained to predict: ``agreement`` (the exit's likeliest token is the full model's) or ``cosine``
-            (the cosine similarity of the state and the final state is above 0.98).
         max_disagreement: ε, the share of tokens at which policy ``exit`` may differ from the full model.
         confidence: 1 - δ, the confidence of the certificate.
         window: tokens per window of text.
@@ -55,7 +52,6 @@ class CalibrationConfig:
     heads: str = "auto"
     candidates: str = "auto"
     router: str = "auto"
-    label: str = "agreement"
     max_disagreement: float = 0.01
     confidence: float = 0.95
     window: int = 256
@@ -91,7 +87,7 @@ class CalibrationConfig:
         wrong = [kind for kind in self.head_kinds if not re.fullmatch(r"identity|linear|tail:[1-9]\d*", kind)]
         if wrong:
             raise ParamsError(f"{wrong[0]!r} is no exit head; known are identity, linear and tail:k with k layers (1, 2, …)")
-        for name, known in (("router", ROUTERS), ("label", LABELS), ("dtype", DTYPES)):
+        for name, known in (("router", ROUTERS), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise ParamsError(f"{name} is {getattr(self, name)!r}; set it to one of: {', '.join(known)}")
         if self.reference == OWN_REFERENCE and self.dtype == "fp32" and self.weights not in ("int8", "int4"):

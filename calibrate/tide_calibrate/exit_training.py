@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel, workers_on
 from tide_calibrate.progress_bars import training_bar
 from tide_calibrate.routers import MlpRouter
-from tide_calibrate.routers.train import Label, RouterTraining, train_router
+from tide_calibrate.routers.train import RouterTraining, train_router
 from tide_calibrate.traces.trace import Exit
 from tide_calibrate.training_plan import TrainingPlan, plan_training
 from tide_export.calibration.exits_file import Arrays, write_exit_tensors
@@ -187,7 +187,7 @@ class _Setting:
     def train_router(self, head: ExitHead, plan: TrainingPlan, advance: Callable[[float], None], check: Check) -> MlpRouter:
         check()
         windows, held_out = (round(plan.router_share * count) for count in (_ROUTER_WINDOWS, _ROUTER_HELD_OUT))
-        training = RouterTraining(cast(Label, self.config.label), windows, held_out, seed=self.config.seed)
+        training = RouterTraining(windows, held_out, seed=self.config.seed)
         router = train_router(head, self.capture, training, self.vocabulary)
         advance(plan.router_steps * plan.step_seconds[head.kind])
         return router

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 from tide_runtime.bundle.architectures import ARCHITECTURES, Architecture, architectures
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.errors import ParamsError, TargetError
 
 from tide_plugins.build.builder import Builder, BuiltKernel
@@ -22,7 +23,7 @@ from tide_plugins.build.cubin_cache import CubinCache, default_cache_folder
 from tide_plugins.build.table import CLOSING, OPENING, facts, grids, in_order, spilling, write_section
 from tide_plugins.kernels import KERNELS
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+app = typer.Typer(**APP, no_args_is_help=True, context_settings=COMMAND["context_settings"])
 _SPILLED = 1  # exit code
 
 
@@ -31,7 +32,7 @@ def _about() -> None:
     """TIDE's CUDA kernels: an exit's router, and the decode loop."""
 
 
-@app.command()
+@app.command(**COMMAND | {"no_args_is_help": False})
 def build(
     arch: Annotated[
         str, typer.Option(help="`all`, or a comma-separated list: " + ", ".join(f"`{a.name}`" for a in ARCHITECTURES) + ".")

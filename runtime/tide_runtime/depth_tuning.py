@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DepthTuning:
-    """Constants that the policies ``exact`` and ``exit`` decide with. ``benchmarks.ablation`` measures what the rules earn.
+    """Constants that the policies ``exact`` and ``exit`` decide with.
 
     Args:
         text_draft_limit: most text drafts before a verification pass. They cost no evaluation, so they go further.

@@ -16,7 +16,16 @@ import typer
 from rich.console import Console
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.cli.errors import run_app
-from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, WEIGHTS_HELP, bundle_of, is_model, load_engine
+from tide_runtime.cli.exported_model import (
+    MAX_SEQ_LEN_HELP,
+    MODEL_HELP,
+    VERBOSE_HELP,
+    WEIGHTS_HELP,
+    bundle_of,
+    is_model,
+    load_engine,
+)
+from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError
 
@@ -27,7 +36,7 @@ if TYPE_CHECKING:
     from tide_serve.models.registry import ModelRegistry
     from tide_serve.observe.request_record import RequestObserver
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(**APP)
 _SERVE, _ENGINE = ServeConfig(), EngineOptions()
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _network = partial(typer.Option, rich_help_panel="Network")
@@ -39,7 +48,7 @@ _several = partial(typer.Option, rich_help_panel="Several models")
 _watching = partial(typer.Option, rich_help_panel="Watching it")
 
 
-@app.command()
+@app.command(**COMMAND)
 def serve(
     model: Annotated[
         str | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of bundles, each served under its name.", show_default=False)
@@ -52,7 +61,7 @@ def serve(
     tls_key: Annotated[Path | None, _network(help="PEM file with its private key.")] = _SERVE.tls_key,
     model_name: Annotated[
         list[str] | None,
-        _network(help="Name that requests give as `model`; repeatable. Default: the bundle's."),
+        _network(help="Name that requests give as `model`; repeatable. Default: the file's, without .gguf, or the folder's."),
     ] = None,
     models: Annotated[
         list[str] | None, _several("--model", metavar="NAME=DIR", help="A bundle, and the name that requests give; repeatable.")
@@ -111,6 +120,9 @@ def serve(
             help="On SIGTERM or Ctrl-C, for answers in progress; new requests get 503. A second signal ends the server at once."
         ),
     ] = _SERVE.drain_timeout,
+    strict_fields: Annotated[
+        bool, _limit("--strict-fields", help="Refuse fields that are not known. Default: the log names them.")
+    ] = _SERVE.strict_fields,
     policy: Annotated[
         str, _engine(help="How deep tokens go: full, exact, exit or auto; see `tide-run --help`.")
     ] = _ENGINE.policy,
@@ -140,12 +152,16 @@ def serve(
     verify: Annotated[bool, _engine(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
     weights: Annotated[str | None, _engine(help=WEIGHTS_HELP)] = None,
     max_seq_len: Annotated[int | None, _engine(min=1, help=MAX_SEQ_LEN_HELP)] = None,
+    verbose: Annotated[bool, _engine("--verbose", help=VERBOSE_HELP)] = False,
     lora: Annotated[
         list[str] | None,
         _engine(
             metavar="NAME=DIR", help="A LoRA adapter in PEFT's format, which requests choose as the `model` NAME; repeatable."
         ),
     ] = None,
+    log_format: Annotated[
+        str, _watching(help="Of the log on stderr: text, json, or auto: text on a terminal, json elsewhere.")
+    ] = _SERVE.log_format,
     log_text: Annotated[bool, _watching("--log-text", help="Write prompts and answers into the log.")] = _SERVE.log_text,
     otel: Annotated[
         bool,
@@ -161,11 +177,11 @@ def serve(
 
     On a network: `TIDE_API_KEYS=… tide-serve engine/ --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem`
 
-    /health, /ready and /metrics are for what watches the server; each request is a line of JSON on stderr. A socket that systemd
+    /health, /ready and /metrics are for what watches the server; each request is a line on stderr. A socket that systemd
     hands over takes the place of --host and --port.
     """
     from tide_serve.http.server import bound_socket, inherited_socket, is_loopback, tls_context
-    from tide_serve.models.named import make_pool, named_paths
+    from tide_serve.models.named import make_pool, model_name_of, named_paths
 
     config = ServeConfig(
         model_names=tuple(model_name or ()),
@@ -185,6 +201,8 @@ def serve(
         drain_timeout=drain_timeout,
         cors_origins=tuple(cors_origin or ()),
         allowed_hosts=tuple(allowed_host) if allowed_host else None,
+        log_format=log_format,
+        strict_fields=strict_fields,
         log_text=log_text,
         page=page,
         tls_certificate=tls_certificate,
@@ -205,11 +223,14 @@ def serve(
         bits=bits,
         adapters=named_paths(lora or (), "adapter"),
     )
-    several = _models_of(model, models or (), config, of_several=memory is not None or idle_unload is not None or export)
+    several = _models_of(model, models or (), config)
+    alone = not several and (memory is not None or idle_unload is not None)
+    if alone:
+        several = {(config.model_names or (model_name_of(str(model)),))[0]: str(model)}
     if several and (weights is not None or max_seq_len is not None):
-        _check_exports(several, "--weights" if weights is not None else "--max-seq-len", export)
+        _check_exports(several, "--weights" if weights is not None else "--max-seq-len", export or alone)
     if several and lora:
-        raise ParamsError("--lora is for a single model; serve that one alone, or merge the adapter into it")
+        raise ParamsError("--lora is for a single model, without --memory or --idle-unload; serve it so, or merge the adapter")
     tls = tls_context(config)
     with inherited_socket() or bound_socket(host, port) as listener:
         loopback = is_loopback(listener)
@@ -219,19 +240,16 @@ def serve(
         load: Callable[[], ModelRegistry]  # from here on: what is wrong with the command is said before
         if several:
             size = None if memory is None else _bytes("memory", memory)
-            exporter = partial(bundle_of, weights=weights, max_seq_len=max_seq_len) if export else None
+            exporter = partial(bundle_of, weights=weights, max_seq_len=max_seq_len, verbose=verbose) if export or alone else None
             load = partial(make_pool, several, options, size, idle_unload, exporter)
         else:
-            load = partial(_one_engine, bundle_of(str(model), weights, max_seq_len), options, config)
+            config = replace(config, model_names=config.model_names or (model_name_of(str(model)),))
+            load = partial(_one_engine, bundle_of(str(model), weights, max_seq_len, verbose=verbose), options, config)
         _run(load, config, listener, tls, otel)
 
 
-def _models_of(model: str | None, models: Sequence[str], config: ServeConfig, of_several: bool) -> dict[str, str]:
-    """Name → path of several models; none: ``model`` is the only one. Raises ParamsError for options that contradict each other.
-
-    Args:
-        of_several: an option is given that is for several models.
-    """
+def _models_of(model: str | None, models: Sequence[str], config: ServeConfig) -> dict[str, str]:
+    """Name → path of several models; none: ``model`` is the only one. Raises ParamsError where options contradict each other."""
     from tide_serve.models.named import models_in, named_paths
 
     if (model is None) != bool(models):
@@ -239,8 +257,6 @@ def _models_of(model: str | None, models: Sequence[str], config: ServeConfig, of
     several = named_paths(models) or models_in(Path(str(model)))
     if several and config.model_names:
         raise ParamsError("--model-name is for a single model; name several with --model NAME=DIR, or by their folders")
-    if not several and of_several:
-        raise ParamsError("--memory, --idle-unload and --export are for several models: a folder of bundles, or --model NAME=DIR")
     return several
 
 
@@ -262,11 +278,11 @@ def _run(
     from tide_serve.observe.logs import log_to_stderr
 
     observer = _tracing_observer() if otel else None  # before the engine: the extra may be missing
+    log_to_stderr(config.log_text, config.log_format)
     models = load()
     app = make_app(models, config)
     service: Service = app.state.service
     service.observer = observer or service.observer
-    log_to_stderr(config.log_text)
     announce = partial(_announce, service, url_of(listener, tls is not None))
     try:
         run_server(guard(app, service), service, listener, tls, announce)
@@ -321,11 +337,12 @@ def _print_warning(text: str) -> None:
 def _announce(service: Service, url: str) -> None:
     """Say on stdout where the server listens, and how to try it."""
     config, models = service.config, service.models
-    lines, chat = [f"{models.summary()}, serves on {url}"], models.chats(service.model_names[0])
+    name = next(name for name in service.model_names if "error" not in models.described(name))
+    lines, chat = [f"{url} serves {models.summary()}"], models.chats(name)
     path = "chat/completions" if chat else "completions"
     text: dict[str, object] = {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": "Hello"}
     key = " -H 'Authorization: Bearer KEY'" if config.api_keys else ""
-    body = json.dumps({"model": service.model_names[0], **text})
+    body = json.dumps({"model": name, **text})
     lines.append(f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'")
     if config.page:
         lines.append(f"  or open {url}/ in a browser")

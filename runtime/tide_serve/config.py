@@ -10,6 +10,7 @@ from pathlib import Path
 from tide_runtime.errors import ParamsError
 
 KEYS_VARIABLE = "TIDE_API_KEYS"
+LOG_FORMATS = ("auto", "text", "json")
 _SHORT_KEY = 16  # characters; shorter keys can be guessed
 
 
@@ -34,6 +35,8 @@ class ServeConfig:
         cors_origins: allowed browser origins; empty: none.
         allowed_hosts: the header ``Host`` must name one of them, localhost or a loopback address; None: it is not checked.
             The command `tide-serve` checks it where it listens on loopback.
+        log_format: of the log of `tide-serve`: text, json, or auto: text on a terminal, json elsewhere.
+        strict_fields: refuse requests with fields that are not known; otherwise the log names them.
         log_text: write prompts and texts into the log.
         page: serve the chat page at ``/``.
         tls_certificate, tls_key: PEM files; both or neither.
@@ -56,6 +59,8 @@ class ServeConfig:
     drain_timeout: float = 30.0
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
+    log_format: str = "auto"
+    strict_fields: bool = False
     log_text: bool = False
     page: bool = True
     tls_certificate: Path | None = None
@@ -74,6 +79,8 @@ class ServeConfig:
             raise ParamsError(
                 f"requests_per_minute_per_key is {self.requests_per_minute_per_key}; set it to 0 (no limit) or more"
             )
+        if self.log_format not in LOG_FORMATS:
+            raise ParamsError(f"log_format is {self.log_format!r}; set it to one of: {', '.join(LOG_FORMATS)}")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ParamsError(f"max_tokens is {self.max_tokens}; set it to an integer >= 1, or leave it out")
         for name in self.allowed_hosts or ():

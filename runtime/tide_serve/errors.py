@@ -1,7 +1,8 @@
 """Errors in the form of the API that a request belongs to.
 
 OpenAI's is ``{"error": {"message", "type", "param", "code"}}``; below ``/v1/messages`` it is Anthropic's,
-``{"type": "error", "error": {"type", "message"}}``, whose message names the field.
+``{"type": "error", "error": {"type", "message"}, "request_id"}``, whose message names the field. A request with the header
+``anthropic-version`` belongs to that API on all routes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from typing import Any
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 from tide_runtime.errors import EngineClosedError, ParamsError, PromptError, QueueFullError, TideError
+
+from tide_serve.observe.request_record import current_record
 
 RETRY_S = 5.0  # after an error that other requests, or another server, may not have
 _TYPES = {
@@ -38,20 +42,29 @@ class ApiError(Exception):
         param: the field of the request that is wrong; None: none in particular.
         code: a word for programs, such as ``unsupported_parameter``.
         retry_after: seconds, sent as the header ``Retry-After``.
+        logged: what the log says, where ``message`` quotes the request.
     """
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after: float | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        logged: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+        self.logged = logged or message
 
     def renamed(self, name_of: Callable[[str], str]) -> ApiError:
         """The same error about the field that another API calls ``name_of(param)``."""
         if self.param is None:
             return self
         name = name_of(self.param)
-        return ApiError(self.status, self.message.replace(self.param, name, 1), name, self.code, self.retry_after)
+        message, logged = (text.replace(self.param, name, 1) for text in (self.message, self.logged))
+        return ApiError(self.status, message, name, self.code, self.retry_after, logged)
 
     def body(self, scope: Scope) -> dict[str, Any]:
         """The error object of the API that the request of ``scope`` belongs to."""
@@ -62,9 +75,14 @@ class ApiError(Exception):
             return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
         named = self.param is None or self.param in self.message
         message = self.message if named else f"{self.param}: {self.message}"
-        return {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(self.status, other), "message": message}}
+        record = current_record.get()
+        error = {"type": _ANTHROPIC_TYPES.get(self.status, other), "message": message}
+        return {"type": "error", "error": error, "request_id": record.id if record is not None else None}
 
     def response(self, scope: Scope) -> JSONResponse:
+        """The answer, which the request's line in the log gives the reason of."""
+        if (record := current_record.get()) is not None:
+            record.param, record.reason = self.param, self.logged
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
         return JSONResponse(self.body(scope), self.status, headers)
 
@@ -81,9 +99,9 @@ def path_of(scope: Scope) -> str:
 
 
 def is_anthropic(scope: Scope) -> bool:
-    """Whether the request is one to a route of Anthropic's API."""
+    """Whether the request is one of Anthropic's API."""
     path = path_of(scope)
-    return path == _ANTHROPIC_ROUTE or path.startswith(f"{_ANTHROPIC_ROUTE}/")
+    return path == _ANTHROPIC_ROUTE or path.startswith(f"{_ANTHROPIC_ROUTE}/") or "anthropic-version" in Headers(scope=scope)
 
 
 def api_error(error: Exception) -> ApiError:

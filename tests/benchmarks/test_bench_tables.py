@@ -73,7 +73,7 @@ def test_pages_show_the_cells_that_the_terminal_showed(
     assert first.startswith(f"**Speed** ({where(json.loads((tmp_path / '2026-01-02-engine_soak.json').read_text()))}): Medians.")
     assert "| full \\| greedy | 8.5 |" in first and first.endswith("- A note.")
     assert second == "**Second**: it took 8.5 s."
-    assert tables.run_tables("engine_soak", brief=True) == [first] and tables.run_tables("segment_tax", brief=False) == []
+    assert tables.run_tables("engine_soak", brief=True) == [first] and tables.run_tables("restart", brief=False) == []
 
 
 def test_brief_pages_show_the_arms_that_users_choose_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

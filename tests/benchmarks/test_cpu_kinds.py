@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.cpu_kinds import CPUS, FORMS, export_forms, on_processor, unavailable
 
-pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))]
 
 # Rows that launches and sequences are padded to: what invariance.py says of each instruction set, and what would pass unseen if
 # this machine's own kernels ran.

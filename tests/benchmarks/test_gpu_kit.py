@@ -23,7 +23,6 @@ from benchmarks.gpu.kit.child import FAILED, LOST, NOT_RUN, PASSED
 from benchmarks.gpu.kit.plan import CALLS, SECONDS, Stage, chosen, expected_seconds
 from benchmarks.gpu.kit.runner import Call, ResultFiles
 from benchmarks.gpu.kit_report import gpu_kit_not_run, gpu_kit_table, kit_report, write_report
-from benchmarks.verified_table import verified_table
 
 ROOT = Path(__file__).parents[2]
 OWN = ("benchmarks", "tide_runtime", "tide_serve", "tide_calibrate", "tide_plugins", "tide_bench", "tide_export")
@@ -133,7 +132,6 @@ def test_the_calls_fit_into_the_time_that_a_gpu_is_lent_for() -> None:
     for number, rows in CALLS.items():
         assert expected_seconds(rows) <= SECONDS[number]
     assert [stage.name for row in chosen("torch,1b") for stage in row] == [
-        "torch_segments",
         "torch_kernels",
         "1b_int4_b1",
         "1b_fp16_b1",
@@ -261,30 +259,29 @@ def test_results_become_the_run_that_tables_are_drawn_from(tmp_path: Path) -> No
         [
             line("machine", "gpu", figures={"name": "H100", "driver": 13000}),
             line("machine", "packages", figures={"versions": {"torch": "2.11.0"}}),
-            line("conditional", "count_down", FAILED, reason="AssertionError: 3\nmore"),
+            line("growing_memory", "count_down", FAILED, reason="AssertionError: 3\nmore"),
             line("1b_fp16_b1", "tide_full", figures={"ms": 2.5, "all_ms": [2.5, 2.5], "nodes": {"kernel": 3}}),
-            line("conditional", "count_down", sources="beef", figures={"counts": [1]}),  # mended since: a later line counts
-            line("conditional", "other", FAILED, reason="AssertionError: 4\nmore"),
+            line("growing_memory", "count_down", sources="beef", figures={"counts": [1]}),  # mended since: a later line counts
+            line("growing_memory", "other", FAILED, reason="AssertionError: 4\nmore"),
         ]
     )
-    assert report.settings["targets"] == ["torch"] and report.results["kit_conditional_failed"] == 1
+    assert report.settings["targets"] == ["torch"] and report.results["kit_growing_memory_failed"] == 1
     report.write(tmp_path / "2026-12-01-gpu_kit.json")
-    assert "yes: H100, 2026-12-01" in verified_table(tmp_path)
     table = gpu_kit_table(json.loads((tmp_path / "2026-12-01-gpu_kit.json").read_text()))
-    assert "| conditional | 1 passed, 1 failed |" in table and "torch 2.11.0" in table
+    assert "| growing_memory | 1 passed, 1 failed |" in table and "torch 2.11.0" in table
     assert "| 1b, fp16 | 1 |  |  |  | 2.50 |  |  |  |" in table
-    assert "- conditional, other, failed: AssertionError: 4" in table and "more" not in table
+    assert "- growing_memory, other, failed: AssertionError: 4" in table and "more" not in table
 
 
 def test_a_second_call_keeps_what_the_first_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fix between two calls would throw away the minutes of the first."""
     monkeypatch.setattr("benchmarks.gpu.kit_report.ROOT", tmp_path)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)  # the pages' tables
-    for stage, figures in (("conditional", {"counts": [1]}), ("passes", {"gb_s": 3000.0})):
+    for stage, figures in (("growing_memory", {"counts": [1]}), ("torch_kernels", {"gb_s": 3000.0})):
         (tmp_path / "kit.jsonl").write_text(json.dumps(line(stage, "c", figures=figures)) + "\n")
         write_report([tmp_path / "kit.jsonl"])
     [path] = (tmp_path / "docs" / "results").iterdir()
-    assert [row["stage"] for row in json.loads(path.read_text())["rows"]] == ["passes", "conditional"]
+    assert [row["stage"] for row in json.loads(path.read_text())["rows"]] == ["torch_kernels", "growing_memory"]
 
 
 def test_without_a_run_every_stage_is_not_run() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import stat
 import subprocess
 from collections.abc import Callable
@@ -13,23 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import typer
 from plugins.host_driver import HostDriver
 from plugins.launch_case import EMPTY_KERNELS
-from tide_bench.report import Report
 from tide_plugins.build import builder
 from tide_plugins.conformance import Case, CaseSpec, cases
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_runtime.errors import TargetError
 from typer.testing import CliRunner, Result
 
-from benchmarks.gpu import kernel_cases, router_arms, router_kernel, sanitize
+from benchmarks.gpu import kernel_cases, sanitize
 from benchmarks.gpu.device_copy import DeviceCopy
-from benchmarks.gpu.gpu_floors import Floors
-from benchmarks.gpu.predecessor_kernel import compile_predecessor, device_code, symbol
-from benchmarks.gpu.router_arms import RouterTensors, torch_router
-from benchmarks.gpu.router_problem import RouterProblem, problems
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,14 +82,6 @@ def test_without_a_gpu_the_cases_are_prepared_and_reported_as_not_run() -> None:
     assert done.exit_code == 2
     assert "NOT RUN: GPU 0 cannot be used" in done.stderr
     assert f"{count} cases were prepared for sm_120 up to the launch; none was launched" in done.stderr
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_the_router_benchmark_shows_plans_and_no_times() -> None:
-    done = _run(router_kernel.main)
-    assert done.exit_code == 2 and "RESULT" not in done.output
-    assert all(problem.name in done.stdout for problem in problems())
-    assert "18 launches were prepared for sm_90" in done.stderr and "nothing was launched or timed" in done.stderr
 
 
 # --- copies to the device and back
@@ -221,119 +206,6 @@ def test_a_sanitizer_runs_the_cases_and_leaves_its_log(tmp_path: Path, monkeypat
     )  # the default ends the tool before Python has imported everything
     memcheck = sanitize.command("memcheck", tmp_path, most=4)
     assert memcheck[memcheck.index("--report-api-errors") + 1] == "no"  # cuda.core asks for calls that older drivers lack
-
-
-# --- the router benchmark
-
-
-def test_the_torch_arm_computes_what_the_kernel_does() -> None:
-    """Guards against a baseline that computes something else."""
-    given = RouterTensors.random(RouterProblem("f32", 192, 64), device="cpu")
-    hidden, down, down_bias, up, up_bias = (given.tensors[n] for n in ("hidden", "down", "down_bias", "up", "up_bias"))
-    score = torch_router(hidden, down, down_bias, up[None], up_bias)
-    torch.testing.assert_close(score.double(), given.scores(), rtol=1e-5, atol=0)
-    assert float(score.max() - score.min()) > 0.1, "all scores alike would hide most mistakes"
-
-
-def test_a_wrong_score_stops_the_timing() -> None:
-    """Guards against timings of a kernel with wrong or NaN scores."""
-    given = RouterTensors.random(RouterProblem("f16", 192, 64), device="cpu")
-
-    def writes(value: Any) -> Callable[[], None]:
-        def work() -> None:
-            given.tensors["score"][:] = value
-
-        return work
-
-    router_kernel.check_scores(given, writes(given.scores().float()))
-    for value in (float("nan"), 0.9):
-        with pytest.raises(TargetError, match="the scores are off by"):
-            router_kernel.check_scores(given, writes(value))
-
-
-def test_bytes_are_those_of_the_problems_tensors() -> None:
-    """Guards against a wrong bandwidth floor."""
-    problem = RouterProblem("bf16", 4096, 64)
-    sizes = {"bf16": 2, "f32": 4}
-    assert problem.bytes == sum(sizes[dtype] * math.prod(shape) for dtype, shape in problem.shapes().values())
-
-
-def test_ratios_and_shares_are_of_the_gpus_time() -> None:
-    report, problem = Report("router_kernel"), RouterProblem("f16", 4096, 1)
-    floors = Floors(bandwidth=4e6, launch_us=2.0)
-    arms = {"tide": {"gpu_us": 4.0, "call_us": 9.0}, "eager": {"gpu_us": 24.0, "call_us": 60.0}}
-    router_kernel.record(report, problem, floors, arms)
-    assert report.results["f16_h4096_n1_vs_eager"] == 6.0
-    assert report.results["f16_h4096_n1_floor_share"] == 0.5  # bound by the launch: its bytes take 0.26 µs
-    assert "f16_h4096_n1" in {row["problem"] for row in report.rows} and router_kernel.results_table(report).row_count == 1
-
-
-def test_torch_compile_is_compiled_for_every_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a compiled arm that runs eagerly from the ninth problem on, where dynamo's recompile limit is reached."""
-    compiled = []
-
-    def backend(graph: Any, _inputs: Any) -> Any:
-        compiled.append(graph)
-        return graph.forward
-
-    real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic, **_: real(function, dynamic=dynamic, backend=backend))
-    for rows in range(1, 11):
-        given = RouterTensors.random(RouterProblem("f16", 32, rows, width=8), device="cpu")
-        router_arms.torch_arm(given, compiled=True)()
-    assert len(compiled) == 10
-
-
-def test_a_baseline_that_cannot_run_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a machine without a C compiler, which torch.compile needs, on which nothing of the router is timed."""
-    given = RouterTensors.random(RouterProblem("f16", 192, 1), device="cpu")
-    monkeypatch.setattr(router_kernel.RouterTensors, "random", lambda problem: given)
-    monkeypatch.setattr(router_kernel, "tide_arm", lambda library, tensors: "tide")
-    monkeypatch.setattr(router_kernel, "check_scores", lambda given, work: None)
-
-    def timed(work: Any) -> dict[str, float]:
-        if work == "compiled":
-            raise RuntimeError("Failed to find C compiler.\nPlease specify one")
-        return {"gpu_us": 2.0, "call_us": 5.0}
-
-    monkeypatch.setattr(router_kernel, "timed", timed)
-    monkeypatch.setattr(router_kernel, "torch_arm", lambda given, compiled: "compiled" if compiled else "eager")
-    found = router_kernel.measure(given.problem, None, None)  # type: ignore[arg-type]
-    assert found["compile"] == {"note": "RuntimeError: Failed to find C compiler."} and found["eager"]["gpu_us"] == 2.0
-    report = Report("router_kernel")
-    router_kernel.record(report, given.problem, Floors(bandwidth=4e6, launch_us=2.0), found)
-    assert router_kernel.results_table(report).row_count == 1 and "f16_h192_n1_vs_compile" not in report.results
-
-
-_PREDECESSOR = """
-#include <cmath>
-namespace tide {
-template <typename scalar_t, int H, int R, int B>
-__global__ void fused_layernorm_route_kernel(const scalar_t* x, float* s) { s[0] = R; }
-} // namespace tide
-void host() { fused_layernorm_route_kernel<float, 1, 1, 1><<<1, 1>>>(nullptr, nullptr); }
-"""
-
-
-def test_the_predecessors_kernel_is_compiled_without_its_host_code(tmp_path: Path) -> None:
-    """Guards against <<<>>> launches in its file, which NVRTC rejects."""
-    folder = tmp_path / "csrc" / "kernels"
-    folder.mkdir(parents=True)
-    (folder / "fused_layernorm_route.cu").write_text("#include <cuda_fp16.h>\n" + _PREDECESSOR)
-    code = compile_predecessor(tmp_path, "f16", 4096, 128, "sm_90")
-    assert symbol("f16", 4096, 128) in code.symbol_mapping
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "does not exist; expected a checkout"), ("int x;", "does not look as in version")],
-)
-def test_what_is_not_the_predecessor_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "csrc" / "kernels").mkdir(parents=True)
-        (tmp_path / "csrc" / "kernels" / "fused_layernorm_route.cu").write_text(content)
-    with pytest.raises(TargetError, match=message):
-        device_code(tmp_path)
 
 
 def test_the_make_target_is_the_kit() -> None:

@@ -13,8 +13,8 @@ def test_no_benchmark_reaches_past_the_engine() -> None:
     """`exact` was published at three times the speed that the engine gives on the same machine, which runs `full` there."""
     files = [*(ROOT / "bench").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
     undos = ROOT / "benchmarks" / "hybrids" / "rewriting.py"  # in a round of their own
-    untimed = ROOT / "benchmarks" / "reading_path.py", ROOT / "benchmarks" / "peft_logits.py"
-    exempt = (ROOT / "benchmarks" / "gpu", *untimed, undos)
+    untimed = ROOT / "benchmarks" / "peft_logits.py"
+    exempt = (ROOT / "benchmarks" / "gpu", untimed, undos)
     own = [file for file in files if not any(file.is_relative_to(path) for path in exempt)]
     found = [
         f"{file.relative_to(ROOT)}:{number}"
@@ -22,4 +22,4 @@ def test_no_benchmark_reaches_past_the_engine() -> None:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
         if PAST_THE_CHECKS.search(line) and not re.search(r"\b(og|class)[. ]", line)
     ]
-    assert len(own) > 100 and not found
+    assert len(own) > 80 and not found

@@ -69,6 +69,7 @@ def test_exact_runs_without_its_draft_head_too(exits: list[ExitInfo], tmp_path: 
     assert (found["exact"].speedup, found[WITHOUT_HEAD].speedup, found[DRAFT_HEAD].speedup) == (1.25, 2.0, 0.625)
 
 
+@pytest.mark.slow
 def test_drafts_from_loops_are_measured_too(tmp_path: Path) -> None:
     """The speed of a looped model's loops would be that of exits, as the simulation runs no rows."""
     export(str(saved("ouro", tmp_path / "model")), tmp_path / "bundle", ExportConfig(max_seq_len=64, tokenizer="none"))

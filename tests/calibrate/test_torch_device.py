@@ -132,6 +132,7 @@ def test_captures_and_continuations_are_the_processors(model: PreTrainedModel, t
     np.testing.assert_array_equal(own_text.tokens, text.tokens)
 
 
+@pytest.mark.slow
 def test_the_draft_head_learns_there(
     model: PreTrainedModel, captured: Capture, tmp_path: Path, pretend_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

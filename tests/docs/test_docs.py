@@ -11,9 +11,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tide_serve.request.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMBEDDING_FIELDS, HARMLESS
-from tide_serve.request.messages_as_chat import MESSAGE_FIELDS
-from tide_serve.request.responses_as_chat import RESPONSE_FIELDS
 
 from tide_export.quantization.gguf_architectures import ARCHITECTURES
 
@@ -82,15 +79,6 @@ def test_the_page_on_gguf_files_lists_the_architectures_that_are_read() -> None:
     section = (DOCS / "troubleshooting.md").read_text(encoding="utf-8").partition("\n## A GGUF file is refused\n\n")[2]
     assert re.findall(r"`([\w-]+)`", section.partition("\n\n")[0]) == list(ARCHITECTURES)
     assert "(docs/troubleshooting.md#a-gguf-file-is-refused)" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_fields_without_effect_are_named() -> None:
-    """Breaks: a client sends a field that changes nothing, and the page says that none is ignored."""
-    tables = (CHAT_FIELDS, COMPLETION_FIELDS, EMBEDDING_FIELDS, MESSAGE_FIELDS, RESPONSE_FIELDS)
-    fields = {name for table in tables for name, support in table.items() if support == HARMLESS}
-    sentences = re.split(r"\.\s", (DOCS / "serving.md").read_text(encoding="utf-8"))
-    (named,) = [re.findall(r"`(\w+)`", sentence) for sentence in sentences if "accepted without effect" in sentence]
-    assert set(named) == fields
 
 
 def test_commands_in_the_pages_have_the_options_they_name() -> None:

@@ -156,6 +156,12 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
 }
 
+# Made of parts that others above have too: their tests run in `make test-all`.
+SLOW = {
+    *("mistral", "gemma", "phi3", "gpt_neox", "olmo", "olmo2", "stablelm", "starcoder2", "granite", "helium"),
+    *("qwen2_moe", "qwen3_moe"),
+}
+
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, layers: int = LAYERS) -> PreTrainedModel:
     """A random model of the architecture, see `random_model`."""

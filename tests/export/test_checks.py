@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from export.architectures import tiny_model
+from export.planted_faults import BLOCKS, FACTORS, KEYS, TENSORS, TOKENS, Fault, caught_by
 from export.quantization.test_gguf_source import written
 from export.quantization.tiny_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
 from export.quantization.tiny_gguf import VOCAB, byte_tokens, tiny
 from tide_runtime.errors import VerificationError
 from tokenizers import pre_tokenizers
 
-from benchmarks.planted_faults import BLOCKS, FACTORS, KEYS, TENSORS, TOKENS, Fault, caught_by
 from tide_export import ExportConfig, export
 from tide_export.checks import check_loaded, compare_rest, stored_values
 from tide_export.checks.tokens import TEXTS

@@ -225,6 +225,7 @@ def test_with_exits_and_low_bit_weights(model: PreTrainedModel, drafter: TinyDra
         assert texts["router"] == texts["none"] == texts["all"], target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["lfm2", "nanbeige"])
 def test_recurrent_and_looped_models(family: str, tmp_path: Path, guesses) -> None:
     """Breaks: a launch of the head, which reads no states, begins a text anew in them or moves them to the other buffer; or its

@@ -31,9 +31,9 @@ def read(folder: Path) -> EmbeddingInfo | None:
     ("architecture", "bare", "config"),
     [
         ("qwen3", True, {"tie_word_embeddings": True}),  # as Qwen3-Embedding-0.6B
-        ("qwen3", True, {"tie_word_embeddings": False}),  # as Qwen3-Embedding-8B
-        ("qwen3", False, {}),  # as trained with its head
-        ("gemma2", False, {}),  # which caps its logits
+        pytest.param("qwen3", True, {"tie_word_embeddings": False}, marks=pytest.mark.slow),  # as Qwen3-Embedding-8B
+        pytest.param("qwen3", False, {}, marks=pytest.mark.slow),  # as trained with its head
+        pytest.param("gemma2", False, {}, marks=pytest.mark.slow),  # which caps its logits
     ],
 )
 def test_vectors_are_the_base_models(architecture: str, bare: bool, config: dict[str, Any], tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_vectors_are_the_base_models(architecture: str, bare: bool, config: dict
     np.testing.assert_allclose(found, embedded(model, [ids_of(TEXT)], "last"), atol=1e-5)
 
 
-@pytest.mark.parametrize(("weights", "least"), [("int8", 0.99), ("int4", 0.9)])
+@pytest.mark.parametrize(("weights", "least"), [pytest.param("int8", 0.99, marks=pytest.mark.slow), ("int4", 0.9)])
 def test_low_bit_weights_are_verified_and_near(weights: str, least: float, tmp_path: Path) -> None:
     """`--weights int4` would fail in the measurement of a head that is not there, or pass with other vectors."""
     model = write_embedding_model(tmp_path / "model")

@@ -34,7 +34,7 @@ from tide_export.progress import ExportProgress
 from tide_export.verify import GraphCheck, PromptCheck, verify_bundle
 
 # Rotary fused and partial, learned positions, windows and soft-caps, sinks, multi-head.
-NAMES = ("llama", "gemma2", "gpt2", "phi", "gpt_oss")
+NAMES = ("llama", "gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "gpt2", "phi")))
 SLOTS = MAX_POSITIONS // 2
 CONFIG = ExportConfig(checkpoints="1", max_seq_len=SLOTS, kv="int8", targets=("cpu", "torch"))
 
@@ -134,6 +134,7 @@ def test_target_torch_rounds_as_target_cpu_does(exported, load, name, policy, tm
     assert required_memory(bundle, "torch").row == backend.kv_bytes_per_token * SLOTS
 
 
+@pytest.mark.slow
 def test_half_precision(tmp_path):
     """Scales are fp32 in every graph; a bundle in fp16 would be refused at load."""
     loaded = LoadedModel(tiny_model("llama", layers=FEW_LAYERS).half(), None, "llama")

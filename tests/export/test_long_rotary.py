@@ -321,6 +321,7 @@ def test_models_with_another_rule_are_refused() -> None:
         check_supported(nested)
 
 
+@pytest.mark.slow
 def test_other_targets(saved: LoadedModel, tmp_path: Path) -> None:
     """A loop on a device would advance positions with slots; texts that stay short have one set of factors everywhere."""
     for name, targets, length in (("both", ("cpu", "cuda"), SLOTS), ("short", ("cpu", "cuda"), ORIGINAL)):

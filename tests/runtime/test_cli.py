@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from pathlib import Path
 import pytest
 import typer
 from tide_runtime import Chunk, Engine, EngineOptions, GenerationParams
+from tide_runtime.cli.conversation import converse
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.inspect import depth_bar
-from tide_runtime.cli.run import _converse
+from tide_runtime.cli.run import _answer
 from tide_runtime.errors import BundleError
 from tide_runtime.scheduling.handle import GenerationHandle
 
@@ -123,14 +125,14 @@ def test_bad_options_exit_with_2_and_one_message(bundle: Path, command: Command,
 def test_a_bad_prompt_exits_with_2(bundle: Path, command: Command, prompt: str) -> None:
     done = command("run", bundle, prompt)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: PromptError: the prompt ")
+    assert done.stderr.startswith("error: the prompt ")
 
 
 def test_a_prompt_that_is_not_utf8_exits_with_2(bundle: Path) -> None:
     command = [sys.executable, "-m", "tide_runtime.cli.run", str(bundle)]
     done = subprocess.run(command, input=b"\xff\xfe", capture_output=True, timeout=60, env={**os.environ, "PYTHONUTF8": "1"})
     assert done.returncode == 2
-    assert b"error: PromptError: the prompt on stdin is not utf-8 text" in done.stderr.replace(b"\n", b"")
+    assert b"error: the prompt on stdin is not utf-8 text" in done.stderr.replace(b"\n", b"")
 
 
 def test_a_reader_that_leaves_is_no_error(bundle: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_terminal_without_utf8_shows_what_it_can(bundle: Path) -> None:
 def start_conversation(bundle: Path) -> tuple[subprocess.Popen[bytes], int]:
     """`tide-run --chat` on a terminal of its own, at its first question."""
     terminal, its_end = os.openpty()
-    command = [sys.executable, "-m", "tide_runtime.cli.run", str(bundle), "--chat", *map(str, SHORT)]
+    command = [sys.executable, "-m", "tide_runtime.cli.run", str(bundle), "--chat", "--stats", *map(str, SHORT)]
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what a shell starts in the background ignores Ctrl-C
     process = subprocess.Popen(command, stdin=its_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heard)
     os.close(its_end)
@@ -206,7 +208,9 @@ class Conversation:
 
         lines = iter(said)
         self._monkeypatch.setattr("builtins.input", answer)
-        _converse(self.engine, GenerationParams(max_new_tokens=8, ignore_eos=True), [{"role": "system", "content": "s"}])
+        params, opening = GenerationParams(max_new_tokens=8, ignore_eos=True), [{"role": "system", "content": "s"}]
+        note = partial(print, file=sys.stderr)
+        converse(self.engine, opening, partial(_answer, self.engine, params, True), note)
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_conversation(
@@ -258,7 +262,7 @@ def test_a_conversation_outlives_a_message_that_does_not_fit(
     answer = said[1][2]
     assert said == [["s", "a"], ["s", "a", answer, "x" * 100], ["s", "a", answer, "b"], ["s", "a"]]
     printed = capsys.readouterr()
-    assert "error: PromptError: the prompt has" in printed.err and "/clear begins a new one" in printed.err
+    assert "error: the prompt has" in printed.err and "/clear begins a new one" in printed.err
     assert printed.out.count(answer) >= 2 and printed.err.count("policy exact") == 3
 
 
@@ -278,7 +282,38 @@ def test_ctrl_c_exits_with_130(bundle: Path) -> None:
             break
     process.kill()
     os.close(terminal)
-    assert (process.returncode, stderr.strip()) == (130, b"interrupted")
+    assert process.returncode == 130 and stderr.endswith(b"\ninterrupted\n")
+
+
+def test_a_conversation_has_a_banner_and_a_history(bundle: Path) -> None:
+    """Breaks: Up prints ^[[A, nothing says how to leave, or figures stand between the turns."""
+    pytest.importorskip("readline", reason="this Python has no readline")
+    terminal, its_end = os.openpty()
+    command = [sys.executable, "-m", "tide_runtime.cli.run", str(bundle), "-i", *map(str, SHORT)]
+    process = subprocess.Popen(command, stdin=its_end, stdout=its_end, stderr=its_end, env={**os.environ, "TERM": "vt100"})
+    os.close(its_end)
+    screen = b""
+
+    def answer(typed: bytes, awaited: bytes) -> None:
+        """Type, and read until the terminal shows ``awaited`` behind what it shows now."""
+        nonlocal screen
+        seen = len(screen)
+        os.write(terminal, typed)
+        while awaited not in screen[seen:]:
+            assert select.select([terminal], [], [], 30)[0], screen
+            screen += os.read(terminal, 1000)
+
+    answer(b"", b"> ")
+    answer(b"word\n", b"\n> ")
+    answer(b"\x1b[A", b"word")
+    answer(b"\x7f\n", b"\n> ")
+    answer(b"/help\n", b"\n> ")
+    answer(b"/bye\n", b"/bye")
+    assert process.wait(60) == 0
+    os.close(terminal)
+    text = screen.decode()
+    assert text.count("tiny-llama. Ctrl-C stops an answer, /clear begins") == 1 and text.count("Ctrl-D or /bye ends") == 2
+    assert "tokens/s" not in text and "^[[A" not in text
 
 
 @pytest.mark.parametrize(
@@ -307,7 +342,7 @@ def test_messages_are_printed_word_for_word(capsys: pytest.CaptureFixture[str], 
     with pytest.raises(SystemExit) as ended:
         run_app(app)
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: BundleError: no [bold] file at /tmp/[red]x[/red]/:smile:\n"
+    assert capsys.readouterr().err == "error: no [bold] file at /tmp/[red]x[/red]/:smile:\n"
 
 
 # --- tide-inspect

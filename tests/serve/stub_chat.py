@@ -20,6 +20,7 @@ class StubChat:
     Args:
         pieces: text and depth of each token.
         thoughts: token of the model's thoughts, before the pieces; empty: it does not think.
+        exits, names: of the models.
         key: that requests must carry; None: none.
         error: message of the error object that ends the stream after the pieces; None: it ends well.
         hangs: the stream stays open behind the pieces.
@@ -30,6 +31,8 @@ class StubChat:
     def __init__(self) -> None:
         self.pieces: list[tuple[str, int]] = [("Hello", LAYERS), (" there", 0), (".", 12)]
         self.thoughts = ""
+        self.exits = True
+        self.names = ["stub-model"]
         self.key: str | None = None
         self.error: str | None = None
         self.hangs = False
@@ -41,7 +44,8 @@ class StubChat:
         self.app.add_api_route("/v1/chat/completions", self._chat, methods=["POST"], response_model=None)
 
     async def _models(self, request: Request) -> Response:
-        return self._refused(request) or JSONResponse({"object": "list", "data": [{"id": "stub-model", "object": "model"}]})
+        data = [{"id": name, "object": "model", "exits": self.exits} for name in self.names]
+        return self._refused(request) or JSONResponse({"object": "list", "data": data})
 
     async def _chat(self, request: Request) -> Response:
         self.requests.append(await request.json())

@@ -265,15 +265,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": "x", "color": 1}]}, "messages[0].color"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
      "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
      "messages[0].content[0].tool_use_id"),
-    ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}]}]},
-     "messages[0].content[0].content[0].type"),
     ({"messages": [*ASK, {"role": "assistant", "content": "The weather"}]}, "messages"),
     ({"system": 7}, "system"),
     ({"system": [IMAGE]}, "system[0].type"),
@@ -285,12 +282,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": "x"}, "stop_sequences"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
-    ({"metadata": {"color": "red"}}, "metadata.color"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{**WEATHER, "name": "no spaces"}]}, "tools[0].name"),
-    ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools[0].defer_loading"),
-    ({"tools": [{**WEATHER, "input_examples": [{}]}]}, "tools[0].input_examples"),
     ({"tools": [{**WEATHER, "strict": True, "input_schema": {"type": "nothing"}}]}, "tools"),
     ({"tools": [{**WEATHER, "input_schema": {"enum": ["x" * 70_000]}}]}, "tools[0].input_schema"),
     ({"tools": [WEATHER, WEATHER]}, "tools"),
@@ -298,19 +291,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({"tool_choice": "auto"}, "tool_choice"),
-    ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
-    ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
     ({"thinking": {"type": "between_tools"}}, "thinking.type"),
-    ({"output_config": {"effort": "low"}}, "output_config.effort"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, "output_config.format"),
-    ({"container": "x"}, "container"),
-    ({"context_management": {"edits": [{}]}}, "context_management"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
-    ({"speed": "fast"}, "speed"),
     ({"stream": "yes"}, "stream"),
     ({"depth_policy": "exit"}, "depth_policy"),
     ({"n": 2}, "n"),
+    ({"stop": "x"}, "stop"),
 ]  # fmt: skip
 
 
@@ -321,7 +308,7 @@ def test_what_cannot_be_done_is_refused(http: httpx.Client, model: str, fields: 
     error = ErrorResponse.model_validate(answer.json(), strict=True).error
     assert (answer.status_code, error.type) == (400, INVALID), answer.text
     assert name in error.message and len(error.message) > 15, error
-    for other in (".function", ".parameters", "response_format", "max_completion_tokens", "'stop'", "reasoning"):
+    for other in (".function", ".parameters", "response_format", "max_completion_tokens", "reasoning"):
         assert other not in error.message
 
 
@@ -335,12 +322,12 @@ def test_other_errors_have_anthropics_types(http: httpx.Client, model: str) -> N
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         body = asked if path == "/v1/messages" else {**asked, "max_tokens": None}
         assert http.post(path, json=body).status_code == 200
-        assert kind(http.post(path, json={**body, "model": "other"})) == (404, "not_found_error")
+        assert http.post(path, json={**body, "model": "other"}).status_code == 200
         assert kind(http.post(path, content=b"{", headers={"Content-Type": "application/json"})) == (400, INVALID)
         assert kind(http.post(path, content=b"x=1")) == (415, INVALID)
         assert kind(http.get(path)) == (405, INVALID)
     assert kind(http.post("/v1/messages/batches", json=asked)) == (404, "not_found_error")
-    assert kind(http.post("/v1/messages/count_tokens", json=asked)) == (400, INVALID)  # max_tokens is no field there
+    assert kind(http.get("/v1/models/other", headers={"anthropic-version": "2023-06-01"})) == (404, "not_found_error")
 
 
 def test_what_happens_anyway_is_accepted(claude: anthropic.Anthropic, model: str) -> None:
@@ -348,7 +335,7 @@ def test_what_happens_anyway_is_accepted(claude: anthropic.Anthropic, model: str
     harmless: Any = {
         "output_config": {}, "thinking": {"type": "adaptive"}, "speed": "standard",
         "service_tier": "standard_only", "cache_control": CACHED["cache_control"], "metadata": {"user_id": None}, "tools": [],
-        "stop_sequences": [], "container": None, "depth_policy": "auto",
+        "stop_sequences": [], "container": "x", "depth_policy": "auto", "mcp_servers": [],
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
     }  # fmt: skip
     tool = {**WEATHER, "eager_input_streaming": True, "defer_loading": False, "allowed_callers": ["direct"], "type": None}

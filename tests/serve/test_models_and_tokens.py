@@ -18,7 +18,10 @@ def test_models(client: openai.OpenAI, served: Served, model: str) -> None:
     """Breaks: clients that look up the model's name or its context before they ask."""
     [listed] = client.models.list().data
     assert (listed.id, listed.object) == (model, "model") and client.models.retrieve(model) == listed
-    assert listed.model_dump()["max_model_len"] == served.engine.manifest.max_seq_len
+    fields = listed.model_dump()
+    assert fields["max_model_len"] == served.engine.manifest.max_seq_len
+    assert fields["tool_calls"] == '<tool_call>{"name": "FUNCTION", "arguments": {"ARGUMENT": "VALUE"}}</tool_call>'
+    assert "tool_calls_note" not in fields
 
 
 def test_names_of_the_server(serve_app: Callable[..., AbstractContextManager[Served]]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from tide_serve.request.fields import CHAT_FIELDS
 
 HI = [{"role": "user", "content": "Hi"}]
 CALL = {"id": "c1", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}
@@ -26,6 +25,13 @@ def document(http: httpx.Client) -> dict[str, Any]:
     assert answer.status_code == 200
     document: dict[str, Any] = answer.json()
     return document
+
+
+def test_the_page_of_the_routes_needs_no_network(http: httpx.Client) -> None:
+    """Breaks: /docs is blank where there is no internet, or lacks a route's fields."""
+    answer = http.get("/docs")
+    assert answer.status_code == 200 and not re.search(r"<script|src=|https?://", answer.text)
+    assert "<b>POST /v1/chat/completions</b>" in answer.text and "<code>messages</code> (required)" in answer.text
 
 
 def validator(document: dict[str, Any], schema: dict[str, Any]) -> Any:
@@ -52,7 +58,7 @@ def test_requests_and_answers_are_as_described(
     operation = document["paths"][path]["post"]
     asked = validator(document, operation["requestBody"]["content"]["application/json"]["schema"])
     asked.validate({"model": model, **body})
-    assert not asked.is_valid({"model": model, **body, "colour": "red"})
+    assert not asked.is_valid({"model": 5, **body})
     answer = http.post(path, json={"model": model, **body})
     assert answer.status_code == 200, answer.text
     validator(document, operation["responses"]["200"]["content"]["application/json"]["schema"]).validate(answer.json())
@@ -60,14 +66,12 @@ def test_requests_and_answers_are_as_described(
 
 def test_fields_that_are_refused_are_not_described(document: dict[str, Any]) -> None:
     """Breaks: the page at /docs offers fields that every request is refused for."""
-    described = document["components"]["schemas"]["ChatCompletionRequest"]
-    assert described["required"] == ["messages", "model"]
+    described = document["components"]["schemas"]["ChatBody"]
+    assert described["required"] == ["messages"]
     assert "functions" not in described["properties"] and "temperature" in described["properties"]
-    assert all(CHAT_FIELDS[name].kind != "refused" for name in described["properties"])
 
 
 def test_every_reference_has_a_target(document: dict[str, Any], http: httpx.Client) -> None:
     """Breaks: /docs shows an error in place of a body."""
     text = http.get("/openapi.json").text
     assert {*re.findall('"#/components/schemas/([^"]+)"', text)} <= document["components"]["schemas"].keys()
-    assert "'openapi.json'" in http.get("/docs").text

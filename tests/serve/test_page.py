@@ -105,9 +105,60 @@ def test_tokens_arrive_in_the_colour_of_their_depth(chat: Chat) -> None:
     assert page.text("article.assistant .depths").split("\n") == ["0 layers: 1 token", "12 layers: 1 token", "30 layers: 1 token"]
     page.click("#configure")
     page.click("#colours")
-    assert page.evaluate("getComputedStyle(document.querySelector('.token')).backgroundImage") == "none"
-    assert page.evaluate("getComputedStyle(document.querySelector('.token')).backgroundColor") == "rgba(0, 0, 0, 0)"
+    assert page.evaluate("document.querySelector('article.assistant .text').innerHTML") == "<p>Hello there.</p>"
     assert page.complaints == []
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("# A *b*\n\none\ntwo\n***\n", "<h4>A <em>b</em></h4><p>one\ntwo</p><hr>"),
+        (
+            "1. a\n2. b\n   - c\n\n     d\n\ne",
+            '<ol start="1"><li><p>a</p></li><li><p>b</p><ul><li><p>c</p><p>d</p></li></ul></li></ol><p>e</p>',
+        ),
+        ("> a\n> - b\n\nc", "<blockquote><p>a</p><ul><li><p>b</p></li></ul></blockquote><p>c</p>"),
+        (
+            "|a|b|\n|-|:-:|\n|`1`|2|",
+            "<table><tbody><tr><th>a</th><th>b</th></tr><tr><td><code>1</code></td><td>2</td></tr></tbody></table>",
+        ),
+        ("a_b_c 2 * 3 * 4 **y**, _z_ \\*k\\*", "<p>a_b_c 2 * 3 * 4 <strong>y</strong>, <em>z</em> *k*</p>"),
+        (
+            "[x](javascript:y) [x](https://e.org/?a=1&b)",
+            '<p>[x](javascript:y) <a href="https://e.org/?a=1&amp;b" target="_blank" rel="noopener noreferrer">x</a></p>',
+        ),
+        ("<img src=x onerror=y> **<b>**", "<p>&lt;img src=x onerror=y&gt; <strong>&lt;b&gt;</strong></p>"),
+        (
+            "```py\n**a** <b>\n\n# c",
+            '<div class="code"><p>py<button type="button" class="plain">Copy</button></p>'
+            "<pre><code>**a** &lt;b&gt;\n\n# c</code></pre></div>",
+        ),
+    ],
+)
+def test_an_answer_is_drawn_as_markdown_where_there_are_no_exits(chat: Chat, text: str, html: str) -> None:
+    """Breaks: every model's answer is full of asterisks and fences; or what a model writes becomes a part of the page."""
+    chat.stub.exits, chat.stub.pieces = False, [(part, LAYERS) for part in (text[:5], text[5:])]
+    chat = _opened(chat.page, chat.stub, chat.url)
+    chat.ask("*Hi?*")
+    page = chat.page
+    assert page.evaluate("document.querySelector('article.assistant .text').innerHTML") == html
+    assert page.text("article.user .text") == "*Hi?*" and page.complaints == []
+
+
+def test_a_hostile_text_does_not_stop_the_page(chat: Chat) -> None:
+    """Breaks: an answer of thousands of asterisks, as small models write it, freezes the tab."""
+    chat.stub.exits, chat.stub.pieces = False, [("*" * 8000 + "`" * 8000 + "[" * 8000 + "_a" * 8000, LAYERS)]
+    _opened(chat.page, chat.stub, chat.url).ask("Hi?")
+
+
+def test_one_of_several_models_is_chosen(chat: Chat) -> None:
+    """Breaks: a server's second model cannot be talked to."""
+    chat.stub.names = ["first", "second"]
+    chat = _opened(chat.page, chat.stub, chat.url)
+    chat.ask("Hi?")
+    chat.page.evaluate("(m => { m.value = 'second'; m.dispatchEvent(new Event('change')) })(document.querySelector('#models'))")
+    chat.ask("And you?")
+    assert [request["model"] for request in chat.stub.requests] == ["first", "second"]
 
 
 def test_html_in_an_answer_is_text(chat: Chat) -> None:

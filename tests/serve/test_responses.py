@@ -331,45 +331,30 @@ BAD = [
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
-    (
-        {"input": [{"role": "user", "content": "x"}, {"type": "reasoning", "encrypted_content": "x"}]},
-        "input[1].encrypted_content",
-    ),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
-    ({"input": [{"role": "user", "content": "x", "color": 1}]}, "input[0].color"),
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
     ({"instructions": ["x"]}, "instructions"),
-    ({"model": "other"}, "model"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": "5"}, "max_output_tokens"),
     ({"temperature": 3}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"top_logprobs": 21, "include": [LOGPROBS]}, "top_logprobs"),
-    ({"include": ["reasoning.encrypted_content"]}, "include"),
     ({"include": [LOGPROBS], "tools": [WEATHER]}, "include"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
     ({"text": {"format": SCHEMA}}, "text.format"),
     ({"text": {"format": {"type": "regex", "pattern": "("}}}, "text.format"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{**WEATHER, "name": "no spaces"}]}, "tools[0].name"),
     ({"tools": [WEATHER, WEATHER]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice.type"),
-    ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-    ({"store": True}, "store"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"background": True}, "background"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-    ({"truncation": "auto"}, "truncation"),
-    ({"max_tool_calls": 3}, "max_tool_calls"),
-    ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"depth_policy": "exit"}, "depth_policy"),
     ({"n": 2}, "n"),
     ({"messages": []}, "messages"),
@@ -381,8 +366,7 @@ def test_what_cannot_be_done_is_refused(live_server: str, model: str, fields: di
     """Breaks: a client's wish is ignored, or an error names no field, or a field of another endpoint."""
     answer = httpx.post(f"{live_server}/v1/responses", json={"model": model, "input": ASKED, "max_output_tokens": 2, **fields})
     error = answer.json()["error"]
-    assert answer.status_code == (404 if param == "model" else 400), error
-    assert error["param"] == param, error
+    assert (answer.status_code, error["param"]) == (400, param), error
     assert not any(name in error["message"] for name in ("messages[", "response_format", "max_completion_tokens"))
 
 

@@ -33,6 +33,8 @@ ANSWERS: dict[str, list[str | int]] = {
     "@call": ["<think", ">x </", "think>", "\n\n", CALL.replace("{}}", '{"a": 1}}')],
     "@silent": [" Just", " this"],
     "@cut": ["<think>\n\n", "On", " and", " on"],
+    "@unended": ["<think>.", CALL.replace("{}}", '{"a": 2}}')],
+    "@code": ["<think>,", "</think>\t", "return"],
 }
 THOUGHT = f"Let me see:{CALL}"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -96,6 +98,20 @@ def test_calls_are_found_behind_thoughts_only(thinking_http: httpx.Client) -> No
     assert (thoughts, content) == ("x", None)
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"a": 1}
+
+
+def test_a_call_in_thoughts_that_never_end_is_none(thinking_http: httpx.Client) -> None:
+    """Breaks: a client runs a tool that the model has only thought of, or does not see why its session stops."""
+    for limit, reason in ((99, "stop"), (2, "length")):
+        thoughts, content, answer = chat(thinking_http, "@unended", tools=TOOLS, max_tokens=limit)
+        [choice] = answer["choices"]
+        assert (thoughts or "").startswith(".<tool_call>") and not content
+        assert "tool_calls" not in choice["message"] and choice["finish_reason"] == reason
+
+
+def test_white_space_of_an_answer_is_the_model_s(thinking_http: httpx.Client) -> None:
+    """Breaks: code that an editor asks for loses its indentation."""
+    assert chat(thinking_http, "@code")[:2] == (",", "\treturn")
 
 
 def test_the_template_s_switch_turns_thoughts_on_and_off(thinking_http: httpx.Client) -> None:
@@ -163,30 +179,28 @@ def test_thoughts_that_the_template_drops_keep_the_prefix_before_them(thinking_h
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"reasoning_effort": "high"}, "reasoning_effort", "no variable for it"),
-        ({"chat_template_kwargs": {"shout": True}}, "chat_template_kwargs.shout", "enable_thinking"),
         ({"reasoning": {"max_tokens": 0}}, "reasoning.max_tokens", "at least 1"),
         ({"reasoning": {"effort": "none", "enabled": True}}, "reasoning.effort", "contradicts"),
     ],
 )
-def test_what_the_template_cannot_be_told_is_refused(
-    thinking_http: httpx.Client, fields: dict[str, Any], param: str, says: str
-) -> None:
-    """Breaks: a request for more effort gets the usual effort, and nobody notices."""
+def test_what_cannot_be_is_refused(thinking_http: httpx.Client, fields: dict[str, Any], param: str, says: str) -> None:
+    """Breaks: one of two contradicting fields is dropped silently."""
     answer = thinking_http.post("/v1/chat/completions", json={"model": "source", "messages": asked("@silent"), **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert says in answer.json()["error"]["message"]
 
 
-def test_a_model_without_thoughts_refuses_them(http: httpx.Client, model: str) -> None:
-    """Breaks: a budget of thoughts is ignored."""
-    for fields, param in (
-        ({"reasoning": {"max_tokens": 5}}, "reasoning.max_tokens"),
-        ({"reasoning": {"enabled": True}}, "reasoning.enabled"),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
+def test_a_model_without_thoughts_does_not_think(http: httpx.Client, model: str) -> None:
+    """Breaks: agents that ask every model for thoughts get 400."""
+    body = {"model": model, "messages": asked("Hi"), "max_tokens": 4}
+    wanted = http.post("/v1/chat/completions", json=body).json()["choices"]
+    for fields in (
+        {"reasoning": {"max_tokens": 5}},
+        {"reasoning": {"enabled": True, "effort": "high"}},
+        {"reasoning_effort": "xhigh"},
+        {"chat_template_kwargs": {"enable_thinking": True, "shout": True}},
     ):
-        answer = http.post("/v1/chat/completions", json={"model": model, "messages": asked("Hi"), **fields})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert http.post("/v1/chat/completions", json={**body, **fields}).json()["choices"] == wanted
 
 
 # --- with the official client
@@ -251,12 +265,8 @@ def test_thoughts_of_a_response_come_back_to_the_model(thinking_client: openai.O
 
 
 def test_what_a_response_cannot_have_is_refused(thinking_client: openai.OpenAI) -> None:
-    """Breaks: a summary, or log-probabilities of another text, that nobody made."""
-    for fields, param in (
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
-    ):
+    """Breaks: log-probabilities of another text."""
+    for fields, param in (({"include": ["message.output_text.logprobs"]}, "include"),):
         with pytest.raises(openai.BadRequestError) as refused:
             thinking_client.responses.create(model="source", input="@aloud", **fields)  # type: ignore[call-overload]
         assert refused.value.param == param

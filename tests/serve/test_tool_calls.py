@@ -75,7 +75,7 @@ CASES = {
         [("typed", {"s": "</tool_call> </parameter>x"})],
     ),
     "Qwen's XML without parameters": ("<tool_call>\n<function=g>\n</function>\n</tool_call>", "", [G]),
-    "Qwen's XML without a block": ("Hm.\n<function=g></function>\n</tool_call", "Hm.\n\n</tool_call", [G]),
+    "Qwen's XML without a block": ("Hm.\n<function=g></function>\n</tool_call", "Hm.\n", [G]),
     "Qwen's XML, cut off": ("<tool_call>\n<function=f>\n<parameter=s>\nab", "<tool_call>\n<function=f>\n<parameter=s>\nab", []),
     "Qwen's XML, another function": (
         "<tool_call>\n<function=h>\n</function>\n</tool_call>", "<tool_call>\n<function=h>\n</function>\n</tool_call>", []

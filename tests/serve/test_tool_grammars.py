@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from tide_runtime import Grammar
 from tide_runtime.text.grammar import GrammarCompiler
+from tide_serve.request.call_formats import HERMES, json_form
 from tide_serve.request.tools import ToolPlan
 
 SCHEMA = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
@@ -54,9 +55,9 @@ def accepts(form: str, hf_model_directory: Path, tmp_path_factory: pytest.TempPa
 
 
 def plan(form: str, *, required: bool, parallel: bool = True, strict: bool = False) -> ToolPlan:
-    tags = {"opening": "<[391]>", "closing": "<[392]>"} if form == "tags are tokens" else {}
-    tagged = form != "no tags"
-    return ToolPlan((tool(strict),), required=required, parallel=parallel and tagged, shown=True, tagged=tagged, **tags)  # type: ignore[arg-type]
+    tokens = {"<tool_call>": 391, "</tool_call>": 392} if form == "tags are tokens" else {}
+    forms = (json_form(),) if form == "no tags" else (HERMES,)
+    return ToolPlan((tool(strict),), required=required, parallel=parallel, shown=True, forms=forms, tokens=tokens)
 
 
 def calls(form: str, *several: str) -> str:
@@ -70,7 +71,7 @@ def test_required(form: str, accepts: Any) -> None:
         assert accepts(required, None, calls(form, F))
         assert not accepts(required, None, calls(form, NOT_F))
         assert not accepts(required, None, "Hello")
-        assert accepts(required, None, calls(form, F, F2)) or not parallel
+        assert accepts(required, None, calls(form, F, F2)) == (parallel and form != "no tags") or form == "no tags"
 
 
 def test_strict_and_free(form: str, accepts: Any) -> None:
@@ -96,3 +97,14 @@ def test_free_text_needs_no_grammar() -> None:
     """Breaks: every answer beside tools pays for a mask."""
     assert plan("no tags", required=False).grammar(None) is None
     assert ToolPlan().grammar(ANSWER) is ANSWER
+
+
+@pytest.mark.parametrize("function", [{"name": "f"}, {"name": "f", "parameters": {}}], ids=["none", "empty"])
+def test_a_tool_without_parameters_takes_none(function: dict[str, Any], accepts: Any) -> None:
+    """Breaks: a model makes arguments up for a function that takes none, which then fails at the client."""
+    without = ToolPlan(({"type": "function", "function": function},), required=True, forms=(json_form(),))
+    assert accepts(without, None, '{"name": "f", "arguments": {}}')
+    assert not accepts(without, None, '{"name": "f", "arguments": {"x": 1}}')
+    parser = without.parser()
+    assert parser is not None
+    assert parser.feed('{"name": "f", "arguments": {"x": 1}}', last=True)[1][0].arguments == "{}"

@@ -10,10 +10,10 @@ import onnx_ir as ir
 import pytest
 import torch
 from runtime.cuda_kernels import CUDA_KERNELS
+from targets.lowered_graphs import logits_on_cpu
 from targets.tiny_graphs import DTYPES, SLOTS, copy_of, retyped, traced
 from transformers import PreTrainedModel
 
-from benchmarks.lowered_graphs import logits_on_cpu
 from tide_export.cut import CutGraph
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext

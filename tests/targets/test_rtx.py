@@ -12,11 +12,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from rich.console import Console
+from targets.lowered_graphs import host_copies
 from targets.tiny_graphs import DTYPES, LAYERS, SLOTS, copy_of, retyped, segment, traced
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu
 
-from benchmarks.lowered_graphs import EnginePlan
 from tide_export.cut import CutGraph
 from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext
@@ -84,9 +84,8 @@ def test_segment_compiles(name, dtype, compute, tmp_path):
     require_no_errors(made.log, name)
     assert engine.attention == ("fused" if name in FUSED else "none")
     assert b"[profile 1]" in engine.plan and b"[profile 2]" not in engine.plan
-    plan = EnginePlan(engine.plan)
     assert engine.plan.count(FUSED_ATTENTION) == len(SKIPS_TILES.findall(engine.plan)) == len(found) * len(PROFILES)
-    assert len(plan.programs) >= len(PROFILES) and plan.host_copies == 0
+    assert host_copies(engine.plan) == 0
 
 
 def causal_file(name: str, folder: Path) -> GraphFile:
@@ -114,7 +113,7 @@ def test_why_attentions_have_masks(tmp_path, monkeypatch):
     attention.key_value_lengths = made.network.add_input("kv_lengths", trt.int32, (-1,))
     made.file.dims["kv_lengths"] = ["batch"]
     plan = build_engine(made, lambda: made, settings_for(86), ExportProgress(quiet=True), "gpt2").plan
-    assert EnginePlan(plan).host_copies == len(PROFILES)
+    assert host_copies(plan) == len(PROFILES)
 
 
 def test_a_missing_attention_is_noticed(tmp_path):

@@ -28,27 +28,18 @@ Row = tuple[Stage, ...]
 PLAN: tuple[Row, ...] = (
     (Stage("machine", ".machine", "", 4, 60, 45), Stage("imports", ".machine", "imports", 20, 60, 60)),
     (
-        Stage("conditional", ".conditional_kernel", "", 2, 20),
-        *(Stage(f"cublas_{arm}", ".cublas_capture", arm, 3, 30) for arm in ("default", "none", "small", "own")),
         Stage("growing_memory", ".growing_memory", "", 8, 30),
-    ),
-    (
-        Stage("graphs", ".loop_graphs", "", 13, 60, 15),
         Stage("loop_kernels", ".kernel_cases", "loop 3", 3, 60, 15),
         Stage("router_kernels", ".kernel_cases", "exit_router 3", 4, 60, 15),
         *(Stage(tool, ".sanitize", tool, 7, 75, 75) for tool in ("memcheck", "racecheck")),
     ),
-    (Stage("condition_costs", ".condition_costs", "", 3, 25),),
-    (Stage("torch_segments", ".torch_segments", "", 20, 60, 40),),
-    (Stage("torch_kernels", ".torch_kernels", "", 30, 60, 30),),
+    (Stage("torch_kernels", ".torch_kernels", "", 45, 90, 30),),
     (Stage("1b_int4_b1", ".big_decode", "int4 1", 35, 70, 60),),
     (Stage("demo_int4", ".demo_decode", "int4", 50, 80, 60),),
     (Stage("demo_fp32", ".demo_decode", "fp32", 70, 100, 60),),
     (Stage("demo_fp16", ".demo_decode", "fp16", 54, 80, 40),),
     (Stage("1b_fp16_b1", ".big_decode", "fp16 1", 54, 120, 75),),
     (Stage("1b_fp16_b8", ".big_decode", "fp16 8", 29, 70, 60),),
-    (Stage("passes", ".pass_costs", "", 25, 60, 40),),
-    (Stage("router", ".router_kernel", "", 16, 60, 40),),
 )
 STAGES = {stage.name: stage for row in PLAN for stage in row}
 SECONDS = {1: 480.0, 2: 140.0}  # of a call on the machine
@@ -64,7 +55,7 @@ def chosen(names: str) -> tuple[Row, ...]:
     return tuple(row for row in rows if row)
 
 
-CALLS = {1: PLAN, 2: chosen("torch_segments,1b_fp16_b1,1b_int4")}
+CALLS = {1: PLAN, 2: chosen("torch_kernels,1b_fp16_b1,1b_int4")}
 
 
 def expected_seconds(rows: tuple[Row, ...]) -> float:

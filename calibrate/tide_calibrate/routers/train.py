@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tide_runtime.errors import ParamsError
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,8 +17,6 @@ from tide_calibrate.exit_heads import ExitHead
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, narrowed
 from tide_calibrate.routers.mlp import ROUTER_WIDTH, MlpRouter, fit_platt
 
-Label = Literal["agreement", "cosine"]
-COSINE_THRESHOLD = 0.98
 _WINDOWS_PER_READ = 4
 
 
@@ -29,8 +25,6 @@ class RouterTraining:
     """Hyperparameters of router training.
 
     Args:
-        label: ``agreement``: the exit head's likeliest token is the full model's. ``cosine``: the state at the checkpoint and the
-            final state have a cosine similarity above 0.98, the label of the predecessor.
         windows: maximum number of training windows; the exit head runs on them once.
         held_out_windows: maximum number of windows for Platt scaling.
         epochs: passes over the training tokens.
@@ -40,7 +34,6 @@ class RouterTraining:
         seed: seed of the weights and of the order of tokens.
     """
 
-    label: Label = "agreement"
     windows: int = 96
     held_out_windows: int = 32
     epochs: int = 6
@@ -50,14 +43,12 @@ class RouterTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.label not in ("agreement", "cosine"):
-            raise ParamsError(f"label must be agreement or cosine, got {self.label!r}")
         require_positive(self, "windows", "held_out_windows", "epochs", "tokens_per_step", "learning_rate", "width")
 
 
 @dataclass(frozen=True)
 class RouterExamples:
-    """States [n, H] at a checkpoint and their labels [n] bool: True where a token may stop."""
+    """States [n, H] at a checkpoint and labels [n] bool: True where the exit head's argmax token is the full model's."""
 
     states: Tensor
     right: Tensor
@@ -72,15 +63,15 @@ def train_router(
     last layer, then restores the true odds. With a ``vocabulary`` the exit's token is the likeliest of that.
 
     Raises:
-        CalibrationError: the capture lacks a boundary that head or label needs.
+        CalibrationError: the capture lacks a boundary that the head needs.
         DataError: too little text.
     """
     training = training or RouterTraining()
     windows = divide_train_windows(capture, training.seed)
-    examples = router_examples(head, capture, windows.router[: training.windows], training.label, vocabulary)
+    examples = router_examples(head, capture, windows.router[: training.windows], vocabulary)
     router = fit_router(examples, training)
     held_out_windows = windows.router_held_out[: training.held_out_windows]
-    held_out = router_examples(head, capture, held_out_windows, training.label, vocabulary)
+    held_out = router_examples(head, capture, held_out_windows, vocabulary)
     with torch.no_grad():
         router.rescale(*fit_platt(router(held_out.states).cpu().numpy(), held_out.right.cpu().numpy()))
     return router.requires_grad_(False)
@@ -91,22 +82,15 @@ def router_examples(
     head: ExitHead,
     capture: Capture,
     windows: NDArray[np.int64],
-    label: Label = "agreement",
     vocabulary: SampledVocabulary | None = None,
 ) -> RouterExamples:
-    """Compute states and labels of the valid tokens in ``windows``; see `RouterTraining` for the labels."""
-    boundaries = head.boundaries if label == "agreement" else (head.checkpoint, capture.num_layers)
+    """Compute states and labels of the valid tokens in ``windows``."""
     states, right = [], []
     for part in in_batches(windows, _WINDOWS_PER_READ):
-        batch, sample = narrowed(read_batch(capture, part, boundaries, head.device), vocabulary, likeliest=1)
-        valid_states = batch.states[head.checkpoint][batch.valid]
-        if label == "agreement":
-            logits = head.logits(batch.states, None if sample is None else sample.ids)[batch.valid]
-            right.append(logits.argmax(-1) == batch.top_ids[batch.valid][:, 0])
-        else:
-            final_states = batch.states[capture.num_layers][batch.valid]
-            right.append(F.cosine_similarity(valid_states, final_states, dim=-1) > COSINE_THRESHOLD)
-        states.append(valid_states)
+        batch, sample = narrowed(read_batch(capture, part, head.boundaries, head.device), vocabulary, likeliest=1)
+        logits = head.logits(batch.states, None if sample is None else sample.ids)[batch.valid]
+        right.append(logits.argmax(-1) == batch.top_ids[batch.valid][:, 0])
+        states.append(batch.states[head.checkpoint][batch.valid])
     return RouterExamples(torch.cat(states), torch.cat(right))
 
 

@@ -10,14 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.targets.checkup import every_target, lacking, machine_facts, present_gpus, warnings_of
 from tide_runtime.targets.gpu_probe import driver_cuda
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(**APP)
 _NOTHING_RUNS = 1
 
 
-@app.command()
+@app.command(**COMMAND | {"no_args_is_help": False})
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False) -> None:
     """Show which packages, drivers and GPUs are here, and what each target of `tide-export --list-targets` lacks here.
 

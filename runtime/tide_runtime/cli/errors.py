@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from urllib.parse import unquote, urlsplit
 
 from rich.console import Console
 
+from tide_runtime import __version__
 from tide_runtime.errors import MissingExtraError, TideError
 
 INTERRUPTED = 130  # the exit code that shells report for SIGINT
@@ -34,6 +40,12 @@ def run_app(app: Callable[[], object], interrupted: str = "interrupted", *, comm
     Args:
         command: its name, where it needs the ``extra`` of ``tide-llm``.
     """
+    if sys.argv[1:] == ["--version"]:
+        print(f"tide-llm {__version__}")
+        sys.exit()
+    # Notes of libraries to those who call them; what a user has to know is a RuntimeWarning, or an error.
+    warnings.simplefilter("ignore", FutureWarning)
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     try:
         app()
     except TideError as error:
@@ -55,10 +67,23 @@ def run_app(app: Callable[[], object], interrupted: str = "interrupted", *, comm
 
 
 def report(error: TideError) -> None:
-    """Print the class and the message of ``error`` on stderr."""
+    """Print the message of ``error`` on stderr."""
     console = _stderr()
     console.print("error: ", style="red", end="")
-    console.print(f"{type(error).__name__}: {error}")
+    console.print(installable(str(error)))
+
+
+def installable(text: str) -> str:
+    """``text`` with the extras that it names as pip finds them: in the folder or file that TIDE was installed from, if in one."""
+    try:
+        origin = json.loads(distribution("tide-llm").read_text("direct_url.json") or "{}")  # PEP 610
+    except (PackageNotFoundError, ValueError):
+        return text
+    url = urlsplit(origin.get("url", ""))
+    if url.scheme != "file":
+        return text
+    edited = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return text.replace("pip install 'tide-llm[", f"pip install {edited}'{unquote(url.path)}[")
 
 
 def _stderr() -> Console:

@@ -42,6 +42,7 @@ MODEL_HELP = (
     "A bundle's directory, as `tide-export --out` wrote it. Or a .gguf file, a model directory, a hub id such as org/name, which "
     "are exported into the cache once (see --weights, --max-seq-len)."
 )
+VERBOSE_HELP = "Show the figures of an export, and not only its phases."
 WEIGHTS_HELP = (
     "Of a model that is no bundle yet: source (as stored), int4, int8, fp32. Default: source for GGUF files and quantised "
     "checkpoints, int4 for others."
@@ -52,6 +53,8 @@ MAX_SEQ_LEN_HELP = (
 )
 _TOOLS = ("tide-llm", "torch", "transformers", "gguf", "onnx-ir", "onnxscript", "onnxruntime")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# Of an export on two cores: seconds in any case, and for each GB of the model; the bundle's size as a share of it.
+_EXPORT_S, _EXPORT_S_PER_GB, _EXPORTED = 30, 45, {"source": 1.2, "int4": 0.35}
 _SAMPLES, _SAMPLE, _ENDS = 64, 2**16, 2**23  # of a file's content: number, bytes of each, bytes of its beginning and end
 
 # Exports a model with the arguments of `tide-export` while the file of the lock stays open; returns the exit code.
@@ -60,20 +63,28 @@ Exporter = Callable[[list[str], IO[bytes]], int]
 
 @dataclass(frozen=True)
 class _Model:
-    """``identity``: changes with its content; ``arguments``: those of `tide-export` that name it."""
+    """``identity``: changes with its content; ``arguments``: those of `tide-export` that name it; ``bytes``: 0 on the hub."""
 
     name: str
     identity: Sequence[object]
     arguments: list[str]
     weights: str
+    bytes: int = 0
 
 
-def bundle_of(model: str, weights: str | None = None, max_seq_len: int | None = None, export: Exporter | None = None) -> Path:
+def bundle_of(
+    model: str,
+    weights: str | None = None,
+    max_seq_len: int | None = None,
+    export: Exporter | None = None,
+    verbose: bool = False,
+) -> Path:
     """The directory of the bundle ``model``; for a model, that of its bundle in the cache, exported where there is none yet.
 
     Args:
         weights: as `tide-export --weights`; None: see `WEIGHTS_HELP`.
         max_seq_len: as `tide-export --max-seq-len`; None: see `MAX_SEQ_LEN_HELP`.
+        verbose: show the export's figures too, and not only its phases.
 
     Raises:
         MissingExtraError: the exporter is not installed.
@@ -103,7 +114,8 @@ def bundle_of(model: str, weights: str | None = None, max_seq_len: int | None = 
             console.print(f"bundle {kept}", style="dim")
             return kept
     _check_exporter(model)
-    build = partial(_build, [*found.arguments, *options], export or run_exporter, console)
+    console.print(f"exports {model} once{_estimate(found.bytes, options[1])}; later calls find its bundle")
+    build = partial(_build, [*found.arguments, *options], export or partial(run_exporter, verbose=verbose), console)
     try:
         made = folders.make(name, build, lambda: console.print(f"another process exports {model}; waiting for it"))
     except OSError as error:
@@ -142,19 +154,27 @@ def load_engine(directory: Path, options: EngineOptions) -> Engine:
 
 
 def _build(arguments: list[str], export: Exporter, console: Console, path: Path, lock: IO[bytes]) -> None:
-    permanent = shlex.join(["tide-export", *arguments, "--out", "DIR"])
-    console.print(f"exports {arguments[0]} into {path}, once; for a bundle of your own: {permanent}")
+    console.print(f"  into {path}; to have it elsewhere: {shlex.join(['tide-export', *arguments, '--out', 'DIR'])}", style="dim")
     code = export([*arguments, "--out", str(path)], lock)
     if not path.is_dir():  # code 3: it is there, and lacks a target for a GPU
         raise SystemExit(code or 1)
 
 
-def run_exporter(arguments: list[str], lock: IO[bytes]) -> int:
+def _estimate(size: int, weights: str) -> str:
+    """What an export of ``size`` bytes takes, as docs/measured-runtime.md has it; nothing for a model on the hub."""
+    if not size:
+        return ""
+    minutes, ratio = (_EXPORT_S + _EXPORT_S_PER_GB * size / 1e9) / 60, _EXPORTED.get(weights)
+    disk = "" if ratio is None else f" and {ratio * size / 1e9:.1f} GB"
+    return f" (about {max(1, round(minutes))} min{disk})"
+
+
+def run_exporter(arguments: list[str], lock: IO[bytes], verbose: bool = False) -> int:
     """Run `tide-export` and return its exit code; Ctrl-C and SIGTERM end it first, and then this process.
 
     The exporter has a session of its own, so that a terminal's Ctrl-C reaches it once, through this process, and it can clean up.
     """
-    command = [sys.executable, "-m", "tide_export.cli", *arguments]
+    command = [sys.executable, "-m", "tide_export.cli", *arguments, *([] if verbose else ["--brief"])]
     inherited = lock.fileno()  # the lock holds as long as the exporter lives, even if this process is killed
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -181,8 +201,9 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 def _check_exporter(model: str) -> None:
     missing = sorted(name for name in MODULES["export"] if find_spec(name) is None)
     if missing:
+        are = "is" if len(missing) == 1 else "are"
         raise MissingExtraError(
-            f"{model} is no bundle yet, and to export it needs {', '.join(missing)}, which is not installed: "
+            f"{model} is no bundle yet, and to export it needs {', '.join(missing)}, which {are} not installed: "
             "pip install 'tide-llm[export]'; a bundle that was exported elsewhere runs without"
         )
 
@@ -205,7 +226,9 @@ def _local_model(path: Path) -> _Model:
     except OSError as error:
         raise ModelFilesError(f"{path} cannot be read ({error}); make its files readable") from error
     weights = "source" if path.is_file() else _default_weights(path / "config.json")
-    return _Model(path.stem if path.is_file() else path.resolve().name, identity, [str(path)], weights)
+    return _Model(
+        path.stem if path.is_file() else path.resolve().name, identity, [str(path)], weights, sum(p.stat().st_size for p in files)
+    )
 
 
 def _sampled_digest(path: Path) -> str:

@@ -18,16 +18,17 @@ from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of
 from tide_runtime.cli.device_table import device_facts, device_tables
 from tide_runtime.cli.engines_table import engine_facts, engines_table, human_size
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.cli.weight_purposes import byte_purposes
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.targets.select import targets_here
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(**APP)
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 _BAR_CHARACTERS = 48
 
 
-@app.command()
+@app.command(**COMMAND)
 def inspect(
     bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as one JSON object.")] = False,

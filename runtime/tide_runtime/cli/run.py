@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +15,11 @@ from rich.console import Console
 
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle.manifest import Manifest
+from tide_runtime.cli.conversation import KEYS, converse
 from tide_runtime.cli.depth_view import html_view, terminal_view
-from tide_runtime.cli.errors import report, run_app
-from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, WEIGHTS_HELP, bundle_of, load_engine
+from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, VERBOSE_HELP, WEIGHTS_HELP, bundle_of, load_engine
+from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.cli.stats import print_stats
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.engine import Engine
@@ -27,113 +30,116 @@ from tide_runtime.outputs import Generation
 from tide_runtime.sampler import TokenLogprob
 from tide_runtime.text.tokenizer import Tokenizer
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(**APP)
 _PARAMS, _ENGINE, _DEPTH = GenerationParams(), EngineOptions(), DepthOptions()
 _LORA = "lora"  # name of the adapter in the engine
+_sampling = partial(typer.Option, rich_help_panel="Text and sampling")
+_chat = partial(typer.Option, rich_help_panel="Chat")
+_output = partial(typer.Option, rich_help_panel="Output")
+_depth = partial(typer.Option, rich_help_panel="Depth")
+_engine = partial(typer.Option, rich_help_panel="Engine")
+_export = partial(typer.Option, rich_help_panel="Export of a model that is no bundle yet")
 _MODELS = "Default: the model's own."
-_CLEAR = "/clear"  # in place of a message
 
 
-@app.command()
+@app.command(**COMMAND)
 def run(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; `-`, or none with a pipe on stdin, reads it from there.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = _PARAMS.max_new_tokens,
-    temperature: Annotated[float | None, typer.Option(help=f"0 takes the likeliest token always. {_MODELS}")] = None,
-    top_k: Annotated[int | None, typer.Option(help=f"Sample among the k likeliest tokens; 0 is off. {_MODELS}")] = None,
+    max_new_tokens: Annotated[int, _sampling(help="Tokens to generate at most.")] = _PARAMS.max_new_tokens,
+    temperature: Annotated[float | None, _sampling(help=f"0 takes the likeliest token always. {_MODELS}")] = None,
+    top_k: Annotated[int | None, _sampling(help=f"Sample among the k likeliest tokens; 0 is off. {_MODELS}")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help=f"Sample among the fewest tokens with this probability; 1 is off. {_MODELS}")
+        float | None, _sampling(help=f"Sample among the fewest tokens with this probability; 1 is off. {_MODELS}")
     ] = None,
     min_p: Annotated[
-        float | None, typer.Option(help=f"Drop tokens less likely than this times the likeliest; 0 is off. {_MODELS}")
+        float | None, _sampling(help=f"Drop tokens less likely than this times the likeliest; 0 is off. {_MODELS}")
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help=f"Above 1, tokens seen before become less likely; 1 is off. {_MODELS}")
+        float | None, _sampling(help=f"Above 1, tokens seen before become less likely; 1 is off. {_MODELS}")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling reproducible. Default: another one each time.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the output, not shown; repeatable. Default: none.")
-    ] = None,
+    seed: Annotated[int | None, _sampling(help="Makes sampling reproducible. Default: another one each time.")] = None,
+    stop: Annotated[list[str] | None, _sampling(help="Text that ends the output, not shown; repeatable. Default: none.")] = None,
     logprobs: Annotated[
-        int, typer.Option(help="Report log-probabilities of this many likeliest tokens too; needs --json.")
+        int, _output(help="Report log-probabilities of this many likeliest tokens too; needs --json.")
     ] = _PARAMS.logprobs,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Generate past end-of-sequence tokens.")] = False,
+    ignore_eos: Annotated[bool, _sampling("--ignore-eos", help="Generate past end-of-sequence tokens.")] = False,
     chat: Annotated[
-        bool, typer.Option("--chat", help="The prompt is a user's message; without one on a terminal: --interactive.")
+        bool, _chat("--chat", help="The prompt is a user's message; without one on a terminal: --interactive.")
     ] = False,
     interactive: Annotated[
         bool,
-        typer.Option(
+        _chat(
             "--interactive",
             "-i",
-            help="Chat on the terminal, turn by turn; earlier turns are not computed again (prefix cache). Ctrl-C stops an "
-            f"answer, {_CLEAR} begins a new conversation, Ctrl-D ends.",
+            help=f"Chat on the terminal, turn by turn; earlier turns are not computed again (prefix cache). {KEYS}",
         ),
     ] = False,
-    system: Annotated[str | None, typer.Option(help="System message of the chat. Default: none.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
+    system: Annotated[str | None, _chat(help="System message of the chat. Default: none.")] = None,
+    as_json: Annotated[bool, _output("--json", help="Print one JSON object at the end instead of text.")] = False,
     policy: Annotated[
         str,
-        typer.Option(
+        _depth(
             help="How deep tokens go: full (every layer), exact (early drafts, verified: the same output), exit (certified early "
             "exits), auto (what the calibration recommends)."
         ),
     ] = _ENGINE.policy,
-    draft: Annotated[str, typer.Option(help="What exact drafts with: router, ngram, head, grammar, all or none.")] = _DEPTH.draft,
-    draft_limit: Annotated[
-        int | None, typer.Option(help="Most drafts before a verification. Default: the calibration's.")
-    ] = None,
+    draft: Annotated[str, _depth(help="What exact drafts with: router, ngram, head, grammar, all or none.")] = _DEPTH.draft,
+    draft_limit: Annotated[int | None, _depth(help="Most drafts before a verification. Default: the calibration's.")] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Replaces the certified thresholds of exit, 0 to 1; the certificate no longer holds.")
+        float | None, _depth(help="Replaces the certified thresholds of exit, 0 to 1; the certificate no longer holds.")
     ] = None,
     exit_rule: Annotated[
         str,
-        typer.Option(
+        _depth(
             help="When exit stops: threshold (certified, or --threshold), or model: where the gate of a looped model adds up to "
             "the model's own threshold, or to --threshold (not certified)."
         ),
     ] = _DEPTH.exit_rule,
     min_depth: Annotated[
-        int, typer.Option(help="exit never stops before this many layers (not certified where that leaves out exits).")
+        int, _depth(help="exit never stops before this many layers (not certified where that leaves out exits).")
     ] = _DEPTH.min_depth,
     max_exit_streak: Annotated[
-        int, typer.Option(help="After so many early exits in a row exit takes every layer once; 0: no limit.")
+        int, _depth(help="After so many early exits in a row exit takes every layer once; 0: no limit.")
     ] = _DEPTH.max_exit_streak,
     kv: Annotated[
         str,
-        typer.Option(
+        _depth(
             help="Layers that a token skipped under exit: deferred runs them when a later token needs their keys and values, "
             "propagate projects these from where the token stopped and never runs them (faster, not certified)."
         ),
     ] = _DEPTH.kv,
     prefill_exit: Annotated[
-        bool, typer.Option("--prefill-exit", help="Under exit, prompt tokens may stop early as well (faster, not certified).")
+        bool, _depth("--prefill-exit", help="Under exit, prompt tokens may stop early as well (faster, not certified).")
     ] = _DEPTH.prefill_exit,
     depth_budget: Annotated[
         float | None,
-        typer.Option(help="Layers that exit may take a token on average; over it tokens stop at the first exit, unsure or not."),
+        _depth(help="Layers that exit may take a token on average; over it tokens stop at the first exit, unsure or not."),
     ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Tables of depth, drafts and launches on stderr.")] = False,
-    show_depth: Annotated[
-        bool, typer.Option("--show-depth", help="Print the text at the end, coloured by the layers run for each token.")
+    stats: Annotated[
+        bool, _output("--stats", help="Tables of depth, drafts and launches on stderr; of a chat a line an answer.")
     ] = False,
-    depth_html: Annotated[Path | None, typer.Option(help="Write the coloured text to this HTML file as well.")] = None,
-    target: Annotated[str, typer.Option(help="Target of the bundle; auto: the best for this machine.")] = (_ENGINE.target),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = _ENGINE.device,
-    threads: Annotated[int, typer.Option(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
+    show_depth: Annotated[
+        bool, _output("--show-depth", help="Print the text at the end, coloured by the layers run for each token.")
+    ] = False,
+    depth_html: Annotated[Path | None, _output(help="Write the coloured text to this HTML file as well.")] = None,
+    target: Annotated[str, _engine(help="Target of the bundle; auto: the best for this machine.")] = (_ENGINE.target),
+    device: Annotated[str, _engine(help="auto, cpu, cuda, or cuda:1 for the second GPU.")] = _ENGINE.device,
+    threads: Annotated[int, _engine(help="Threads of ONNX Runtime; 0: one per core.")] = _ENGINE.threads.count,
     bits: Annotated[
-        str, typer.Option(help="same: a text never depends on what shares its launches (CPU); fast: it may, in less time.")
+        str, _engine(help="same: a text never depends on what shares its launches (CPU); fast: it may, in less time.")
     ] = _ENGINE.bits,
-    verify: Annotated[bool, typer.Option(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
+    verify: Annotated[bool, _engine(help="Compare the bundle's files with their SHA-256 first.")] = _ENGINE.verify,
     prefix_dir: Annotated[
         Path | None,
-        typer.Option(help="Folder that keeps what a text begins with, so that a later call does not compute it again; 4 GiB."),
+        _engine(help="Folder that keeps what a text begins with, so that a later call does not compute it again; 4 GiB."),
     ] = None,
-    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
-    max_seq_len: Annotated[int | None, typer.Option(min=1, help=MAX_SEQ_LEN_HELP)] = None,
-    lora: Annotated[Path | None, typer.Option(help="Folder of a LoRA adapter in PEFT's format to write the text with.")] = None,
+    weights: Annotated[str | None, _export(help=WEIGHTS_HELP)] = None,
+    verbose: Annotated[bool, _export("--verbose", help=VERBOSE_HELP)] = False,
+    max_seq_len: Annotated[int | None, _export(min=1, help=MAX_SEQ_LEN_HELP)] = None,
+    lora: Annotated[Path | None, _engine(help="Folder of a LoRA adapter in PEFT's format to write the text with.")] = None,
 ) -> None:
     """Generate text from a bundle or a model. Text streams to stdout; speed and depth follow on stderr.
 
@@ -179,7 +185,7 @@ def run(
         adapters={_LORA: lora} if lora is not None else {},
     )
     given = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty)
-    with load_engine(bundle_of(model, weights, max_seq_len), options) as engine:
+    with load_engine(bundle_of(model, weights, max_seq_len, verbose=verbose), options) as engine:
         params = engine.default_params(
             max_new_tokens=max_new_tokens,
             seed=seed,
@@ -192,7 +198,7 @@ def run(
         )
         opening = [{"role": "system", "content": system}] if system is not None else []
         if text is None:
-            _converse(engine, params, opening)
+            converse(engine, opening, partial(_answer, engine, params, stats), _note)
             return
         ids = engine.chat_prompt([*opening, {"role": "user", "content": text}]) if chat else text
         if as_json:
@@ -228,34 +234,12 @@ def _read_prompt(prompt: str | None) -> str:
         raise PromptError(f"the prompt on stdin is not {error.encoding} text ({error}); convert it") from error
 
 
-def _converse(engine: Engine, params: GenerationParams, opening: list[dict[str, str]]) -> None:
-    """A chat on the terminal, turn by turn, until Ctrl-D, or Ctrl-C where a message is awaited.
-
-    A turn is left out of the conversation if its prompt is refused, or if it was stopped before the first word of the answer.
-    """
-    engine.chat_prompt([*opening, {"role": "user", "content": "hello"}])  # fails before the first input, if the template does
-    messages = opening
-    while True:
-        try:
-            message = input("> ")
-        except EOFError:
-            print()
-            return
-        if not message.strip():
-            continue
-        if message.strip() == _CLEAR:
-            messages = opening
-            continue
-        asked = [*messages, {"role": "user", "content": message}]
-        try:
-            generation = _stream(engine, engine.chat_prompt(asked), params, stoppable=True)
-        except PromptError as error:
-            report(error)
-            _note(f"this message is left out of the conversation; {_CLEAR} begins a new one")
-            continue
+def _answer(engine: Engine, params: GenerationParams, stats: bool, prompt: Sequence[int]) -> Generation:
+    """An answer of a chat on the terminal."""
+    generation = _stream(engine, prompt, params, stoppable=True)
+    if stats:
         _report(engine.manifest, generation)
-        if generation.text or generation.finish_reason != "cancelled":
-            messages = [*asked, {"role": "assistant", "content": generation.text or ""}]
+    return generation
 
 
 def _stream(engine: Engine, prompt: str | Sequence[int], params: GenerationParams, stoppable: bool = False) -> Generation:
@@ -283,7 +267,7 @@ def _report(manifest: Manifest, generation: Generation) -> None:
     stats, layers = generation.stats, manifest.model.num_layers
     depth = f"{stats.layers_per_token:.1f} of {layers} layers per token" if stats.new_tokens > 1 else "no decode step"
     parts = [
-        f"prompt {stats.prompt_tokens} tokens" + (f" ({stats.prefix_tokens} known)" if stats.prefix_tokens else ""),
+        f"prompt {stats.prompt_tokens} tokens" + (f" ({stats.prefix_tokens} cached)" if stats.prefix_tokens else ""),
         f"new {stats.new_tokens} tokens",
         f"first token {stats.time_to_first_token * 1e3:.0f} ms",
         f"{stats.tokens_per_second:.1f} tokens/s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import warnings
@@ -22,6 +23,7 @@ from tide_runtime.scheduling.scheduler import Request, Scheduler, StepPlan
 from tide_runtime.scheduling.step import append_tokens, run_step
 from tide_runtime.sequence import FinishReason, TokenSequence
 
+_log = logging.getLogger("tide_runtime")
 _MOST_FAILURES = 3  # steps in a row; then the backend is given up
 _GATHER_S = 0.0003  # that an idle engine waits for one more request; each that comes begins it anew
 
@@ -293,6 +295,7 @@ class EngineLoop:
     def _fail(self, error: Exception) -> None:
         """End all running requests: a copy that the step was to make may be missing in the row of any of them."""
         self._failures += 1
+        _log.error("a step failed; %d answers end", len(self.scheduler.running), exc_info=error)
         for request in [*self.scheduler.running]:
             self._leave(request, tainted=True)
             _handle(request).fail(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from tide_runtime.text.template_forms import TemplateForms
     from tide_runtime.text.template_thoughts import TemplateThoughts
+    from tide_runtime.text.template_turns import TemplateTurns
 
 # Exceptions that a template, which is code of the model's author, may raise on unexpected messages.
 TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -46,12 +48,12 @@ def render_chat(
     if not template:
         raise PromptError("This model has no chat template; pass plain text as prompt instead of messages.")
     variables: dict[str, Any] = {"tools": None, "documents": None, **special_tokens, **_as_json_values(extra)}
-    turns, compiled = _checked(messages), _compiled(template)
-    forms, thoughts = template_forms(template), template_thoughts(template)
-    variables["messages"] = [thoughts.message(forms.message(turn)) for turn in turns]
+    turns, analysis = _checked(messages), analysed(template)
+    forms, thoughts = analysis.forms, analysis.thoughts
+    variables["messages"] = [thoughts.message(forms.message(turn)) for turn in analysis.turns.folded(turns)]
     variables["add_generation_prompt"] = add_generation_prompt
     try:
-        return compiled.render(variables)
+        return _compiled(template).render(variables)
     except (jinja2.TemplateError, *TEMPLATE_FAULTS) as error:
         roles = ", ".join(turn["role"] for turn in turns)
         raise PromptError(
@@ -100,45 +102,52 @@ def _as_json_values(value: Any) -> Any:
         raise PromptError(f"Chat templates take JSON values only: {error}.") from error
 
 
-def template_forms(template: str) -> TemplateForms:
-    """The forms in which ``template`` takes messages. Raises PromptError where it is broken."""
-    _compiled(template)
-    return _forms(template)
+@dataclass(frozen=True)
+class TemplateAnalysis:
+    """What rendering made-up chats has shown of a template."""
 
-
-def template_thoughts(template: str) -> TemplateThoughts:
-    """What ``template`` declares about thoughts. Raises PromptError where it is broken."""
-    _compiled(template)
-    return _thoughts(template)
+    forms: TemplateForms
+    turns: TemplateTurns
+    thoughts: TemplateThoughts
 
 
 @lru_cache(maxsize=16)
-def _forms(template: str) -> TemplateForms:
+def analysed(template: str) -> TemplateAnalysis:
+    """The forms, orders and thoughts of messages that ``template`` takes. Raises PromptError where it is broken."""
     from tide_runtime.text.template_forms import TemplateForms
+    from tide_runtime.text.template_thoughts import TemplateThoughts
+    from tide_runtime.text.template_turns import TemplateTurns
 
+    _compiled(template)
     tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}}
 
-    def render(messages: list[dict[str, Any]]) -> str | None:
+    def render(messages: Sequence[Mapping[str, Any]]) -> str | None:
         tries = (_rendered(template, messages, tools=tools, add_generation_prompt=True) for tools in ([tool], None))
         return next((text for text in tries if text is not None), None)
 
-    return TemplateForms.of(_environment().parse(template), render)
+    forms = TemplateForms.of(_environment().parse(template), render)
+    turns = TemplateTurns.of(lambda messages: render([forms.message(message) for message in messages]), forms.shows_calls)
+    return TemplateAnalysis(forms, turns, TemplateThoughts.of(template, _environment(), partial(_rendered, template), forms))
 
 
-@lru_cache(maxsize=16)
-def _thoughts(template: str) -> TemplateThoughts:
-    from tide_runtime.text.template_thoughts import TemplateThoughts
-
-    return TemplateThoughts.of(template, _environment(), partial(_rendered, template))
+def template_forms(template: str) -> TemplateForms:
+    """`TemplateAnalysis.forms` of ``template``. Raises PromptError where it is broken."""
+    return analysed(template).forms
 
 
-def _rendered(template: str, messages: list[dict[str, Any]], **variables: Any) -> str | None:
+def template_thoughts(template: str) -> TemplateThoughts:
+    """`TemplateAnalysis.thoughts` of ``template``. Raises PromptError where it is broken."""
+    return analysed(template).thoughts
+
+
+def _rendered(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str | None:
     """``template`` for a made-up chat; None where it fails."""
     import jinja2
 
     names = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
     try:
-        return _compiled(template).render({**names, "tools": None, "documents": None, "messages": messages, **variables})
+        copies = _as_json_values({"messages": messages, **variables})
+        return _compiled(template).render({**names, "tools": None, "documents": None, **copies})
     except (jinja2.TemplateError, *TEMPLATE_FAULTS):
         return None
 
@@ -156,12 +165,11 @@ def _compiled(template: str) -> jinja2.Template:
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
     from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
 
-    # Templates come with downloaded models, so they run in a sandbox that cannot modify its inputs.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_generation_block(), loopcontrols]
-    )
+    # Templates come with downloaded models, so they run in a sandbox. Some append to lists of their own (Kimi K2), so lists may
+    # grow: what is passed to a template is a copy.
+    environment = SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_generation_block(), loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.errors import GrammarError
-from tide_runtime.text.grammar_limits import check_integers, named_tokens, spells_one, without_forcing
+from tide_runtime.text.grammar_ends import without_dead_ends
+from tide_runtime.text.grammar_limits import check_integers, named_tokens, spells_one, with_schemas, without_forcing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -128,21 +129,33 @@ class GrammarCompiler:
             _keep_embedded(state, self.vocab_size)
             self._tokenizer = LLTokenizer(json.dumps(state), n_vocab=self.vocab_size, eos_token=self._eos)
             self._named_tokens = named_tokens(state)
+        source = with_schemas(grammar.kind, grammar.source, lambda schema: without_dead_ends(schema, self._follows))
         try:
             if grammar.kind == "json_schema":
-                text = LLMatcher.grammar_from_json_schema(grammar.source, overrides=JSON_STYLE)  # type: ignore[arg-type]
+                text = LLMatcher.grammar_from_json_schema(source, overrides=JSON_STYLE)  # type: ignore[arg-type]
             elif grammar.kind == "regex":
-                text = LLMatcher.grammar_from_regex(grammar.source)
+                text = LLMatcher.grammar_from_regex(source)
             else:
-                text = LLMatcher.grammar_from_lark(grammar.source)
+                text = LLMatcher.grammar_from_lark(source)
         except (TypeError, ValueError, RecursionError) as error:
-            raise GrammarError(f"the {_name(grammar)} cannot be read: {error}") from error
+            raise GrammarError(f"the {_name(grammar)} cannot be read: {_reason(str(error))}") from error
         if spells_one(grammar.kind, grammar.source, self._named_tokens):
             text = without_forcing(text)
         matcher = LLMatcher(self._tokenizer, text, log_level=0)
         if matcher.is_error():
-            raise GrammarError(f"the {_name(grammar)} cannot be compiled: {matcher.get_error().strip()}")
+            raise GrammarError(f"the {_name(grammar)} cannot be compiled: {_reason(matcher.get_error())}")
         return matcher
+
+    def _follows(self, schema: dict[str, Any], text: str) -> bool:
+        """Whether any token may follow ``text`` under ``schema``."""
+        from llguidance import LLMatcher
+
+        assert self._tokenizer is not None
+        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE), log_level=0)  # type: ignore[arg-type]
+        if matcher.try_consume_tokens(tokens := self._tokenizer.tokenize_str(text)) < len(tokens):
+            return True  # the pattern is not one that llguidance reads, or the tokens go beyond it
+        matcher.compute_bitmask()
+        return not matcher.is_error()
 
 
 def _keep_embedded(state: dict[str, Any], vocab_size: int) -> None:
@@ -205,7 +218,7 @@ class GrammarState:
         self._move_to(drafts)
         fill_next_token_bitmask(self._matcher, self._bits, 0)
         if self._matcher.is_error():
-            raise GrammarError(f"the grammar cannot be followed: {self._matcher.get_error().strip()}; simplify it")
+            raise GrammarError("the grammar allows no text here, or is too large for one token; simplify it")
         return np.unpackbits(self._bits.view(np.uint8)[0], count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def _move_to(self, drafts: Sequence[int]) -> None:
@@ -220,6 +233,11 @@ class GrammarState:
             if not self._matcher.try_consume_tokens([int(token)]):
                 return  # no token is chosen after a draft that the grammar does not allow
             self._drafts.append(int(token))
+
+
+def _reason(error: str) -> str:
+    """llguidance's error without the state that follows it."""
+    return error.partition("\n<state>")[0].strip()
 
 
 def _name(grammar: Grammar) -> str:

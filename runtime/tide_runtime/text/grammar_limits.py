@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from tide_runtime.errors import GrammarError
@@ -55,19 +55,29 @@ def check_integers(kind: str, source: str) -> None:
     """Raise GrammarError for a grammar with a JSON schema that has an integer beyond 2^53 as a value or a bound."""
     if not re.search(r"\d{16}", source):  # most have none
         return
-    for schema in _schemas(kind, source):
+    for schema, _, _ in _places(kind, source):
         _check(schema, "")
 
 
-def _schemas(kind: str, source: str) -> list[Any]:
-    """The JSON schemas of a grammar; what cannot be read is llguidance's to refuse."""
-    try:
-        if kind == "json_schema":
-            return [json.loads(source)]
-        decoder = json.JSONDecoder()
-        return [decoder.raw_decode(source, embedded.end())[0] for embedded in _EMBEDDED.finditer(source)]
-    except (ValueError, RecursionError):
-        return []
+def _places(kind: str, source: str) -> Iterator[tuple[Any, int, int]]:
+    """Each JSON schema of a grammar, and where it begins and ends."""
+    starts = {"json_schema": [len(source) - len(source.lstrip())], "lark": [at.end() for at in _EMBEDDED.finditer(source)]}
+    for start in starts.get(kind, []):
+        try:
+            schema, end = json.JSONDecoder().raw_decode(source, start)
+        except (ValueError, RecursionError):
+            return
+        yield schema, start, end
+
+
+def with_schemas(kind: str, source: str, change: Callable[[Any], Any]) -> str:
+    """``source`` with the JSON schemas that ``change`` makes of its own; what cannot be read is llguidance's to refuse."""
+    if "patternProperties" not in source and "$ref" not in source:  # most have nothing to change
+        return source
+    changed, begin = "", 0
+    for schema, start, end in _places(kind, source):
+        changed, begin = changed + source[begin:start] + json.dumps(change(schema)), end
+    return changed + source[begin:]
 
 
 def _check(schema: Any, keyword: str) -> None:

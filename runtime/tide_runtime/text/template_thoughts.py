@@ -10,22 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from typing import Any, Literal
+from itertools import product, takewhile
+from typing import Any, Literal, get_args
 
 from jinja2 import Environment, meta, nodes
 
+from tide_runtime.text.message_parts import joined_parts
+from tide_runtime.text.template_forms import TemplateForms
 from tide_runtime.text.thoughts import TAG, ThoughtMarks
 
 Render = Callable[..., str | None]
-Field = Literal["reasoning_content", "reasoning", "parts"]
+Field = Literal["reasoning_content", "reasoning", "tool_plan", "parts", "blocks"]
 
 # Words that no template has: a prompt with one shows what was called so.
 _USER, _THOUGHT, _ANSWER = "vreluth", "fimbulo", "quastiv"
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_EFFORTS = ("none", "no_think", "minimal", "low", "medium", "high", "xhigh", "max")
 _USUAL_EFFORTS = ("low", "medium", "high")  # what a template that takes any value expects
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token"}
-_OPENING_AT_END = re.compile(rf"({TAG.pattern})\s*$")
+_USUAL_GAP = "\n\n"  # of models whose template does not show it
+_OPENING_AT_END = re.compile(rf"((?:(?:{TAG.pattern})\w+)?(?:{TAG.pattern}))\s*$")
 _CLOSING = re.compile(r"</[^<>\s/]+>|\[/[A-Z_]+\]")
 _NAMED = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>", re.IGNORECASE)
 _EMPTY_PAIR = re.compile(r"<([\w:]+)></\1>")
@@ -38,7 +41,7 @@ class TemplateThoughts:
     Args:
         marks: what stands around them; None: the model does not think aloud.
         field: of an assistant's message, from which the template takes its thoughts; "parts": they are a part of type
-            ``thinking`` of its content; None: it leaves them out.
+            ``thinking`` of its content; "blocks": one of type ``thoughts`` of its blocks; None: it leaves them out.
         switch: the variable that turns thoughts on and off; None: there is none.
         efforts: values that the variable ``reasoning_effort`` may have.
         variables: names of all variables that a request may set.
@@ -51,15 +54,15 @@ class TemplateThoughts:
     variables: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, template: str, environment: Environment, render: Render) -> TemplateThoughts:
+    def of(cls, template: str, environment: Environment, render: Render, forms: TemplateForms) -> TemplateThoughts:
         """Those of ``template``. ``render(messages, **variables)`` gives its text for them; None where it fails."""
         source = environment.parse(template)
         texts = [*_texts(source)]  # before jinja2.meta, which folds constants of the tree in place
         variables = frozenset(meta.find_undeclared_variables(source)) - _GIVEN - environment.globals.keys()
         found = cls(switch=_switch(variables, render), efforts=_efforts(variables, texts, render), variables=variables)
-        prompts = _Prompts(render, found.switch)
-        for field in ("reasoning_content", "reasoning", "parts"):
-            if (marks := prompts.marks_of_history(field)) is not None:
+        prompts = _Prompts(render, found.switch, forms)
+        for of_history, field in product((prompts.marks_of_history, prompts.marks_before_calls), get_args(Field)):
+            if (marks := of_history(field)) is not None:
                 return replace(found, marks=marks, field=field)
         declared = prompts.marks_of_opening(texts) or prompts.marks_of_empty_block() or prompts.marks_of_cut(texts)
         return replace(found, marks=declared or prompts.marks_in_words())
@@ -68,16 +71,18 @@ class TemplateThoughts:
         """``message`` with its thoughts where the template takes them; they are in ``reasoning_content`` or ``reasoning``."""
         names = ("reasoning_content", "thinking", "reasoning")
         thoughts = next((message[name] for name in names if message.get(name) is not None), None)
+        kept = {name: value for name, value in message.items() if name not in names}
+        content = message.get("content") or []
+        if self.field == "blocks" and message["role"] == "assistant":  # all of them: the template takes one kind in a chat
+            blocks = [("thoughts", thoughts), ("response", joined_parts(content))]
+            return {**kept, "content": {"blocks": [{"type": kind, "text": text} for kind, text in blocks if text]}}
         if thoughts is None:
             return dict(message)
         if self.field == "parts":
-            content = message.get("content") or []
             rest = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
-            kept = {name: value for name, value in message.items() if name not in names}
             return {**kept, "content": [{"type": "thinking", "thinking": thoughts}, *rest]}
         # Under both names that templates use, as transformers does.
-        extra = {"reasoning": thoughts} if self.field == "reasoning" else {}
-        return {"thinking": thoughts, **message, "reasoning_content": thoughts, **extra}
+        return {"thinking": thoughts, **message, "reasoning_content": thoughts, self.field or "reasoning_content": thoughts}
 
 
 class _Prompts:
@@ -87,9 +92,10 @@ class _Prompts:
     turned off.
     """
 
-    def __init__(self, render: Render, switch: str | None) -> None:
+    def __init__(self, render: Render, switch: str | None, forms: TemplateForms) -> None:
         on, off = ({switch: value} if switch is not None else {} for value in (True, False))
-        self._user = {"role": "user", "content": _USER}
+        self._user = forms.message({"role": "user", "content": _USER})
+        self._forms = forms
         self._render: Render = lambda messages, **extra: render(messages, **{**on, **extra})
         self.open, self.head = self._opened(on)
         _, self.off_head = self._opened(off)
@@ -100,20 +106,58 @@ class _Prompts:
 
     def marks_of_history(self, field: Field) -> ThoughtMarks | None:
         """Those around the thoughts of the last turn."""
-        message = TemplateThoughts(field=field).message({"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT})
-        if field == "reasoning":
-            message = {"role": "assistant", "content": _ANSWER, "reasoning": _THOUGHT}
-        text = self._render([self._user, message], add_generation_prompt=False) or ""
+        text = self._turn({"content": _ANSWER}, field)
         begin, answer = text.find(_THOUGHT), text.find(_ANSWER)
         if not 0 <= begin < answer:
             return None
         before = text[_shared(text, self.open) : begin]
-        opening = before.strip() or _opening_at_end(self.open) or self.open.rstrip().rpartition("\n")[2]
         between = text[begin + len(_THOUGHT) : answer]
-        closing = TAG.search(between)
+        opening = before.strip() or _opening_at_end(self.open) or self.open.rstrip().rpartition("\n")[2]
+        if between.lstrip().startswith(opening):  # the prompt ends with no thoughts
+            opening = _opening_at_end(text[:begin])
+        closing = _closing_of(opening, between)
         if not opening or closing is None:
             return None
-        return ThoughtMarks(opening, closing[0], lead=between[: closing.start()], gap=between[closing.end() :])
+        gap = between[closing.end() :]
+        return self._with_ending(ThoughtMarks(opening, closing[0], lead=between[: closing.start()], gap=gap))
+
+    def marks_before_calls(self, field: Field) -> ThoughtMarks | None:
+        """Those around the thoughts of a message with a call, which some templates show only there."""
+        if not self._forms.shows_calls:
+            return None
+        call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": _ANSWER, "arguments": {_ANSWER: _ANSWER}}}
+        text = self._turn({"content": None, "tool_calls": [call]}, field)
+        _, found, behind = text.partition(_THOUGHT)
+        opening = _opening_at_end(text[_shared(text, self.open) : text.find(_THOUGHT)]) if found else ""
+        closing = _closing_of(opening, behind) if opening else None
+        if closing is None:
+            return None
+        marks = ThoughtMarks(opening, closing[0], lead=behind[: closing.start()], gap=self._gap(closing[0]))
+        return self._with_ending(marks)
+
+    def _turn(self, fields: Mapping[str, Any], field: Field | None = None) -> str:
+        """The text of a chat whose last message, the assistant's, has ``fields``, and thoughts in ``field``."""
+        message = self._forms.message({"role": "assistant", **fields})
+        if field in ("reasoning", "tool_plan"):
+            message[field] = _THOUGHT
+        elif field is not None:
+            message = TemplateThoughts(field=field).message({**message, "reasoning_content": _THOUGHT})
+        return self._render([self._user, message], add_generation_prompt=False) or ""
+
+    def _gap(self, closing: str) -> str:
+        """What the template has between ``closing`` and an answer, as an answer without thoughts shows it."""
+        before = self._turn({"content": _ANSWER}).partition(_ANSWER)[0]
+        head = before[_shared(before, self.open) :]
+        behind_user = before.rpartition(_USER)[2]
+        if closing in behind_user:
+            return behind_user.rpartition(closing)[2]
+        return head if TAG.fullmatch(head.strip()) else _USUAL_GAP
+
+    def _with_ending(self, marks: ThoughtMarks) -> ThoughtMarks:
+        """``marks`` with the one that ends an answer as its head begins it."""
+        behind = self._turn({"content": _ANSWER}).partition(_ANSWER)[2]
+        ending = _closing_of(marks.answer_head, behind) if marks.answer_head else None
+        return replace(marks, ending=ending[0]) if ending is not None and ending["name"] is not None else marks
 
     def marks_of_opening(self, texts: list[str]) -> ThoughtMarks | None:
         """Those of a prompt that ends with an opening, whose closing the template has."""
@@ -121,7 +165,8 @@ class _Prompts:
         closing = opening[:1] + "/" + opening[1:]
         if not opening or not any(closing in text for text in texts):
             return None
-        return ThoughtMarks(opening, closing, lead=self.head[self.head.rindex(opening) + len(opening) :])
+        lead = self.head[self.head.rindex(opening) + len(opening) :]
+        return ThoughtMarks(opening, closing, lead=lead, gap=self._gap(closing))
 
     def marks_of_empty_block(self) -> ThoughtMarks | None:
         """Those of the block that ends the prompt where thoughts are turned off."""
@@ -135,10 +180,10 @@ class _Prompts:
     def marks_of_cut(self, texts: list[str]) -> ThoughtMarks | None:
         """Those up to whose closing the template cuts off the content of an earlier turn."""
         for closing in dict.fromkeys(closing for text in texts for closing in _CLOSING.findall(text)):
-            answer = {"role": "assistant", "content": f"{_THOUGHT}{closing}{_ANSWER}"}
+            answer = self._forms.message({"role": "assistant", "content": f"{_THOUGHT}{closing}{_ANSWER}"})
             text = self._render([self._user, answer, self._user], add_generation_prompt=False) or ""
             if _ANSWER in text and _THOUGHT not in text:
-                return ThoughtMarks(closing.replace("/", "", 1), closing)
+                return ThoughtMarks(closing.replace("/", "", 1), closing, gap=self._gap(closing))
         return None
 
     def marks_in_words(self) -> ThoughtMarks | None:
@@ -148,7 +193,7 @@ class _Prompts:
             _, found, rest = rest.partition(f"</{name}>")
             if found:
                 pair = _EMPTY_PAIR.search(rest)
-                gap, ending = (f"\n<{pair[1]}>", f"</{pair[1]}>") if pair is not None else ("", "")
+                gap, ending = (f"\n<{pair[1]}>", f"</{pair[1]}>") if pair is not None else (_USUAL_GAP, "")
                 return ThoughtMarks(f"<{name}>", f"</{name}>", gap=gap, ending=ending)
         return None
 
@@ -182,6 +227,12 @@ def _efforts(variables: frozenset[str], texts: list[str], render: Render) -> tup
 def _shared(one: str, other: str) -> int:
     """Length of the text that both begin with."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _closing_of(opening: str, text: str) -> re.Match[str] | None:
+    """The first tag in ``text``, and its ``name``: what follows the first tag of ``opening``, where it follows this one too."""
+    name = re.escape(TAG.sub("", opening, count=1))
+    return re.search(rf"(?:{TAG.pattern})(?P<name>{name})?", text)
 
 
 def _opening_at_end(prompt: str) -> str:

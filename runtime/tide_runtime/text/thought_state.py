@@ -80,7 +80,7 @@ class ThoughtVocabulary:
         names = ("opening", "closing", "lead", "gap", "ending")
         spelled = ThoughtMarks(**{name: getattr(marks, name).encode().decode("latin-1") for name in names})
         forced = self.encode(marks.lead + marks.closing + marks.gap)
-        text = f"{marks.opening}{marks.closing}{marks.gap}"
+        text = f"{marks.opening}{marks.closing}{marks.gap}{marks.ending}"
         entries = {token: self._tokenizer.token(token) or "" for token in self._tokenizer.special_ids}
         special = {token: entry for token, entry in entries.items() if entry in text and TAG.fullmatch(entry)}
         heads = tuple(map(self.encode, marks.first_heads))

@@ -10,6 +10,7 @@ import re
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from tide_runtime.text.held_back import held_back
@@ -38,23 +39,28 @@ class ThoughtMarks:
     @cached_property
     def first_heads(self) -> dict[str, Phase]:
         """What an output may begin with, and what follows it."""
-        _, answer = self._split_gap
         heads: dict[str, Phase] = {self.opening: "thoughts"}
-        return {**heads, answer: "answer"} if answer else heads
+        # Behind white space it follows thoughts only, and an answer without them has none (Granite).
+        return {**heads, self.answer_head: "answer"} if self.answer_head and not self.space else heads
 
     @cached_property
     def heads(self) -> dict[str, Phase]:
         """What may follow the closing mark besides the answer itself, and what follows that."""
-        turn, answer = self._split_gap
-        heads: dict[str, Phase] = {turn + answer: "answer"} if turn + answer else {}
-        return {**heads, turn + self.opening: "thoughts"} if answer else heads
+        gap = self.gap.strip()
+        turn = gap.removesuffix(self.answer_head)
+        return {gap: "answer", turn + self.opening: "thoughts"} if gap else {}
 
-    @property
-    def _split_gap(self) -> tuple[str, str]:
-        """The gap without white space around it: the head of a turn, and that of an answer, which begins as thoughts do."""
+    @cached_property
+    def answer_head(self) -> str:
+        """The part of the gap that begins an answer: from a tag as the opening begins with, or all but white space."""
         gap, tag = self.gap.strip(), TAG.match(self.opening)
-        at = gap.find(tag[0]) if tag is not None and gap else -1
-        return (gap[:at], gap[at:]) if at >= 0 else (gap, "")
+        at = gap.find(tag[0]) if tag is not None else -1
+        return gap[max(at, 0) :]
+
+    @cached_property
+    def space(self) -> str:
+        """White space that the gap begins with."""
+        return self.gap[: len(self.gap) - len(self.gap.lstrip())]
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,8 @@ class Split(NamedTuple):
 class ThoughtSplitter:
     """Splits one output, as it is generated, into thoughts and answer.
 
-    White space between the closing mark and the answer is dropped; an answer without thoughts is unchanged.
+    Of the white space between the closing mark and the answer the gap's is dropped, and the rest is the answer's. An opening mark
+    that the model repeats is no thought. An answer without thoughts is unchanged.
 
     Args:
         begun: the prompt has opened the thoughts.
@@ -127,6 +134,11 @@ class ThoughtSplitter:
         """How much of the held text is certain, and the thoughts in it; None: nothing is."""
         if self.phase != "thoughts":
             return self._head(last)
+        text = self._held.lstrip()
+        if not self._in_block and text.startswith(self.marks.opening):
+            return len(self._held) - len(text) + len(self.marks.opening), ""
+        if not (self._in_block or last) and text and self.marks.opening.startswith(text):
+            return None
         at = self._held.find(self.marks.closing)
         if at >= 0:
             shown, self.phase = self._words(self._held[:at]), "gap"
@@ -139,17 +151,23 @@ class ThoughtSplitter:
         return (len(words), self._words(words)) if words else None
 
     def _head(self, last: bool) -> tuple[int, str] | None:
-        heads = self.marks.first_heads if self.phase == "before" else self.marks.heads
+        is_first = self.phase == "before"
+        heads = self.marks.first_heads if is_first else self.marks.heads
         text = self._held.lstrip()
-        space = len(self._held) - len(text)
-        for head, phase in heads.items():
-            if text.startswith(head):
-                self.phase = phase
-                return space + len(head), ""
-        if not last and (not text or any(head.startswith(text) for head in heads)):
+        may_grow = any(head.startswith(text) and head != text for head in heads)
+        if not last and (
+            may_grow
+            or not self._held
+            or (not is_first and self._held != self.marks.space and self.marks.space.startswith(self._held))
+        ):
             return None
-        begun, self.phase = self.phase == "gap", "answer"
-        return (space if begun else 0), ""
+        if begun := [head for head in heads if text.startswith(head)]:
+            head = max(begun, key=len)
+            self.phase = heads[head]
+            return len(self._held) - len(text) + len(head), ""
+        self.phase = "answer"
+        gap = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._held, self.marks.space, strict=False)))
+        return (0 if is_first else gap), ""
 
     def _words(self, text: str) -> str:
         """``text`` of thoughts as it is shown: blocks without white space around them, and an empty line between two."""

@@ -16,6 +16,7 @@ from tide_serve.api.completions import completions_routes
 from tide_serve.api.embeddings import embeddings_routes
 from tide_serve.api.messages import messages_routes
 from tide_serve.api.openapi import openapi_routes
+from tide_serve.api.rerank import rerank_routes
 from tide_serve.api.responses import responses_routes
 from tide_serve.api.service import HoldModels, Service
 from tide_serve.api.status import health_routes, models_routes
@@ -67,6 +68,7 @@ def make_app(models: Engine | ModelRegistry, config: ServeConfig | None = None) 
         chat_routes,
         completions_routes,
         embeddings_routes,
+        rerank_routes,
         responses_routes,
         messages_routes,
         tokenize_routes,

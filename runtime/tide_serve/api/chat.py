@@ -1,6 +1,6 @@
 """POST /v1/chat/completions.
 
-Fields are those of OpenAI's API; `request.fields.CHAT_FIELDS` says what becomes of each. Extensions:
+Fields are those of OpenAI's API (`request.fields.ChatBody`). Extensions:
 
 - ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``cache_salt``: see `tide_runtime.GenerationParams`.
 - ``depth_policy``: the engine's own or "auto"; others are refused, as an engine is loaded for one policy.
@@ -36,6 +36,7 @@ from tide_serve.request.answer_parser import AnswerParser
 from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
 from tide_serve.request.fields import CHAT
+from tide_serve.request.other_servers import takes_other_servers_fields
 from tide_serve.request.parameters import (
     StreamOptions,
     checked_top_logprobs,
@@ -79,7 +80,7 @@ class ChatRequest:
 
     def parser(self) -> AnswerParser:
         """The reader of one of its answers."""
-        return AnswerParser(self.thoughts.splitter(), self.tools.parser(), self.thoughts.special)
+        return AnswerParser(self.thoughts.splitter(), self.tools.parser(), self.thoughts.endings + self.thoughts.special)
 
 
 def chat_routes(service: Service) -> APIRouter:
@@ -88,7 +89,7 @@ def chat_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, CHAT, service.config)
-        model = await service.writer(request, body["model"])
+        model = await service.writer(request, body.get("model"))
         chat = await checked(model, body)
         stream = ChatStream(model, chat, chat.stream) if chat.stream is not None else None
         return await respond(model, request, chat.jobs, stream, partial(_answer, model, chat))
@@ -96,6 +97,7 @@ def chat_routes(service: Service) -> APIRouter:
     return router
 
 
+@takes_other_servers_fields
 async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
     engine, config = model.engine, model.config
@@ -117,7 +119,7 @@ async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     params = generation_params(
         engine, config, body, max_new_tokens=limit, logprobs=top_logprobs, grammar=grammar, more_stops=stops
     )
-    params = replace(params, shown_tokens=tuple(tools.special), thoughts=thoughts.thoughts)
+    params = replace(params, shown_tokens=(*params.shown_tokens, *tools.special), thoughts=thoughts.thoughts)
     head = answer_head(model, "chatcmpl", "chat.completion")
     return ChatRequest(head, ids, params, n, tools, thoughts, top_logprobs, stream)
 

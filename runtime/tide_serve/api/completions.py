@@ -1,15 +1,13 @@
 """POST /v1/completions.
 
-Fields are those of OpenAI's API, with the extensions of /v1/chat/completions; `request.fields.COMPLETION_FIELDS` says what
-becomes of each. ``max_tokens`` defaults to 16, as OpenAI's. With ``suffix`` the text fills the gap before it, where the model has
-tokens for that (see `request.fill_in_middle`). With ``echo`` it may be 0: nothing is generated then, and with
-``logprobs`` the prompt's own log-probabilities are the answer. Each of several prompts has ``n`` choices, one prompt's after
-another's.
+Fields are those of OpenAI's API, with the extensions of /v1/chat/completions. ``max_tokens`` defaults to 16, as OpenAI's.
+With ``suffix`` the text fills the gap before it, where the model has tokens for that (see `request.fill_in_middle`). With
+``echo`` it may be 0: nothing is generated then, and with ``logprobs`` the prompt's own log-probabilities are the answer. Each
+of several prompts has ``n`` choices, one prompt's after another's.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
@@ -19,17 +17,18 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from tide_runtime import Chunk, Generation, GenerationParams, Score
 from tide_runtime.sampler import TokenLogprob
-from tide_runtime.scheduling.handle import ResultHandle
 
 from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
 from tide_serve.api.event_stream import ChoiceStream, quoted, respond
 from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import TextOffsets, completion_logprobs
-from tide_serve.api.service import ClientWatch, ServedModel, Service, out_of_time
+from tide_serve.api.queued import results_of
+from tide_serve.api.service import ServedModel, Service
 from tide_serve.errors import ApiError
 from tide_serve.request.body import read_body
 from tide_serve.request.fields import COMPLETION
 from tide_serve.request.fill_in_middle import ends, gap_prompt
+from tide_serve.request.other_servers import takes_other_servers_fields
 from tide_serve.request.parameters import (
     StreamOptions,
     checked_top_logprobs,
@@ -90,7 +89,7 @@ def completions_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await read_body(request, COMPLETION, service.config)
-        model = await service.writer(request, body["model"])
+        model = await service.writer(request, body.get("model"))
         completion = await checked(model, body)
         scored = await _scored(model, request, completion)
         options = completion.stream
@@ -100,6 +99,7 @@ def completions_routes(service: Service) -> APIRouter:
     return router
 
 
+@takes_other_servers_fields
 async def checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest:
     """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
     engine, config = model.engine, model.config
@@ -119,7 +119,7 @@ async def checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest
     # The parameters of a request that generates nothing are checked all the same.
     params = generation_params(engine, config, body, max_new_tokens=max(1, limit), logprobs=top_logprobs, grammar=grammar)
     if suffix:
-        params = replace(params, eos_token_ids=ends(engine))
+        params = replace(params, eos_token_ids=(*ends(engine), *(params.eos_token_ids or ())))
     head = answer_head(model, "cmpl", "text_completion")
     return CompletionRequest(head, prompts, params if limit else None, n, echo, top_logprobs, stream)
 
@@ -210,26 +210,9 @@ async def _scored(model: ServedModel, request: Request, completion: CompletionRe
     top, prompts = completion.top_logprobs, [prompt.ids for prompt in completion.prompts]
     if top is None or not completion.echo:
         return []
-    engine, handles = model.engine, list[ResultHandle[Score] | None]()
-
-    def cancel() -> None:
-        for handle in handles:
-            if handle is not None:
-                handle.cancel()
-
-    client = ClientWatch(request, cancel)
-    try:
-        for ids in prompts:
-            scored = engine.submit_score(ids, 1, top=max(1, top), adapter=model.adapter) if len(ids) > 1 else None
-            handles.append(scored)
-        async with asyncio.timeout(model.seconds_left):
-            scores = [await handle if handle is not None else None for handle in handles]
-    except TimeoutError as error:
-        raise out_of_time(model.config) from error
-    finally:
-        client.close()
-        cancel()
-    return [_entries(ids, score) if score is not None else [] for ids, score in zip(prompts, scores, strict=True)]
+    submit = partial(model.engine.submit_score, prompt_tokens=1, top=max(1, top), adapter=model.adapter)
+    scores = iter(await results_of(model, request, (partial(submit, ids) for ids in prompts if len(ids) > 1)))
+    return [_entries(ids, next(scores)) if len(ids) > 1 else [] for ids in prompts]
 
 
 def _entries(ids: Sequence[int], score: Score) -> list[TokenLogprob]:

@@ -6,19 +6,18 @@ of ``encoding_format`` base64 are float32, little-endian, as OpenAI's clients as
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from numpy.typing import NDArray
-from tide_runtime.scheduling.handle import ResultHandle
 
-from tide_serve.api.service import ClientWatch, ServedModel, Service, out_of_time
+from tide_serve.api.queued import results_of
+from tide_serve.api.service import Service
 from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import current_record
 from tide_serve.request.body import read_body
@@ -26,7 +25,6 @@ from tide_serve.request.fields import EMBEDDING
 from tide_serve.request.prompt_ids import each_prompt, ids_of_texts, off_loop
 
 _MOST_INPUTS = 2048  # as OpenAI's
-_AHEAD = 4  # texts of a request that are queued, by sequences that run at once
 Vector = NDArray[np.float32]
 
 
@@ -36,7 +34,7 @@ def embeddings_routes(service: Service) -> APIRouter:
     @router.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         body = await read_body(request, EMBEDDING, service.config)
-        model = await service.model(request, body["model"])
+        model = await service.model(request, body.get("model"))
         info = model.engine.manifest.embedding
         if info is None:
             message = f"the model {model.name!r} writes text and has no embeddings; name an embedding model"
@@ -49,39 +47,12 @@ def embeddings_routes(service: Service) -> APIRouter:
         tokens = sum(map(len, ids))
         if (record := current_record.get()) is not None:
             record.prompt_tokens += tokens
-        vectors = await _embedded(model, request, ids, body.get("dimensions"))
+        submit, dimensions = model.engine.submit_embedding, body.get("dimensions")
+        vectors = await results_of(model, request, (partial(submit, text, dimensions) for text in ids))
         as_text = body.get("encoding_format") == "base64"
         return await off_loop(sum(map(len, vectors)), _answer, model.name, vectors, as_text, tokens)
 
     return router
-
-
-async def _embedded(model: ServedModel, request: Request, texts: Sequence[Sequence[int]], dimensions: int | None) -> list[Vector]:
-    """The vectors of ``texts``, of which only some wait at a time: a request may have more than the engine's queue holds.
-
-    Raises what `Engine.submit_embedding` raises, EngineClosedError where the client leaves, and ApiError beyond the time limit.
-    """
-    engine, handles, vectors = model.engine, deque[ResultHandle[Vector]](), list[Vector]()
-
-    def cancel() -> None:
-        for handle in handles:
-            handle.cancel()
-
-    client = ClientWatch(request, cancel)
-    try:
-        async with asyncio.timeout(model.seconds_left):
-            for text in texts:
-                if len(handles) >= min(_AHEAD * engine.max_batch, engine.options.max_queue):
-                    vectors.append(await handles.popleft())
-                handles.append(engine.submit_embedding(text, dimensions))
-            while handles:
-                vectors.append(await handles.popleft())
-    except TimeoutError as error:
-        raise out_of_time(model.config) from error
-    finally:
-        client.close()
-        cancel()
-    return vectors
 
 
 def _answer(name: str, vectors: Sequence[Vector], as_text: bool, tokens: int) -> Response:

@@ -1,9 +1,9 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API for text.
 
-Fields are those of Anthropic's API; `request.messages_as_chat.MESSAGE_FIELDS` says what becomes of each. Extensions are those of
-/v1/chat/completions, with ``output_config.format`` in place of ``response_format``. ``usage`` has ``depth`` (see
-`tide_serve.api.answer_fields`). ``input_tokens`` are those that were computed, ``cache_read_input_tokens`` those that were not;
-the first event of a stream, which comes before that is known, counts all of them as computed.
+Fields are those of Anthropic's API (`request.message_types`). Extensions are those of /v1/chat/completions, with
+``output_config.format`` in place of ``response_format``. ``usage`` has ``depth`` (see `tide_serve.api.answer_fields`).
+``input_tokens`` are those that were computed, ``cache_read_input_tokens`` those that were not; the first event of a stream,
+which comes before that is known, counts all of them as computed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def messages_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages")
     async def messages(request: Request) -> Response:
         body = await read_body(request, MESSAGE, service.config)
-        model = await service.writer(request, body["model"])
+        model = await service.writer(request, body.get("model"))
         chat = await checked(model, body)
         stream = MessageStream(model.engine, chat) if chat.stream is not None else None
         return await respond(model, request, chat.jobs, stream, partial(_answer, model.engine, chat))
@@ -47,7 +47,7 @@ def messages_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(request: Request) -> Response:
         body = await read_body(request, COUNT, service.config)
-        model = await service.writer(request, body["model"])
+        model = await service.writer(request, body.get("model"))
         try:
             chat = chat_body(body)
             tools = plan_tools(chat, model.engine, model.config)
@@ -147,7 +147,7 @@ def _signature(chat: ChatRequest) -> str:
 
 
 def _call_block(call: ToolCall, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+    return {"type": "tool_use", "id": f"toolu_{call.id.removeprefix('call_')}", "name": call.name, "input": arguments}
 
 
 def _ending(chat: ChatRequest, generation: Generation, calls: Sequence[ToolCall]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI
-from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
@@ -19,10 +19,11 @@ from openai.types.shared import ErrorObject
 from pydantic import BaseModel, TypeAdapter
 
 from tide_serve.request.body import BodyForm
-from tide_serve.request.fields import CHAT, COMPLETION, DETOKENIZE, EMBEDDING, TOKENIZE
+from tide_serve.request.fields import CHAT, COMPLETION, DETOKENIZE, EMBEDDING, RERANK, TOKENIZE
 from tide_serve.request.messages_as_chat import COUNT, MESSAGE
 from tide_serve.request.responses_as_chat import RESPONSE
 
+_DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 _REF = "#/components/schemas/{model}"
 
 
@@ -52,13 +53,15 @@ def _routes() -> dict[str, _Route]:
         "/v1/responses": _Route(RESPONSE, Response),
         "/v1/messages": _Route(MESSAGE, Message, RawMessageStreamEvent, ErrorResponse),
         "/v1/messages/count_tokens": _Route(COUNT, MessageTokensCount, error=ErrorResponse),
+        "/v1/rerank": _Route(RERANK),
+        "/rerank": _Route(RERANK),
         "/tokenize": _Route(TOKENIZE),
         "/detokenize": _Route(DETOKENIZE),
     }
 
 
 def openapi_routes(app: FastAPI) -> APIRouter:
-    """``/openapi.json`` of ``app``, and ``/docs``, a page that shows it with scripts from a public server."""
+    """``/openapi.json`` of ``app``, and ``/docs``, a page that shows what is in it, without scripts."""
     router, lock = APIRouter(include_in_schema=False), Lock()
     made: dict[str, Any] = {}
 
@@ -70,47 +73,32 @@ def openapi_routes(app: FastAPI) -> APIRouter:
             return made
 
     @router.get("/docs")
-    async def docs() -> HTMLResponse:
-        return get_swagger_ui_html(openapi_url="openapi.json", title=app.title)
+    def docs() -> HTMLResponse:
+        page = Environment(loader=PackageLoader("tide_serve", "page"), autoescape=True).get_template("docs.html.j2")
+        return HTMLResponse(page.render(document=openapi()), headers={"Content-Security-Policy": _DOCS_POLICY})
 
     return router
 
 
 def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
     routes = _routes()
-    forms = [route.form for route in routes.values()]
-    adapters = {(form.name, name): adapter for form in forms for name, adapter in form.types.adapters.items()}
-    kinds = dict.fromkeys(
-        kind for route in routes.values() for kind in (route.answer, route.event, route.error) if kind is not None
-    )
+    answers = dict.fromkeys(kind for route in routes.values() for kind in (route.answer, route.event, route.error) if kind)
     of_types, definitions = TypeAdapter.json_schemas(
         [
-            *((key, "validation", adapter) for key, adapter in adapters.items()),
-            *((kind, "serialization", TypeAdapter(kind)) for kind in kinds),
+            *((path, "validation", TypeAdapter(route.form.types.model)) for path, route in routes.items()),
+            *((kind, "serialization", TypeAdapter(kind)) for kind in answers),
         ],
         ref_template=_REF,
     )
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas |= definitions.get("$defs", {})
+    document.setdefault("components", {}).setdefault("schemas", {}).update(definitions.get("$defs", {}))
     for path, route in routes.items():
-        fields = {name: of_types[(route.form.name, name), "validation"] for name in route.form.types.adapters}
-        schemas[route.form.name] = _object(route.form, fields)
         operation = document["paths"][path]["post"]
-        operation["requestBody"] = {"required": True, "content": _json({"$ref": _REF.format(model=route.form.name)})}
+        operation["requestBody"] = {"required": True, "content": _json(of_types[path, "validation"])}
         operation["responses"] = {
             "200": {"description": "The answer", "content": _answer(route, of_types)},
             "default": {"description": "An error", "content": _json(of_types[route.error, "serialization"])},
         }
     return document
-
-
-def _object(form: BodyForm, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a request's body, without fields that are refused."""
-    properties: dict[str, Any] = {}
-    for name, support in form.fields.items():
-        if support.kind != "refused" and name in fields:
-            properties[name] = {**fields[name], "description": "Changes nothing."} if support.kind == "harmless" else fields[name]
-    return {"type": "object", "properties": properties, "required": [*form.types.required], "additionalProperties": False}
 
 
 def _answer(route: _Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:

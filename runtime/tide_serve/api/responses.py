@@ -1,8 +1,8 @@
 """POST /v1/responses: OpenAI's Responses API for text.
 
-Fields are those of OpenAI's API; `request.responses_as_chat.RESPONSE_FIELDS` says what becomes of each. Extensions are those of
-/v1/chat/completions, with ``text.format`` in place of ``response_format``, and without ``include_depth``. ``usage`` has ``depth``
-(see `tide_serve.api.answer_fields`). Thoughts are items of type ``reasoning``, with the text and without a summary.
+Fields are those of OpenAI's API (`request.responses_as_chat.ResponseBody`). Extensions are those of /v1/chat/completions,
+with ``text.format`` in place of ``response_format``, and without ``include_depth``. ``usage`` has ``depth`` (see
+`tide_serve.api.answer_fields`). Thoughts are items of type ``reasoning``, with the text and without a summary.
 
 Nothing is stored: an id cannot be given to later requests, and ``store`` is false in every response. Tools are functions, and are
 strict where ``strict`` is true. A response that the server's time limit ends is incomplete for the reason "max_output_tokens".
@@ -59,7 +59,7 @@ def responses_routes(service: Service) -> APIRouter:
     @router.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = await read_body(request, RESPONSE, service.config)
-        model = await service.writer(request, body["model"])
+        model = await service.writer(request, body.get("model"))
         chat = await checked(model, body)
         stream = ResponseStream(model, body, chat) if chat.stream is not None else None
         return await respond(model, request, chat.jobs, stream, partial(_answer, model, body, chat))
@@ -271,7 +271,11 @@ def _response_object(body: Body, chat: ChatRequest, output: Sequence[OutputItem]
         temperature=chat.params.temperature,
         text={"format": {"type": "text"}, "verbosity": "medium"} | text,
         tool_choice=body.get("tool_choice", "auto"),
-        tools=[{"strict": False, "parameters": None, "description": None} | tool for tool in body.get("tools", [])],
+        tools=[
+            {"strict": False, "parameters": None, "description": None} | tool
+            for tool in body.get("tools", [])
+            if tool["type"] == "function"
+        ],
         top_logprobs=chat.top_logprobs or 0,
         top_p=chat.params.top_p,
         truncation="disabled",

@@ -28,7 +28,7 @@ class ServedModel:
     """The model that one request names. Its engine stays loaded until the request's answer has ended.
 
     Args:
-        name: as the request gives it.
+        name: as the request gives it, where a model of the server has that name.
         token_texts, fingerprint: of the engine; ``fingerprint`` is the answer's ``system_fingerprint``, which changes with the
             bundle, the target and the depth policy.
         deadline: `monotonic` seconds at which the server's time limit for the request is over.
@@ -66,12 +66,11 @@ class Service(ServerState):
         return tuple(self.models.names)
 
     async def model(self, request: Request, name: str | None) -> ServedModel:
-        """The model ``name`` (None: the first one), held until the answer to ``request`` has ended (see `HoldModels`).
+        """The model ``name``, held until the answer to ``request`` has ended (see `HoldModels`). An only one has any name.
 
         Raises ApiError (404) for a model that is not served here, and what `ModelRegistry.wait` and its future raise.
         """
-        name = self.model_names[0] if name is None else name
-        self.check_model(name)
+        name = self._served_name(name)
         if (record := current_record.get()) is not None:
             record.model = name
         deadline = monotonic() + self.config.request_timeout
@@ -108,6 +107,15 @@ class Service(ServerState):
         finally:
             client.close()
 
+    def _served_name(self, name: str | None) -> str:
+        if name not in self.model_names and self.models.only:
+            return self.model_names[0]
+        if name is None:
+            message = f"model is missing; give one of {', '.join(self.model_names)}"
+            raise ApiError(400, message, "model", "missing_required_parameter")
+        self.check_model(name)
+        return name
+
     def check_model(self, name: str) -> None:
         """Raise ApiError (404) for a model that is not served here."""
         if name not in self.model_names:
@@ -119,8 +127,12 @@ class Service(ServerState):
         record = current_record.get()
         if record is None:  # the application runs without `tide_serve.http.middlewares.guard`
             return
-        record.prompt_tokens += generation.stats.prompt_tokens
-        record.output_tokens += generation.stats.new_tokens
+        stats = generation.stats
+        record.prompt_tokens += stats.prompt_tokens
+        record.cached_tokens += stats.prefix_tokens
+        record.output_tokens += stats.new_tokens
+        record.first_token_s = max(record.first_token_s, stats.time_to_first_token)
+        record.tokens_per_second += stats.tokens_per_second
         if self.config.log_text:
             record.output_texts.append(generation.text or "")
         self.observer.generated(record, generation)

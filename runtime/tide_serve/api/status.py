@@ -1,18 +1,21 @@
 """``/health``, ``/ready`` and ``/metrics`` for whatever watches the server, and /v1/models for clients.
 
-``max_model_len`` of /v1/models is a model's context in tokens; of a server with one model all names are its own.
+/v1/models has the form of OpenAI's API, or of Anthropic's for its clients. ``max_model_len`` of /v1/models is a model's
+context in tokens; of a server with one model all names are its own.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from openai.types import Model
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from tide_serve.api.service import Service
+from tide_serve.errors import is_anthropic
 
 
 def health_routes(service: Service) -> APIRouter:
@@ -50,17 +53,23 @@ def models_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(service, name) for name in service.model_names]}
+    async def models(request: Request) -> dict[str, Any]:
+        data = [_model(service, name, request) for name in service.model_names]
+        if not is_anthropic(request.scope):
+            return {"object": "list", "data": data}
+        return {"data": data, "first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
 
     @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(request: Request, name: str) -> dict[str, Any]:
         service.check_model(name)
-        return _model(service, name)
+        return _model(service, name, request)
 
     return router
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
+def _model(service: Service, name: str, request: Request) -> dict[str, Any]:
+    if is_anthropic(request.scope):
+        created = datetime.fromtimestamp(service.started, UTC).isoformat()
+        return {"type": "model", "id": name, "display_name": name, "created_at": created, **service.models.described(name)}
     model = Model(id=name, object="model", created=service.started, owned_by="tide").model_dump()
     return {**model, **service.models.described(name)}

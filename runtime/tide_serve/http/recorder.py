@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from uuid import uuid4
@@ -9,7 +10,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tide_serve.errors import api_error, is_anthropic, path_of
+from tide_serve.errors import api_error, is_anthropic, path_of, stopping
 from tide_serve.observe.request_record import RequestRecord, ServerState, current_record
 
 PROBES = frozenset({"/health", "/ready", "/metrics"})  # answered while draining, not limited, not logged when all is well
@@ -47,6 +48,11 @@ class RequestRecorder:
             state.observer.began(record)
         try:
             await self._app(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:
+            if not state.draining:
+                raise
+            if not record.status:  # a second signal ends the server
+                await stopping().response(scope)(scope, receive, exchange.send)
         except Exception as error:
             _log.error("the application failed", exc_info=error)
             if not record.status:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import resource
 import socket
@@ -21,9 +22,11 @@ from tide_serve.api.service import Service
 from tide_serve.config import ServeConfig
 from tide_serve.http.connection import GuardedConnection
 
+_log = logging.getLogger("tide_serve")
 _KEEP_ALIVE_S = 75  # longer than load balancers keep theirs, or they would send requests into closed connections
 _TICK_S = 0.05
 _LAST_WORDS_S = 2  # for answers that were cut short to reach their clients
+_ONE_SIGNAL_S = 0.5  # signals so close are one: `timeout` and wrappers send theirs to the process and to its group
 _MOST_FILES = 65536
 # Bounds the kernel's memory for a client that does not read, and lets `GuardedConnection` notice it after 256 KiB.
 _SEND_BUFFER_BYTES = 256 * 2**10
@@ -34,7 +37,8 @@ class DrainingServer(uvicorn.Server):
     """Ends on SIGTERM or Ctrl-C when the requests in progress are answered.
 
     Until then new ones get 503. After ``drain_timeout`` the engines are closed, so that the remaining requests end with what
-    they have. A second signal ends the process, with the exit code 128 and the signal's number, also where a step hangs.
+    they have. A second signal, not of the same moment, ends the process, also where a step hangs, with the exit code 128 and the
+    signal's number.
 
     Args:
         listening: called when connections are accepted.
@@ -44,6 +48,8 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, listening: Callable[[], None], shared: bool = False) -> None:
         super().__init__(config)
         self._service, self._listening, self._drain_until = service, listening, 0.0
+        self._drain_from = 0.0
+        self._waits_said = False
         self._shared = shared
         self._forced_by: int | None = None  # the second signal
 
@@ -53,10 +59,13 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.draining:
+            if monotonic() - self._drain_from < _ONE_SIGNAL_S:
+                return
             self._forced_by = sig
             self.should_exit = self.force_exit = True
         else:
-            self._drain_until = monotonic() + self._service.config.drain_timeout
+            self._drain_from = monotonic()
+            self._drain_until = self._drain_from + self._service.config.drain_timeout
             self._service.draining = True
 
     async def on_tick(self, counter: int) -> bool:
@@ -67,6 +76,10 @@ class DrainingServer(uvicorn.Server):
             if monotonic() >= self._drain_until or not self._service.metrics.in_progress:
                 await self._close_engines()
                 self.should_exit = True
+            elif not self._waits_said:
+                self._waits_said = True
+                answers, seconds = self._service.metrics.in_progress, self._service.config.drain_timeout
+                _log.info("waits for %d answers, %g s at most; a second signal ends the server at once", answers, seconds)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

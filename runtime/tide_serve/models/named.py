@@ -17,6 +17,14 @@ from tide_serve.models.source import BundleSource
 _SHARE = 0.75  # of the memory that is free when the server starts
 
 
+def model_name_of(model: str) -> str:
+    """The name that a model is served by: that of its file, without .gguf, or of its folder; of a model on the hub its id."""
+    path = Path(model).resolve()
+    if not path.exists():
+        return model
+    return path.stem if path.suffix == ".gguf" and path.is_file() else path.name
+
+
 def models_in(folder: Path) -> dict[str, str]:
     """Name → path of the bundles, model folders and GGUF files in ``folder``; none where it is itself a bundle or a model."""
     if not folder.is_dir() or (folder / MANIFEST_NAME).exists() or is_model(str(folder)):
@@ -25,7 +33,7 @@ def models_in(folder: Path) -> dict[str, str]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or not (path.suffix == ".gguf" or _is_bundle_or_model(path)):
             continue
-        name = path.stem if path.suffix == ".gguf" and path.is_file() else path.name
+        name = model_name_of(str(path))
         if name in found:
             raise ParamsError(f"{folder} has two models of the name {name}; rename one of {found[name]} and {path}")
         found[name] = str(path)

@@ -23,8 +23,9 @@ from tide_runtime.errors import QueueFullError
 
 from tide_serve.errors import RETRY_S, ApiError, stopping
 from tide_serve.models.pool_metrics import PoolMetrics
-from tide_serve.models.registry import ModelRegistry, hanging, has_chat_template
+from tide_serve.models.registry import ModelRegistry, described, hanging, has_chat_template, log_calls, log_folding
 from tide_serve.models.source import BundleSource, LoadPlan
+from tide_serve.request.tools import described_calls
 
 _log = logging.getLogger("tide_serve")
 
@@ -103,6 +104,7 @@ class ModelPool(ModelRegistry):
     def __init__(self, models: Sequence[PooledModel], memory: int, idle_unload: float | None = None) -> None:
         self._models = {model.name: model for model in models}
         self.names = tuple(self._models)
+        self.only = len(self._models) == 1
         self._memory, self._idle_unload = memory, idle_unload
         self._queue: deque[PooledModel] = deque()  # to be loaded
         self._task: asyncio.Task[None] | None = None
@@ -172,6 +174,7 @@ class ModelPool(ModelRegistry):
         try:
             if (plan := await self._make_room(model)) is None:
                 return
+            _log.info("loads model %s", model.name)
             model.engine, model.failure = await asyncio.to_thread(model.source.load, plan), None
             model.used = monotonic()
         finally:
@@ -179,9 +182,13 @@ class ModelPool(ModelRegistry):
         if model.engine.backend.private_weights:
             reason = model.engine.backend.private_weights
             _log.warning("the weights of %s are packed in this process's own memory: %s", model.name, reason)
+        log_calls(model.name, model.engine)
+        log_folding(model.name, model.engine)
         if self._closed:  # meanwhile, so `close` has not seen the engine
             model.engine.close(abort=True)
-        self._metrics.loaded(model.name, model.bytes, perf_counter() - began)
+        seconds = perf_counter() - began
+        _log.info("model %s is loaded, after %.1f s", model.name, seconds)
+        self._metrics.loaded(model.name, model.bytes, seconds)
         model.answer_waiting()
 
     def _fail(self, model: PooledModel, error: Exception) -> None:
@@ -252,13 +259,15 @@ class ModelPool(ModelRegistry):
 
     def described(self, name: str) -> dict[str, Any]:
         model = self._models[name]
-        context = model.plan.bundle.manifest.max_seq_len if model.plan is not None else None
-        fields = {"max_model_len": context, "state": model.state, "bytes": model.bytes or None}
+        known = described(model.plan.bundle.manifest) if model.plan is not None else {"max_model_len": None}
+        fields = {**known, "state": model.state, "bytes": model.bytes or None}
+        fields |= described_calls(model.engine) if model.engine is not None else {}
         return fields if model.failure is None else {**fields, "error": model.failure}
 
     def summary(self) -> str:
         broken = "".join(f"\n  {m.name} cannot be loaded: {m.failure}" for m in self._models.values() if m.failure is not None)
-        return f"{', '.join(self.names)}, loaded at first use within {self._memory / 2**30:.1f} GiB{broken}"
+        sound = ", ".join(m.name for m in self._models.values() if m.failure is None)
+        return f"{sound}, loaded at first use within {self._memory / 2**30:.1f} GiB{broken}"
 
     def chats(self, name: str) -> bool:
         plan = self._models[name].plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from asyncio import Future
 from collections.abc import Sequence
@@ -9,8 +10,12 @@ from typing import Any
 
 from tide_runtime import Engine
 from tide_runtime.bundle.manifest import Manifest
-from tide_runtime.errors import ParamsError
+from tide_runtime.errors import ParamsError, PromptError
+from tide_runtime.text.chat_template import analysed
 
+from tide_serve.request.tools import described_calls
+
+_log = logging.getLogger("tide_serve")
 LONGEST_STEP_S = 600  # a step computes a part of a prompt at most
 
 
@@ -19,9 +24,11 @@ class ModelRegistry(ABC):
 
     Args:
         names: of all models, those that are not loaded included; the first one is shown.
+        only: all names are of one model.
     """
 
     names: Sequence[str]
+    only: bool
 
     @abstractmethod
     def take(self, name: str) -> Engine | None:
@@ -81,8 +88,11 @@ class OneEngine(ModelRegistry):
         self.engine = engine
         own = names or (engine.manifest.model.name,)
         self.names = (*own, *engine.options.adapters)
+        self.only = not engine.options.adapters
         if both := sorted({*own} & {*engine.options.adapters}):
             raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
+        log_calls(self.names[0], engine)
+        log_folding(own[0], engine)
 
     def take(self, name: str) -> Engine:
         return self.engine
@@ -95,7 +105,7 @@ class OneEngine(ModelRegistry):
 
     def described(self, name: str) -> dict[str, Any]:
         parent = {"parent": self.names[0]} if self.adapter(name) is not None else {}
-        return {"max_model_len": self.engine.manifest.max_seq_len, **parent}
+        return {**described(self.engine.manifest), **parent, **described_calls(self.engine)}
 
     def summary(self) -> str:
         return f"{self.names[0]}, policy {self.engine.policy.name}, target {self.engine.target}"
@@ -121,9 +131,29 @@ class OneEngine(ModelRegistry):
         self.engine.close(abort)
 
 
+def log_calls(name: str, engine: Engine) -> None:
+    """Say what of a model's tool calls its chat template left open, once it is loaded."""
+    if note := described_calls(engine).get("tool_calls_note"):
+        _log.info("tool calls of %s: %s", name, note)
+def log_folding(name: str, engine: Engine) -> None:
+    """Say which chats the model's template does not take as they are, once it is loaded."""
+    for template in {engine.chat_template, engine.tool_chat_template} - {None, ""}:
+        try:
+            if notes := analysed(template or "").turns.notes:
+                _log.info("the chat template of %s does not take every chat: %s", name, "; ".join(notes))
+        except PromptError as error:
+            _log.warning("model %s cannot chat: %s", name, error)
+
+
 def hanging(engine: Engine) -> str | None:
     """Why ``engine`` will not go on by itself; None: it will."""
     return f"a step has not ended in {LONGEST_STEP_S} s: the engine hangs" if engine.step_time > LONGEST_STEP_S else None
+
+
+def described(manifest: Manifest) -> dict[str, Any]:
+    """What /v1/models says of a bundle: its context in tokens, whether it has a chat template, and whether it has early exits."""
+    exits = manifest.calibration is not None and bool(manifest.calibration.exits)
+    return {"max_model_len": manifest.max_seq_len, "chat": has_chat_template(manifest), "exits": exits}
 
 
 def has_chat_template(manifest: Manifest) -> bool:

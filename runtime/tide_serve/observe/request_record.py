@@ -34,7 +34,11 @@ class RequestRecord:
         route: the declared path that answered; "none" where none did.
         status: the answer's status; 499 where the request ended before it began; 0 as long as it has not begun.
         refused: why the request was refused before it reached a route, in one word; None: it was not.
+        param, reason: the field that a refused request was refused for, if it was one, and why.
+        no_effect: fields that were accepted and change nothing here.
         aborted: the answer was not completed: the client left, or the server failed or ended.
+        cached_tokens: of the prompts, those that were not computed again.
+        first_token_s, tokens_per_second: of the answer's generations, the longest time to a first token, and all speeds together.
         headers: added to the answer.
         request_text, output_texts: only with ``ServeConfig.log_text``.
     """
@@ -50,20 +54,27 @@ class RequestRecord:
     route: str = "none"
     status: int = 0
     refused: str | None = None
+    param: str | None = None
+    reason: str | None = None
+    no_effect: list[str] = field(default_factory=list)
     aborted: bool = False
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
+    first_token_s: float = 0.0
+    tokens_per_second: float = 0.0
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     request_text: str | None = None
     output_texts: list[str] = field(default_factory=list)
 
     def log(self, level: int) -> None:
-        """Write the request, which has ended, as a line of JSON to the logger ``tide_serve.access``.
+        """Write the request, which has ended, as a line of JSON to the logger ``tide_serve.access``, and as ``request``, a dict.
 
         It holds neither keys nor, without ``ServeConfig.log_text``, texts.
         """
         if _access.isEnabledFor(level):
-            _access.log(level, "%s", json.dumps(self._fields()))
+            fields = self._fields()
+            _access.log(level, "%s", json.dumps(fields), extra={"request": fields})
 
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -77,12 +88,22 @@ class RequestRecord:
         }
         if self.refused is not None:
             fields["refused"] = self.refused
+        if self.reason is not None:
+            fields |= {"field": self.param, "reason": self.reason}
+        if self.no_effect:
+            fields["no_effect"] = list(dict.fromkeys(self.no_effect))
         if self.aborted:
             fields["aborted"] = True
         if self.model is not None:
             fields["model"] = self.model
         if self.prompt_tokens:
-            fields |= {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
+            fields |= {
+                "prompt_tokens": self.prompt_tokens,
+                "cached_tokens": self.cached_tokens,
+                "output_tokens": self.output_tokens,
+                "first_token_ms": round(1e3 * self.first_token_s, 1),
+                "tokens_per_second": round(self.tokens_per_second, 1),
+            }
         if self.request_text is not None:
             fields |= {"request": self.request_text, "outputs": self.output_texts}
         return fields
@@ -90,6 +111,12 @@ class RequestRecord:
 
 # The request that the running task answers; tasks that it starts inherit it.
 current_record: ContextVar[RequestRecord | None] = ContextVar("current_record", default=None)
+
+
+def note_no_effect(*fields: str) -> None:
+    """Let the log line of the request that runs name ``fields``, which were accepted and change nothing here."""
+    if (record := current_record.get()) is not None:
+        record.no_effect += fields
 
 
 class RequestObserver:

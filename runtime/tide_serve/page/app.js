@@ -1,6 +1,6 @@
 // The page: a conversation, its composer and its settings.
 
-import { ChatError, chatChunks, servedModel } from "./chat_stream.js";
+import { ChatError, chatChunks, servedModels } from "./chat_stream.js";
 import { TurnView } from "./turn_view.js";
 
 const KEY = "tide-api-key"; // in sessionStorage, which the browser clears with the tab
@@ -8,7 +8,9 @@ const NEAR_END_PX = 80; // a reader who has scrolled further up is left there
 
 const at = (id) => document.getElementById(id);
 const messages = []; // the turns so far, as the API takes them
-let model = null;
+const views = []; // of the turns
+let models = [];
+let model = null; // one of them
 let running = null; // the AbortController of the answer in progress
 
 async function begin() {
@@ -22,18 +24,40 @@ async function begin() {
   at("new").addEventListener("click", newChat);
   at("configure").addEventListener("click", () => showSettings(at("settings").hidden));
   at("key").addEventListener("change", useKey);
-  at("colours").addEventListener("change", () => document.body.classList.toggle("uncoloured", !at("colours").checked));
+  at("colours").addEventListener("change", repaint);
+  at("models").addEventListener("change", () => useModel(models.find(({ id }) => id === at("models").value)));
   await loadModel();
 }
 
+/** Read which models there are; the one in use stays, if it is still there. */
 async function loadModel() {
   try {
-    model = await servedModel(at("key").value);
-    at("model").textContent = document.title = model.id;
-    clearProblem();
+    models = await servedModels(at("key").value);
+    at("models").replaceChildren(...models.map(({ id }) => new Option(id)));
+    at("models").hidden = models.length < 2;
+    at("model").hidden = models.length > 1;
+    useModel(models.find(({ id }) => id === model?.id) ?? models.find(({ error }) => !error) ?? models[0]);
   } catch (error) {
     showProblem(error);
   }
+}
+
+function useModel(chosen) {
+  const first = model?.id !== chosen.id;
+  model = chosen;
+  at("models").value = at("model").textContent = document.title = model.id;
+  at("about-depth").hidden = !model.exits;
+  if (first) at("colours").checked = Boolean(model.exits); // without exits every token takes all layers
+  clearProblem();
+  if (model.chat === false) {
+    showProblem(new ChatError(`${model.id} has no chat template: it continues texts, which /v1/completions takes.`));
+  }
+  if (first) repaint();
+}
+
+function repaint() {
+  document.body.classList.toggle("uncoloured", !at("colours").checked);
+  for (const view of views) view.paint(at("colours").checked);
 }
 
 function useKey() {
@@ -60,8 +84,7 @@ async function send() {
     messages.push({ role: "assistant", content: answer.text });
   } else { // the reader can send the message again
     messages.pop();
-    answer.element.remove();
-    question.element.remove();
+    for (const view of views.splice(-2)) view.element.remove();
     at("prompt").value ||= prompt;
     fitPrompt();
     at("empty").hidden = messages.length > 0;
@@ -105,7 +128,8 @@ function requestBody() {
 }
 
 function addTurn(role, title) {
-  const view = new TurnView(role, title);
+  const view = new TurnView(role, title, at("colours").checked);
+  views.push(view);
   at("turns").append(view.element);
   view.element.scrollIntoView({ block: "end" });
   return view;
@@ -126,10 +150,10 @@ function stop() {
 }
 
 function newChat() {
-  messages.length = 0;
+  messages.length = views.length = 0;
   at("turns").replaceChildren();
   at("empty").hidden = false;
-  clearProblem();
+  loadModel();
   at("prompt").focus();
 }
 

@@ -8,11 +8,11 @@ export class ChatError extends Error {
   }
 }
 
-/** The model's name, and what the server says about it. Throws ChatError. */
-export async function servedModel(key) {
+/** The models, and what the server says about each. Throws ChatError. */
+export async function servedModels(key) {
   const response = await call("v1/models", { headers: authorization(key) });
   const { data } = await response.json();
-  return data[0];
+  return data;
 }
 
 /** Chunks of the answer to `body`, as objects. Throws ChatError, or AbortError when `signal` is aborted. */

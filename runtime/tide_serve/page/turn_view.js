@@ -1,16 +1,21 @@
-// One turn on the page: its text, token by token in the colour of its depth, and the figures of an answer.
+// One turn on the page: its text, as Markdown or token by token in the colour of its depth, and the figures of an answer.
+
+import { markdown } from "./markdown.js";
 
 const BANDS = 5; // as many as style.css has colours
 const FIGURES_MS = 100; // between updates of the figures while tokens arrive
 
 export class TurnView {
-  constructor(role, title) {
+  constructor(role, title, coloured) {
     const turn = document.getElementById("turn").content.firstElementChild.cloneNode(true);
     turn.classList.add(role);
     this.element = turn;
     [this.heading, this.thoughts, this.body, this.figures, this.depths] = turn.children;
     this.heading.textContent = title;
     this.text = "";
+    this.pieces = []; // of the text, and depths of its tokens
+    this.plain = role === "user";
+    this.inColour = coloured;
     this.layers = 0; // of the model: the first token always takes all of them
     this.counts = new Map(); // depth -> tokens
     this.pending = []; // depths of tokens whose text has not come: of the first bytes of a character
@@ -25,8 +30,10 @@ export class TurnView {
     if (depths.length) this.layers = Math.max(this.layers, ...depths);
     this.pending.push(...depths);
     if (thoughts) this.thoughts.hidden = false;
-    for (const [part, into] of [[thoughts, this.thoughts.lastElementChild], [text, this.body]]) {
-      if (part) into.append(this.pending.length ? this.coloured(part, this.pending.splice(0)) : part);
+    if (thoughts) this.thoughts.lastElementChild.append(this.piece(thoughts, this.pending.splice(0)));
+    if (text) {
+      this.pieces.push([text, this.pending.splice(0)]);
+      if (this.inColour || this.plain) this.body.append(this.piece(...this.pieces.at(-1)));
     }
     this.text += text;
     for (const depth of depths) this.counts.set(depth, (this.counts.get(depth) ?? 0) + 1);
@@ -46,8 +53,17 @@ export class TurnView {
     this.depths.hidden = !this.counts.size;
   }
 
+  /** Show the text anew, in colours of depth or as Markdown. */
+  paint(coloured) {
+    this.inColour = coloured;
+    if (this.plain) return;
+    this.body.classList.toggle("markdown", !coloured);
+    this.body.replaceChildren(...(coloured ? this.pieces.map((piece) => this.piece(...piece)) : [markdown(this.text)]));
+  }
+
   show(depth) {
     this.shown = this.last;
+    if (!this.inColour) this.paint(false);
     const parts = this.tokens ? [plural(this.tokens, "token")] : [];
     const seconds = (this.last - this.first) / 1000;
     if (this.tokens > 1 && seconds > 0) parts.push(`${decimal((this.tokens - 1) / seconds)} tokens/s`);
@@ -60,7 +76,8 @@ export class TurnView {
     this.figures.hidden = false;
   }
 
-  coloured(text, depths) {
+  piece(text, depths) {
+    if (!depths.length) return text;
     const span = document.createElement("span");
     const depth = depths.reduce((a, b) => a + b) / depths.length; // some characters take several tokens
     span.className = `token ${this.band(depth)}`;

@@ -27,7 +27,7 @@ class AnswerParser:
     Args:
         thoughts: finds where thoughts end; None: there are none.
         tools: finds calls; None: there are none.
-        hidden: marks of thoughts that are special tokens, and not for the client where they mark nothing.
+        hidden: marks of thoughts and answers, which are not for the client where they mark nothing; longer ones first.
     """
 
     def __init__(self, thoughts: ThoughtSplitter | None, tools: ToolCallParser | None, hidden: Collection[str] = ()) -> None:
@@ -48,11 +48,11 @@ class AnswerParser:
         thoughts, calls = "", list[ToolCall]()
         if self._thoughts is not None:
             thoughts, text, _ = self._thoughts.feed(text, last)
+        if self._tools is not None:  # before marks are hidden, as a call may have the same ones
+            text, calls = self._tools.feed(text, last)
         text = self._held + text
         for mark in self._hidden:
             thoughts, text = thoughts.replace(mark, ""), text.replace(mark, "")
         certain = len(text) - (0 if last else held_back(text, self._hidden))
         text, self._held = text[:certain], text[certain:]
-        if self._tools is not None:
-            text, calls = self._tools.feed(text, last)
         return AnswerParts(thoughts, text, calls)

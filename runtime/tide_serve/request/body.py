@@ -1,72 +1,132 @@
-"""Reads a request's body: a JSON object of known fields, whose values have the types of the openai and anthropic packages."""
+"""Reads a request's body: a JSON object whose fields, and the objects inside, are pydantic models.
+
+A field that changes the text is one of its model, or refused by its name. Any other has no effect here: it is left out, and the
+request's line in the log names it. ``ServeConfig.strict_fields`` refuses those that no known client sends.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
-from types import UnionType
-from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-import typing_extensions
 from fastapi import Request
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, core_schema
 from starlette.requests import ClientDisconnect
-from typing_extensions import TypedDict, is_typeddict
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
+from tide_serve.observe.request_record import note_no_effect
 
 _LEVELS = 16  # of nesting that a body needs above its JSON schemas
-_STRICT = ConfigDict(extra="forbid", strict=True)
-_TAGS = ("role", "type")  # keys whose value says which type of a union is meant
-_MISSING = ("missing", "union_tag_not_found")
+_INDEX = re.compile(r"\[\d+\]")
+_LISTS: dict[Any, str] = {list[str]: "strings", list[int]: "integers", list[list[int]]: "lists of integers"}
+_KINDS = {str: "a string", list: "a list", dict: "an object", bool: "true or false", int: "a number", float: "a number"}
+
+
+class Part(BaseModel):
+    """An object of a request. A null is an absent key, at any depth."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 
 
 @dataclass(frozen=True)
-class Support:
-    """What becomes of a field.
+class OneOf:
+    """Annotation of a union: a value's alternative follows from its kind of JSON value, and of an object from its key ``key``.
+
+    pydantic's own unions try all alternatives and have their names in the paths of errors. Here a path has only keys and
+    indices, besides tags in angle brackets, which `_path` leaves out.
 
     Args:
-        kind: ``harmless`` fields are accepted and ignored: they have no effect on an answer.
-        accepts: values of a refused field that are accepted, because the server acts that way in any case.
-        reason: why other values are refused, and what to do.
+        key: its value is a literal in each alternative; one where it is any string takes all other values.
+        default: the value of an absent key.
     """
 
-    kind: Literal["supported", "harmless", "refused"]
+    key: str = "type"
+    default: str | None = None
+
+    def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {tag: handler.generate_schema(part) for part in get_args(union) for tag in self._tags(part)}
+
+        def tag_of(value: Any) -> str:
+            if isinstance(value, dict):
+                tag = f"<{self.key}={value.get(self.key) or self.default}>"
+                return f"<{self.key}>" if tag not in choices and value.get(self.key) and f"<{self.key}>" in choices else tag
+            kind = _KINDS.get(type(value), "null")
+            return f"<{kind}>" if not isinstance(value, list) or f"<{kind}>" in choices else f"<{kind} of {_items(value)}>"
+
+        return core_schema.tagged_union_schema(choices, tag_of)
+
+    def __get_pydantic_json_schema__(self, union: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        described = handler(union)
+        return {"anyOf": described.pop("oneOf"), **described}  # one that takes all other values would be a second one
+
+    def _tags(self, part: Any) -> list[str]:
+        if isinstance(part, type) and issubclass(part, Part):
+            # Flat, as the annotation of a key that may be absent is a union of its literal and None.
+            literals = [each for arg in get_args(part.model_fields[self.key].annotation) for each in get_args(arg) or (arg,)]
+            return [f"<{self.key}={each}>" for each in literals if isinstance(each, str)] or [f"<{self.key}>"]
+        if part in _LISTS:
+            return [f"<a list of {_LISTS[part]}>"]
+        kind = str if get_origin(part) is Literal else get_origin(part) or part
+        return [f"<{_KINDS[kind]}>"]
+
+
+def _items(value: list[Any]) -> str:
+    """What a list has, by its first item; an empty one, strings."""
+    first: Any = type(value[0]) if value else str
+    return _LISTS.get(list[list[int]] if first is list else list[first], "others")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A field that changes the text, and cannot be honoured.
+
+    Args:
+        reason: and what to do.
+        accepts: values with which it changes nothing.
+    """
+
+    reason: str
     accepts: tuple[Any, ...] = ()
-    reason: str = ""
 
 
-class RequestTypes:
-    """The types of an endpoint's fields.
+@dataclass(frozen=True)
+class BodyTypes:
+    """The model of a body.
 
     Args:
-        params: TypedDict of the openai or the anthropic package.
-        extensions: types of fields that ``params`` does not have, or for which it has another type.
-        required: names of fields; None: those of ``params``.
-
-    ``adapters``: pydantic's check of each field.
+        harmless: names of fields, at any depth, that are known to have no effect.
     """
 
-    def __init__(self, params: type, extensions: Mapping[str, Any], required: Sequence[str] | None = None) -> None:
-        hints = typing_extensions.get_type_hints(params, include_extras=True)
-        self.required = [name for name, hint in hints.items() if get_origin(hint) is Required] if required is None else required
-        hints |= extensions
-        self.adapters = {name: TypeAdapter(strict_type(_plain(hint))) for name, hint in hints.items()}
+    model: type[Part]
+    harmless: frozenset[str]
 
-    def check(self, body: Mapping[str, Any]) -> None:
-        """Raise ApiError for the first field of ``body`` that is missing or of another type, with its path as ``param``."""
-        for name in self.required:
-            if name not in body:
-                raise ApiError(400, f"{name} is missing; give a value for it", name, "missing_required_parameter")
-        for name, value in body.items():
-            try:
-                self.adapters[name].validate_python(value, strict=True)
-            except ValidationError as error:
-                raise _type_error(name, value, error) from error
+    def check(self, body: Mapping[str, Any], strict: bool = False) -> dict[str, Any]:
+        """``body`` without nulls and without what has no effect, which the log gets.
+
+        Raises ApiError for the first field that is missing or of another type, with its path as ``param``, and with ``strict``
+        for one that is not known.
+        """
+        try:
+            parsed = self.model.model_validate(body)
+        except ValidationError as error:
+            raise _type_error(error) from error
+        idle: list[str] = []
+        clean: dict[str, Any] = _cleaned(body, parsed, "", idle)
+        if strict and (name := next((path[:80] for path in idle if path.rpartition(".")[2] not in self.harmless), None)):
+            message = f"{name} is not known here; leave it out, or start the server without --strict-fields"
+            raise ApiError(400, message, name, "unknown_parameter")
+        note_no_effect(*(_INDEX.sub("[]", path) for path in idle))
+        return clean
 
 
 @dataclass(frozen=True)
@@ -74,48 +134,34 @@ class BodyForm:
     """The body of an endpoint's requests.
 
     Args:
-        name: its schema's name in ``/openapi.json``.
-        make_types: called when the first request comes, as it takes a while.
+        fields: those that are refused.
     """
 
-    name: str
-    fields: Mapping[str, Support]
-    make_types: Callable[[], RequestTypes]
-
-    @cached_property
-    def types(self) -> RequestTypes:
-        return self.make_types()
-
-    async def ready_types(self) -> RequestTypes:
-        """`types`, made in a thread where they are not there yet, as streams would stop meanwhile."""
-        return self.types if "types" in self.__dict__ else await asyncio.to_thread(lambda: self.types)
+    types: BodyTypes
+    fields: Mapping[str, Refused]
 
 
 async def read_body(request: Request, form: BodyForm, config: ServeConfig) -> dict[str, Any]:
-    """The body without its null fields, which mean the default.
+    """The body, as `BodyTypes.check` gives it.
 
-    Raises ApiError for a body that is not a JSON object, for fields that are missing, unknown or cannot be honoured, and for
-    values of another type.
+    Raises ApiError for a body that is not a JSON object, for fields that are missing or cannot be honoured, and for values of
+    another type.
     """
     body = _object(await _raw(request))
     for name, value in body.items():
         if is_deeper(value, config.max_schema_depth + _LEVELS):
             raise ApiError(400, f"{name!r:.80} is nested more deeply than any request needs; send a flatter value", name[:80])
     check_fields(body, form.fields)
-    (await form.ready_types()).check(body)
-    return body
+    return form.types.check(body, config.strict_fields)
 
 
-def check_fields(body: Mapping[str, Any], fields: Mapping[str, Support]) -> None:
-    """Raise ApiError for the first field of ``body`` that ``fields`` lacks or refuses."""
+def check_fields(body: Mapping[str, Any], fields: Mapping[str, Refused]) -> None:
+    """Raise ApiError for the first field of ``body`` that ``fields`` refuses."""
     for name, value in body.items():
-        support = fields.get(name)
-        if support is None:
-            raise ApiError(400, f"the field {name!r:.80} is not known here; leave it out", name[:80], "unknown_parameter")
+        refused = fields.get(name)
         # True equals 1 to Python, and is another value to a client.
-        accepted = any(type(value) is type(same) and value == same for same in support.accepts)
-        if support.kind == "refused" and not accepted:
-            raise ApiError(400, f"{name} is not supported: {support.reason}", name, "unsupported_parameter")
+        if refused is not None and (isinstance(value, bool), value) not in [(isinstance(a, bool), a) for a in refused.accepts]:
+            raise ApiError(400, f"{name} is not supported: {refused.reason}", name, "unsupported_parameter")
 
 
 def is_deeper(value: Any, limit: int) -> bool:
@@ -163,87 +209,42 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value")
 
 
-@cache
-def strict_type(hint: Any) -> Any:
-    """``hint`` for a check of JSON values: unknown keys are errors, numbers are not made of strings, iterables are lists.
-
-    pydantic checks an Iterable only when it is read, and accepts unknown keys of a TypedDict silently.
-    """
-    if is_typeddict(hint):
-        return _strict_typed_dict(hint)
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Required, NotRequired):
-        return origin[strict_type(parts[0])]
-    if origin in (Iterable, Sequence, list):
-        return list[strict_type(parts[0])]  # type: ignore[misc]
-    if origin is dict:
-        return dict[strict_type(parts[0]), strict_type(parts[1])]  # type: ignore[misc]
-    if origin in (Union, UnionType):
-        return _strict_union(parts)
-    return hint
+def _cleaned(value: Any, parsed: Any, at: str, idle: list[str]) -> Any:
+    """``value`` with the keys that its model ``parsed`` has, in the client's order; the paths of others are added to ``idle``."""
+    if isinstance(parsed, list) and parsed and isinstance(parsed[0], Part):
+        return [_cleaned(item, part, f"{at}[{i}]", idle) for i, (item, part) in enumerate(zip(value, parsed, strict=True))]
+    if not isinstance(parsed, Part):
+        return value
+    names = {field.alias or name: name for name, field in type(parsed).model_fields.items()}
+    items = {key: (f"{at}.{key}" if at else key, item) for key, item in value.items() if item is not None}
+    if parsed.model_config["extra"] == "allow":
+        idle += [path for key, (path, _) in items.items() if key not in names]
+    return {key: _cleaned(item, getattr(parsed, names[key]), path, idle) for key, (path, item) in items.items() if key in names}
 
 
-def _strict_typed_dict(hint: Any) -> Any:
-    hints = typing_extensions.get_type_hints(hint, include_extras=True)
-    strict = TypedDict(hint.__name__, {name: strict_type(part) for name, part in hints.items()}, total=False)  # type: ignore[misc]
-    strict.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]
-    return strict
+def _type_error(error: ValidationError) -> ApiError:
+    """What is wrong with the first field that is."""
+    detail = error.errors(include_url=False)[0]
+    kind, value, path = detail["type"], detail["input"], _path(detail["loc"])
+    expected = detail["msg"].removeprefix("Input should be ")
+    if kind == "union_tag_invalid":
+        tag, tags = detail["ctx"]["tag"][1:-1], re.findall("<(.*?)>", detail["ctx"]["expected_tags"])
+        key = tag.partition("=")[0]
+        if isinstance(value, dict) and any("=" in other for other in tags):
+            kind, value, path = ("missing" if value.get(key) is None else kind), value.get(key), f"{path}.{key}"
+            tags = [repr(other.partition("=")[2]) for other in tags if "=" in other]
+        expected = " or ".join(dict.fromkeys("an object" if "=" in other else other for other in tags))
+    elif kind == "model_type":
+        expected = "an object"
+    if kind == "missing":
+        return ApiError(400, f"{path} is missing; give a value for it", path, "missing_required_parameter")
+    shown = _KINDS[type(value)] if isinstance(value, dict | list) else f"{value!r:.60}"
+    kind = _KINDS[str] if isinstance(value, str) and path.rpartition(".")[2] not in ("type", "role") else shown
+    logged = f"{path} is {kind}, expected {expected}"
+    return ApiError(400, f"{path} is {shown}, expected {expected}", path, "invalid_type", logged=logged)
 
 
-def _strict_union(parts: Sequence[Any]) -> Any:
-    """The union with its TypedDicts told apart by role or type, so that an error is about the one that was meant."""
-    objects = [part for part in parts if is_typeddict(part)]
-    others = [strict_type(part) for part in parts if not is_typeddict(part)]
-    if len(objects) > 1:
-        tag = next(tag for tag in _TAGS if all(tag in part.__annotations__ for part in objects))
-        together: Any = Union[tuple(map(strict_type, objects))]  # noqa: UP007
-        others.append(Annotated[together, Field(discriminator=tag)])
-    else:
-        others += map(strict_type, objects)
-    if str in others:  # a union of str and literals is documentation
-        others = [part for part in others if get_origin(part) is not Literal]
-    return Union[tuple(others)]  # noqa: UP007
-
-
-def _plain(hint: Any) -> Any:
-    """A field's type without Required, which is a fact about the whole body."""
-    return get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
-
-
-def _type_error(name: str, value: Any, error: ValidationError) -> ApiError:
-    """The error about the deepest path: pydantic reports one for each alternative of a union; a wrong type explains others."""
-    found: dict[str, tuple[Any, list[Mapping[str, Any]]]] = {}
-    for detail in error.errors(include_url=False):
-        path, at = _path(name, value, detail)
-        found.setdefault(path, (at, []))[1].append(detail)
-    deepest = max(found, key=lambda path: (path.count(".") + path.count("["), path.endswith(_TAGS)))
-    return ApiError(400, f"{deepest} {_wording(*found[deepest])}", deepest, "invalid_type")
-
-
-def _path(name: str, value: Any, detail: Mapping[str, Any]) -> tuple[str, Any]:
-    """The path, as in ``messages[0].content``, and the value there; pydantic puts the names of union members in between."""
-    path, at, steps = name, value, [*detail["loc"]]
-    if "discriminator" in detail.get("ctx", {}):
-        steps.append(detail["ctx"]["discriminator"].strip("'"))
-    for number, step in enumerate(steps):
-        last = number == len(steps) - 1
-        if isinstance(at, list) and isinstance(step, int) and step < len(at):
-            path, at = f"{path}[{step}]", at[step]
-        elif isinstance(at, dict) and (step in at or (last and detail["type"] in _MISSING)):
-            path, at = f"{path}.{step}", at.get(step)
-    return path, at
-
-
-def _wording(value: Any, details: Sequence[Mapping[str, Any]]) -> str:
-    if details[0]["type"] in _MISSING:
-        return "is missing; give a value for it"
-    if details[0]["type"] == "extra_forbidden":
-        return "is not known here; leave it out"
-    expected = [d.get("ctx", {}).get("expected_tags") or d["msg"].removeprefix("Input should be ") for d in details]
-    return f"is {_short(value)}, expected {' or '.join(dict.fromkeys(expected))}"
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    return f"{value!r:.60}"
+def _path(steps: Iterable[int | str]) -> str:
+    """The path of keys and indices, as in ``messages[0].content``, without the tags of `OneOf`."""
+    keys = [step for step in steps if isinstance(step, int) or not step.startswith("<")]
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")

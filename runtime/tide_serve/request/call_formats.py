@@ -1,47 +1,23 @@
-"""The forms in which models write calls of tools.
+"""The form in which a model writes calls of tools, and forms of published models for where a template does not say it.
 
-A reader gets the text after a form's opening. It returns the calls there and moves past them, or raises `Unfinished` where more
-text may make it a call, and `NoCall` where none can.
+An output has ``begin``, then calls with ``sep`` between them, then ``end``. A call is ``open``, the name, ``named``, the
+arguments and ``close``. All are literals in which white space is free; `ID` and the like stand for what changes.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal
 from uuid import uuid4
 
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
-Tools = Mapping[str, Mapping[str, Any]]  # name → JSON schema of the parameters; empty: not known
-_SPACE = re.compile(r"\s*")
-_SEPARATORS = re.compile(r"[\s;,]*")
-_NAME = re.compile(r"[\w.-]*")
-_JSON_PARTS = re.compile(r'"(?:[^"\\]++|\\.)*+"|["{}\[\]]', re.DOTALL)
-_VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
-_PYTHON_CALL = re.compile(r"([\w-]+)(?:\.call)?\(")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_LONGEST_NAME = 256
-_NAME_KEYS = {"name", "id", "type", "index"}  # an object with other keys and no arguments is data
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "object": dict,
-    "array": list,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "null": type(None),
-}
-_DEPTH = 8  # references and combinations of a schema that are followed
-
-
-class Unfinished(Exception):
-    """More text may make it a call."""
-
-
-class NoCall(Exception):
-    """It is not a call of one of the tools."""
+# In a literal: an id, a number that counts calls, the name of the call's tool once more, the name of the item once more.
+ID, COUNT, NAME, KEY = "\ue000", "\ue001", "\ue002", "\ue003"
+_PIECE = re.compile(r"<[^<>\s\ue000-\ue002]*>?|\[[A-Z_/]+\]|[\ue000-\ue003]|[^\s<\[\ue000-\ue003]+|\[")
+_MARK = re.compile(r"<|\[[A-Z]")
 
 
 @dataclass(frozen=True)
@@ -57,296 +33,249 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-class Reading:
-    """A position in a text.
+@dataclass(frozen=True)
+class Value:
+    """What stands before and after the value of an item.
 
     Args:
-        ended: no more text will come. A closing tag that a model leaves out there, or a limit of tokens cuts off, is not missed.
+        types: JSON types of the values that these stand around; empty: all, so the type follows from the schema.
     """
 
-    def __init__(self, text: str, at: int, tools: Tools, ended: bool) -> None:
-        self.text, self.at, self.tools, self.ended = text, at, tools, ended
-
-    def consumes(self, literal: str) -> bool:
-        """Move past white space and ``literal``, if they are next."""
-        begin = self.skipped(_SPACE)
-        if self.text.startswith(literal, begin):
-            self.at = begin + len(literal)
-            return True
-        if not self.ended and literal.startswith(self.text[begin:]):
-            raise Unfinished
-        return False
-
-    def closes(self, literal: str) -> bool:
-        """`consumes`, and at the end of the text a part of ``literal`` will do."""
-        if self.consumes(literal):
-            return True
-        cut_off = self.ended and literal.startswith(self.text[self.skipped(_SPACE) :])
-        self.at = len(self.text) if cut_off else self.at
-        return cut_off
-
-    def up_to(self, mark: str) -> str:
-        """The name before ``mark``, without white space; moves past the mark."""
-        head, found, _ = self.text[self.at : self.at + _LONGEST_NAME].partition(mark)
-        if not found:
-            raise Unfinished if len(self.text) - self.at < _LONGEST_NAME else NoCall
-        self.at += len(head) + len(mark)
-        return head.strip()
-
-    def json(self) -> Any:
-        """The JSON object or list that is next."""
-        begin = self.skipped(_SPACE)
-        if begin == len(self.text):
-            raise Unfinished
-        if self.text[begin] not in "{[":
-            raise NoCall
-        self.at = _json_end(self.text, begin)
-        return _parsed(self.text[begin : self.at])
-
-    def schema(self, name: str) -> Mapping[str, Any]:
-        """The JSON schema of the parameters of tool ``name``."""
-        if name not in self.tools:
-            raise NoCall
-        return self.tools[name]
-
-    def skipped(self, pattern: re.Pattern[str]) -> int:
-        """Where the ``pattern``, which may be empty, ends."""
-        return pattern.match(self.text, self.at).end()  # type: ignore[union-attr]
-
-    def following(self) -> str:
-        """The next character after white space; empty at the end of the text."""
-        begin = self.skipped(_SPACE)
-        return self.text[begin : begin + 1]
+    before: str
+    after: str
+    types: tuple[str, ...] = ()
 
 
-def read_json(reading: Reading) -> list[ToolCall]:
-    """A list of objects with ``name`` and ``arguments``, or such objects one after the other."""
-    value = reading.json()
-    if isinstance(value, list):
-        return [_call(each, reading) for each in value]
-    calls = [_call(value, reading)]
-    while True:
-        begin = reading.skipped(_SEPARATORS)
-        if begin == len(reading.text) and not reading.ended:
-            raise Unfinished
-        if not reading.text.startswith("{", begin):
-            return calls
-        reading.at = begin
-        calls.append(_call(reading.json(), reading))
+@dataclass(frozen=True)
+class Arguments:
+    """How the arguments of a call are written.
+
+    Args:
+        kind: a JSON object; arguments of a Python call; an object whose strings stand between ``quote``; or items, each with
+            ``key_open``, its name, and its value with what stands around it, and with ``sep`` between items.
+        separators: of a JSON object: between its members, and between name and value.
+    """
+
+    kind: Literal["json", "python", "quoted", "items"] = "json"
+    separators: tuple[str, str] = (", ", ": ")
+    quote: str = ""
+    key_open: str = ""
+    sep: str = ""
+    values: tuple[Value, ...] = ()
+
+    def text(self, arguments: Mapping[str, Any]) -> str:
+        """``arguments`` as a model writes them."""
+        if self.kind == "json" or not isinstance(arguments, Mapping):
+            return json.dumps(arguments, ensure_ascii=False, separators=self.separators)
+        if self.kind == "python":
+            return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        if self.kind == "quoted":
+            return self._quoted(arguments)
+        return self.sep.join(self._item(name, value) for name, value in arguments.items())
+
+    def _quoted(self, value: Any) -> str:
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{name}:{self._quoted(each)}" for name, each in value.items()) + "}"
+        if isinstance(value, list):
+            return f"[{','.join(map(self._quoted, value))}]"
+        return f"{self.quote}{value}{self.quote}" if isinstance(value, str) else json.dumps(value)
+
+    def _item(self, name: str, value: Any) -> str:
+        is_text = isinstance(value, str)
+        around = next((each for each in self.values if not each.types or is_text == ("string" in each.types)), self.values[0])
+        text = value if is_text else json.dumps(value, ensure_ascii=False)
+        return f"{self.key_open}{name}{around.before}{text}{around.after}".replace(KEY, name)
 
 
-def read_tagged(reading: Reading) -> list[ToolCall]:
-    """Hermes and Qwen: JSON, or functions in XML, up to ``</tool_call>``."""
-    calls = read_json(reading) if reading.following() in ("{", "[") else read_functions(reading)
-    end = reading.at
-    if not reading.closes(CLOSING):
-        if not reading.consumes(OPENING):
-            raise NoCall
-        reading.at = end
-    return calls
+@dataclass(frozen=True)
+class JsonCall:
+    """A call that is one JSON value, or one of the list of calls that is one.
+
+    Args:
+        head, tail: of the value, before the name and behind the arguments; ``open`` ends and ``close`` begins with them.
+        name, arguments: keys; no name: the name is the key of the arguments.
+        inside: key of the object that has both; empty: the value itself has them.
+        listed: ``begin`` ends with the bracket of the list.
+    """
+
+    head: str = '{"name": "'
+    tail: str = "}"
+    name: str = "name"
+    arguments: str = "arguments"
+    inside: str = ""
+    listed: bool = False
 
 
-def read_functions(reading: Reading) -> list[ToolCall]:
-    """Qwen3-Coder: ``<function=name>`` with ``<parameter=name>value</parameter>``; Llama 3: the same with JSON."""
-    calls = []
-    while reading.consumes("<function="):
-        name = reading.up_to(">")
-        schema = reading.schema(name)
-        arguments = _object(reading.json()) if reading.following() == "{" else _parameters(reading, schema)
-        if not reading.closes("</function>"):
-            raise NoCall
-        calls.append(ToolCall(name, _dumped(arguments)))
-    if not calls:
-        raise NoCall
-    return calls
+@dataclass(frozen=True)
+class CallForm:
+    """A form of calls. ``several``: an output may have more than one."""
+
+    begin: str = ""
+    open: str = ""
+    named: str = ""
+    close: str = ""
+    sep: str = ""
+    end: str = ""
+    several: bool = True
+    arguments: Arguments = Arguments()
+    as_json: JsonCall | None = None
+
+    @cached_property
+    def call_open(self) -> str:
+        """``open`` without what is JSON's."""
+        return self.open if self.as_json is None else self.open.removesuffix(self.as_json.head)
+
+    @cached_property
+    def call_close(self) -> str:
+        """``close`` without what is JSON's."""
+        return self.close if self.as_json is None else self.close.removeprefix(self.as_json.tail)
+
+    @cached_property
+    def lead(self) -> str:
+        """What stands before the first call, without what is JSON's."""
+        if self.as_json is not None and self.as_json.listed:
+            return self.begin.rstrip().removesuffix("[")
+        return self.begin + self.call_open
+
+    @cached_property
+    def behind(self) -> tuple[str, ...]:
+        """Pieces that may stand behind a call and are no text."""
+        end = self.end.lstrip().removeprefix("]") if self.as_json is not None and self.as_json.listed else self.end
+        return tuple(piece for piece in pieces(self.call_close + "\n" + self.sep + "\n" + end) if piece not in (ID, COUNT, NAME))
+
+    @cached_property
+    def openings(self) -> tuple[tuple[str, str], ...]:
+        """(phrase, lead): calls may begin with a ``phrase``, of a ``lead`` whose first marks a model may leave out."""
+        marks = [piece.start() for piece in _PIECE.finditer(self.lead) if _MARK.match(piece[0])]
+        leads = [self.lead[at:] for at in marks]
+        first = self.lead.strip()
+        if first and first[0] not in "[({`" and (not marks or self.lead[: marks[0]].strip()):
+            leads.insert(0, first)
+        phrases = ["".join(pieces(lead)[: 1 + (len(pieces(lead)[0]) == 1)]) for lead in leads]
+        return tuple((phrase, lead) for phrase, lead in zip(phrases, leads, strict=True) if len(phrase) > 1)
+
+    def text(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """``calls``, each a name and arguments, as a model writes them."""
+        written = [
+            f"{self.open}{name}{self.named}{self.arguments.text(arguments)}{self.close}".replace(NAME, name)
+            for name, arguments in calls
+        ]
+        text = self.begin + self.sep.join(written) + self.end
+        return text.replace(ID, "000000000").replace(COUNT, "0")
+
+    @property
+    def literals(self) -> str:
+        """All text that is the form's."""
+        around = [text for value in self.arguments.values for text in (value.before, value.after)]
+        parts = [self.begin, self.open, self.named, self.close, self.sep, self.end]
+        return "\n".join([*parts, self.arguments.key_open, self.arguments.quote, *around])
 
 
-def read_named(reading: Reading) -> list[ToolCall]:
-    """Mistral: JSON, or ``name[ARGS]{…}``."""
-    if reading.following() in ("", "{", "["):
-        return read_json(reading)
-    begin = reading.skipped(_SPACE)
-    name = _NAME.match(reading.text, begin)[0]  # type: ignore[index]
-    reading.at = begin + len(name)
-    if reading.at == len(reading.text) and any(tool.startswith(name) for tool in reading.tools):
-        raise Unfinished
-    reading.schema(name)
-    if reading.consumes("[CALL_ID]"):
-        reading.at = reading.skipped(_NAME)
-    reading.consumes("[ARGS]")
-    return [ToolCall(name, _dumped(_object(reading.json())))]
+@lru_cache(1024)
+def pieces(literal: str) -> list[str]:
+    """Parts of ``literal`` between which white space is free."""
+    return _PIECE.findall(literal)
 
 
-def read_python(reading: Reading) -> list[ToolCall]:
-    """Llama 3: JSON, or ``name.call(argument=value)``, which is the rest of the output."""
-    if reading.following() in ("{", "["):
-        return read_json(reading)
-    rest = reading.text[reading.at :].strip()
-    head = _PYTHON_CALL.match(rest)
-    if head is None:
-        raise Unfinished if any(f"{name}.call(".startswith(rest) for name in reading.tools) else NoCall
-    schema = reading.schema(head[1])
-    if not reading.ended:
-        raise Unfinished
-    reading.at = len(reading.text)
-    return [ToolCall(head[1], _dumped(_python_arguments(rest[head.end() :], schema)))]
+def json_form(
+    begin: str = "", close: str = "", *, listed: bool = False, end: str = "", keys: tuple[str, str] = ("name", "arguments")
+) -> CallForm:
+    """Calls in JSON with ``begin`` before each, or before the list of them."""
+    name, arguments = keys
+    call = JsonCall(head=f'{{"{name}": "' if name else '{"', name=name, arguments=arguments, listed=listed)
+    form = CallForm(
+        named=f'", "{arguments}": ' if name else '": ', close=call.tail + close, as_json=call, several=listed or bool(close)
+    )
+    if listed:
+        return replace(form, begin=begin + "[", open=call.head, sep=", ", end="]" + end)
+    return replace(form, open=begin + call.head, sep="\n" if form.several else "")
 
 
-def read_deepseek(reading: Reading) -> list[ToolCall]:
-    """DeepSeek: calls with a name and JSON; in R1 and V3 ``function`` stands before the name, and the JSON is a code block."""
-    calls = []
-    while reading.consumes("<｜tool▁call▁begin｜>"):
-        name = reading.up_to("<｜tool▁sep｜>")
-        fenced = name == "function" and reading.following() != "{"
-        if fenced:
-            name = reading.up_to("\n")
-            reading.consumes("```json")
-        reading.schema(name)
-        calls.append(ToolCall(name, _dumped(_object(reading.json()))))
-        if fenced:
-            reading.closes("```")
-        reading.closes("<｜tool▁call▁end｜>")
-    if not calls:
-        raise NoCall
-    reading.closes("<｜tool▁calls▁end｜>")
-    return calls
+def _items(key_open: str, *values: tuple[str, str]) -> Arguments:
+    return Arguments("items", key_open=key_open, values=tuple(Value(*value) for value in values))
 
 
-# Opening → whether the reader wants it itself, and the reader.
-FORMS: dict[str, tuple[bool, Callable[[Reading], list[ToolCall]]]] = {
-    OPENING: (False, read_tagged),
-    "<function=": (True, read_functions),
-    "[TOOL_CALLS]": (False, read_named),
-    "<|python_tag|>": (False, read_python),
-    "<｜tool▁calls▁begin｜>": (False, read_deepseek),
-    "<｜tool▁call▁begin｜>": (True, read_deepseek),
+def _dsml(section: str) -> CallForm:
+    """DeepSeek V3.2 and V4."""
+    other = ("integer", "number", "boolean", "null", "object", "array")
+    marks = [
+        Value(f'" string="{word}">', "</｜DSML｜parameter>\n", types) for word, types in (("true", ("string",)), ("false", other))
+    ]
+    items = Arguments("items", key_open='<｜DSML｜parameter name="', values=tuple(marks))
+    begin, end = f"<｜DSML｜{section}>\n", f"</｜DSML｜{section}>"
+    return CallForm(begin, '<｜DSML｜invoke name="', '">\n', "</｜DSML｜invoke>\n", "", end, arguments=items)
+
+
+_PYTHON, _PARAMETERS = Arguments("python"), _items("<parameter=", (">\n", "\n</parameter>\n"))
+_MINIMAX = ("<minimax:tool_call>\n", '<invoke name="', '">\n', "</invoke>\n", "", "</minimax:tool_call>")
+_INVOKED = _items('<parameter name="', ('">', "</parameter>\n"))
+HERMES = json_form("<tool_call>\n", "\n</tool_call>")
+# Any model may write these: Hermes' JSON, and Qwen3-Coder's and Llama 3's functions.
+USUAL = (
+    HERMES,
+    CallForm("", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n", arguments=_PARAMETERS),
+    CallForm("", "<function=", ">", "</function>"),
+)
+# Without a mark: the whole output, so any model may write them too.
+BARE = (json_form(), json_form("```json\n", "\n```"), CallForm("[", "", "(", ")", ", ", "]", arguments=_PYTHON))
+# gpt-oss: the recipient stands behind the channel or before it, and what the prompt ends with may come once more.
+HARMONY = tuple(
+    CallForm("", f"{open}to=functions.", f"{channel}{kind}<|message|>", "<|call|>", several=False)
+    for kind in (" <|constrain|>json", " json", "")
+    for open, channel in (
+        ("<|channel|>commentary ", ""),
+        (f"<|channel|>{NAME} ", ""),
+        (f"<|start|>assistant<|channel|>{NAME} ", ""),
+        ("<|start|>assistant ", f"<|channel|>{NAME}"),
+        (" ", f"<|channel|>{NAME}"),
+    )
+)
+_LFM2 = CallForm("<|tool_call_start|>[", "", "(", ")", ", ", "]<|tool_call_end|>", arguments=_PYTHON)
+_ARG_KEYS = _items("<arg_key>", ("</arg_key>\n<arg_value>", "</arg_value>\n"))
+_KIMI = ("<|tool_call_begin|>functions.", f":{COUNT}<|tool_call_argument_begin|>", "<|tool_call_end|>")
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+# A mark that a template has → the forms that its model writes, where no call of the history shows one.
+# fmt: off
+NAMED = {
+    "<|channel|>commentary": HARMONY,
+    "<|tool_call_start|>": (_LFM2,),
+    "<|tool_list_start|>": (_LFM2,),
+    "<|tool|>": (json_form("functools", listed=True),),
+    "<|tool_call|>": (json_form("<|tool_call|>", listed=True, end="<|/tool_call|>"),),
+    "<tool_call>": USUAL[:1],
+    "<arg_key>": (CallForm("", "<tool_call>", "\n", "</tool_call>", "\n", arguments=_ARG_KEYS),),
+    "<seed:tool_call>": (
+        CallForm("", "<seed:tool_call>\n<function=", ">\n", "</function>\n</seed:tool_call>", "\n", arguments=_PARAMETERS),
+    ),
+    "<minimax:tool_call>": (CallForm(*_MINIMAX, arguments=_INVOKED),),
+    "<｜DSML｜": tuple(_dsml(name) for name in ("function_calls", "tool_calls")),
+    "<|tool_call_begin|>": (CallForm("<|tool_calls_section_begin|>", *_KIMI, end="<|tool_calls_section_end|>"),),
+    "<｜tool▁calls▁begin｜>": (
+        CallForm(*_DEEPSEEK[:4], "", _DEEPSEEK[4]),
+        CallForm(
+            _DEEPSEEK[0], f"{_DEEPSEEK[1]}function{_DEEPSEEK[2]}", "\n```json\n", f"\n```{_DEEPSEEK[3]}", "\n", _DEEPSEEK[4]
+        ),
+    ),
+    "<TOOLCALL>": (json_form("<TOOLCALL>", listed=True, end="</TOOLCALL>"),),
+    "<tool_calls>": (json_form("<tool_calls>", listed=True, end="</tool_calls>"),),
+    "<|tools_prefix|>": (json_form("<|tools_prefix|>", listed=True, end="<|tools_suffix|>", keys=("", "")),),
+    "<|START_ACTION|>": (json_form("<|START_ACTION|>", listed=True, end="<|END_ACTION|>", keys=("tool_name", "parameters")),),
+    "<function_calls>": (CallForm("<function_calls>\n", "", "(", ")", "\n", "\n</function_calls>", arguments=_PYTHON),),
+    "<|tool_call>": (CallForm("", "<|tool_call>call:", "", "<tool_call|>", arguments=Arguments("quoted", quote='<|"|>')),),
+    "[TOOL_CALLS]": (
+        json_form("[TOOL_CALLS]", listed=True),
+        *(CallForm("", "[TOOL_CALLS]", named) for named in ("[ARGS]", f"[CALL_ID]{ID}[ARGS]", "")),
+    ),
+    "<|python_tag|>": (
+        json_form("<|python_tag|>", keys=("name", "parameters")),
+        CallForm("<|python_tag|>", "", ".call(", ")", several=False, arguments=_PYTHON),
+    ),
 }
-# Some tokenizers have these as special tokens, which texts leave out unless `GenerationParams.shown_tokens` has them.
-TAGS = (
-    *FORMS, CLOSING, "[ARGS]", "[CALL_ID]", "<parameter=", "</parameter>", "</function>",
-    "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
-)  # fmt: skip
+# fmt: on
+# What is read where neither a template nor a mark in it says more.
+PUBLISHED = tuple({form: None for forms in (USUAL, *NAMED.values()) for form in forms})
 
 
-def _json_end(text: str, begin: int) -> int:
-    """Where the JSON object or list at ``begin`` ends."""
-    depth = 0
-    for part in _JSON_PARTS.finditer(text, begin):
-        if part[0] == '"':  # of a string that goes on
-            break
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(part[0], 0)
-        if depth == 0:
-            return part.end()
-    raise Unfinished
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text, strict=False)  # models write line breaks into strings
-    except (ValueError, RecursionError) as error:
-        raise NoCall from error
-
-
-def _call(value: Any, reading: Reading) -> ToolCall:
-    if isinstance(value, dict) and "name" not in value:  # {"type": "function", "function": …} with an object or a name
-        value = value["function"] if isinstance(value.get("function"), dict) else {"name": value.get("function"), **value}
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise NoCall
-    reading.schema(value["name"])
-    given = [value[key] for key in ("arguments", "parameters") if key in value]
-    if not given and not value.keys() <= _NAME_KEYS:
-        raise NoCall
-    return ToolCall(value["name"], _dumped(_object(given[0] if given else None)))
-
-
-def _object(arguments: Any) -> dict[str, Any]:
-    """The arguments, which may be JSON in a string."""
-    if isinstance(arguments, str):
-        arguments = _parsed(arguments) if arguments.strip() else None
-    if arguments is not None and not isinstance(arguments, dict):
-        raise NoCall
-    return arguments or {}
-
-
-def _parameters(reading: Reading, schema: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = {}
-    while reading.consumes("<parameter="):
-        name = reading.up_to(">")
-        end = _VALUE_END.search(reading.text, reading.at)
-        if end is None:
-            raise Unfinished
-        arguments[name] = parameter_value(reading.text[reading.at : end.start()].removeprefix("\n"), name, schema)
-        reading.at = end.end()
-    return arguments
-
-
-def _python_arguments(rest: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the Python call whose text after the parenthesis is ``rest``; those without a name have the schema's."""
-    try:
-        call = ast.parse(f"f({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or None in [word.arg for word in call.keywords]:
-            raise NoCall
-        unnamed = dict(zip([*schema.get("properties", {})][: len(call.args)], call.args, strict=True))
-        named = unnamed | {str(word.arg): word.value for word in call.keywords}
-        return {name: ast.literal_eval(value) for name, value in named.items()}
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise NoCall from error
-
-
-def _dumped(arguments: dict[str, Any]) -> str:
-    """``arguments`` as JSON. Numbers that JSON has not, NaN and infinities, are null, as JavaScript writes them."""
-    try:
-        text = json.dumps(arguments, ensure_ascii=False)
-        if "NaN" in text or "Infinity" in text:
-            text = json.dumps(json.loads(text, parse_constant=lambda name: None), ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise NoCall from error
-    return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
-
-
-# --- values of parameters that a model writes as bare text
-
-
-def parameter_value(text: str, name: str, schema: Mapping[str, Any]) -> Any:
-    """The value of parameter ``name`` in ``schema``; ``text`` itself where it is a string there, or has none of its types."""
-    properties = schema.get("properties")
-    parameter = properties.get(name) if isinstance(properties, Mapping) else None
-    types = set(_types(parameter, schema, _DEPTH))
-    for read in (json.loads, ast.literal_eval) if types - {"string"} else ():
-        try:
-            value = read(text.strip())
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            continue
-        if any(_is(value, kind) for kind in types):
-            return int(value) if isinstance(value, float) and "number" not in types else value
-    return text
-
-
-def _is(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):  # which is an int to Python
-        return kind == "boolean"
-    if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return kind in _TYPES and isinstance(value, _TYPES[kind])
-
-
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """Names of the types that ``schema`` allows."""
-    if not isinstance(schema, Mapping) or depth == 0:
-        return
-    kind = schema.get("type")
-    yield from (name for name in ("string", *_TYPES) if name == kind or (isinstance(kind, list) and name in kind))
-    if kind is None:
-        values = [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
-        yield from (name for value in values for name in _TYPES if _is(value, name))
-    for part in (part for key in ("anyOf", "oneOf", "allOf") for part in _list(schema.get(key))):
-        yield from _types(part, root, depth - 1)
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
-        target: Any = root
-        for step in reference[2:].split("/"):
-            target = target.get(step) if isinstance(target, Mapping) else None
-        yield from _types(target, root, depth - 1)
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def named_forms(template: str) -> list[CallForm]:
+    """Forms for the marks that ``template`` has."""
+    return [form for mark, forms in NAMED.items() if mark in template for form in forms]

@@ -1,81 +1,96 @@
-"""The types of a request to /v1/messages: those of the anthropic package, narrowed to what a text model takes.
-
-The package takes over a second to import, so this is imported with the first of these requests.
-"""
+"""The body of a request to /v1/messages: Anthropic's fields, as far as a text model takes them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Required, Union
+from typing import Annotated, Any, Literal
 
-from anthropic.types import TextBlockParam, ThinkingBlockParam, ToolResultBlockParam, ToolUseBlockParam
-from anthropic.types.cache_control_ephemeral_param import CacheControlEphemeralParam
-from anthropic.types.message_create_params import MessageCreateParamsBase
-from typing_extensions import TypedDict
+from pydantic import Field
 
-from tide_serve.request.body import RequestTypes
-from tide_serve.request.fields import EXTENSION_TYPES
+from tide_serve.request.body import OneOf, Part
+from tide_serve.request.fields import ChatSampling, Other, TextPart
 
 
-class TextBlock(TextBlockParam, total=False):
-    """A text. The sources that an earlier answer has named have no meaning for the model."""
-
-    citations: list[Any] | None  # type: ignore[misc]
-
-
-class ToolUseBlock(ToolUseBlockParam, total=False):
-    caller: Any  # type: ignore[misc]
-    toolset_name: None  # type: ignore[misc]
+class ThinkingBlock(Part):
+    type: Literal["thinking"]
+    thinking: str
 
 
-class ToolResultBlock(ToolResultBlockParam, total=False):
-    content: Union[str, list[TextBlock]]  # type: ignore[misc]  # noqa: UP007
-    toolset_name: None  # type: ignore[misc]
+class RedactedThinkingBlock(Part):
+    type: Literal["redacted_thinking"]  # thoughts that only another server can read; they are left out
 
 
-class UserMessage(TypedDict, total=False):
-    role: Required[Literal["user"]]
-    content: Required[Union[str, list[Union[TextBlock, ToolResultBlock]]]]  # noqa: UP007
+class ToolUseBlock(Part):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
 
 
-class AssistantMessage(TypedDict, total=False):
-    role: Required[Literal["assistant"]]
-    content: Required[Union[str, list[Union[TextBlock, ThinkingBlockParam, ToolUseBlock]]]]  # noqa: UP007
+class ToolResultBlock(Part):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Annotated[str | list[Annotated[TextPart | Other, OneOf()]], OneOf()] | None = None
+    is_error: bool | None = None
 
 
-class SystemMessage(TypedDict, total=False):
-    role: Required[Literal["system"]]
-    content: Required[Union[str, list[TextBlock]]]  # noqa: UP007
+class AskingMessage(Part):
+    role: Literal["user", "system"]
+    content: Annotated[str | list[Annotated[TextPart | ToolResultBlock, OneOf()]], OneOf()]
 
 
-class Tool(TypedDict, total=False):
-    """A tool that the client runs. What changes nothing here is accepted: how its input is streamed, and how it is cached."""
-
-    name: Required[str]
-    input_schema: Required[dict[str, Any]]
-    description: str | None
-    strict: bool | None
-    type: Literal["custom"] | None
-    cache_control: CacheControlEphemeralParam | None
-    eager_input_streaming: bool | None
-    defer_loading: Literal[False] | None
-    allowed_callers: list[Literal["direct"]] | None
+Block = Annotated[TextPart | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, OneOf()]
 
 
-def message_types(required: tuple[str, ...]) -> RequestTypes:
-    """Raises what importing the anthropic package raises."""
-    return RequestTypes(
-        MessageCreateParamsBase,
-        {
-            **EXTENSION_TYPES,
-            "model": str,
-            "messages": list[Union[UserMessage, AssistantMessage, SystemMessage]],  # noqa: UP007
-            "system": Union[str, list[TextBlock]],  # noqa: UP007
-            "tools": list[Tool],
-            "temperature": float,
-            "top_p": float,
-            "presence_penalty": float,
-            "frequency_penalty": float,
-            "seed": int,
-        },
-        required,
-    )
+class AssistantMessage(Part):
+    role: Literal["assistant"]
+    content: Annotated[str | list[Block], OneOf()]
+
+
+class Tool(Part):
+    type: Literal["custom"] | None = None
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(Part):
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedTool(Part):
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Part):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class OutputFormat(Part):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Part):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountBody(ChatSampling):
+    """The body of /v1/messages/count_tokens."""
+
+    messages: list[Annotated[AskingMessage | AssistantMessage, OneOf("role")]]
+    system: Annotated[str | list[TextPart], OneOf()] | None = None
+    tools: list[Annotated[Tool | Other, OneOf(default="custom")]] | None = None
+    tool_choice: Annotated[ToolChoice | NamedTool, OneOf()] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    stop_sequences: list[str] | None = None
+
+
+class MessageBody(CountBody):
+    max_tokens: int

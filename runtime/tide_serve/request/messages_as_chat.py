@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tide_serve.errors import ApiError
-from tide_serve.request.body import BodyForm, RequestTypes, Support
-from tide_serve.request.fields import HARMLESS, SUPPORTED, refused
+from tide_serve.observe.request_record import note_no_effect
+from tide_serve.request.body import Refused
+from tide_serve.request.fields import ChatSampling, chat_fields_elsewhere, form
+from tide_serve.request.message_types import CountBody, MessageBody
+from tide_serve.request.tool_results import text_parts
 
-_SAME = (
-    "model", "max_tokens", "stream", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "logit_bias", "seed", "ignore_eos", "depth_policy", "cache_salt",
-)  # fmt: skip
 # Field of a chat → the same of a message.
 _NAMES = {
     "stop": "stop_sequences",
@@ -27,44 +26,24 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Claude Code begins its system prompt with a line for its accounts that differs in every request: no prefix would be found again.
 ACCOUNTS = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
-_PROMPT_FIELDS: dict[str, Support] = {
-    **dict.fromkeys(("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"), SUPPORTED),
-    "cache_control": HARMLESS,  # prefixes are cached without breakpoints, for as long as there is memory
-    "context_management": refused("the context is what messages holds; shorten that, and leave it out"),
-    "mcp_servers": refused("no servers of tools are called here; call them yourself, and give their tools"),
-    "speed": refused("there is one speed; set it to standard, or leave it out", "standard"),
+_REFUSED = {
+    **chat_fields_elsewhere(MessageBody),
+    "mcp_servers": Refused("no servers of tools are called here; call them yourself, and give their tools", ([],)),
 }
-MESSAGE_FIELDS: dict[str, Support] = {
-    **_PROMPT_FIELDS,
-    **dict.fromkeys((*_SAME, "stop_sequences"), SUPPORTED),
-    "metadata": HARMLESS,
-    "container": refused("nothing is executed here; leave it out"),
-    "diagnostics": refused("no earlier message is stored here; usage tells what was cached; leave it out"),
-    "inference_geo": refused("a request runs on the server that it is sent to; leave it out"),
-    "service_tier": refused("there is one tier; set it to auto, or leave it out", "auto", "standard_only"),
-}
-
-
-def _types(*required: str) -> RequestTypes:
-    from tide_serve.request.message_types import message_types  # takes over a second
-
-    return message_types(required)
-
-
-MESSAGE = BodyForm("MessageRequest", MESSAGE_FIELDS, lambda: _types("model", "max_tokens", "messages"))
-COUNT = BodyForm("CountTokensRequest", _PROMPT_FIELDS, lambda: _types("model", "messages"))
+MESSAGE = form(MessageBody, _REFUSED)
+COUNT = form(CountBody, _REFUSED)
 
 
 def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of the same request to /v1/chat/completions. Raises ApiError for what that has no fields for."""
-    chat = {name: body[name] for name in _SAME if name in body}
+    chat = {name: body[name] for name in (*ChatSampling.model_fields, "max_tokens") if name in body}
     chat["messages"] = _chat_messages(body["messages"], body.get("system", ""))
     if "stop_sequences" in body:
         chat["stop"] = body["stop_sequences"]
     if "tools" in body:
         chat["tools"] = [_chat_tool(tool) for tool in body["tools"]]
     if "tool_choice" in body:
-        chat |= _chat_choice(body["tool_choice"], bool(body.get("tools")))
+        chat |= _chat_choice(body["tool_choice"], bool(chat.get("tools")))
     if "thinking" in body:
         chat["reasoning"] = _chat_reasoning(body["thinking"])
     output = body.get("output_config", {})
@@ -76,13 +55,9 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chat_reasoning(thinking: Mapping[str, Any]) -> dict[str, Any]:
-    kind = thinking["type"]
-    if kind == "between_tools" or thinking.get("display") == "omitted":
-        name, value = ("thinking.type", kind) if kind == "between_tools" else ("thinking.display", "omitted")
-        raise ApiError(400, f"{name} is {value!r}, which cannot be done here; leave it out", name, "unsupported_parameter")
-    if kind == "enabled":
-        return {"enabled": True, "max_tokens": thinking["budget_tokens"]}
-    return {"enabled": False} if kind == "disabled" else {}  # "adaptive": as the model likes
+    if thinking["type"] == "adaptive":  # as the model likes
+        return {}
+    return {"enabled": thinking["type"] == "enabled", "max_tokens": thinking.get("budget_tokens")}
 
 
 def _chat_messages(messages: Sequence[Mapping[str, Any]], system: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -108,9 +83,12 @@ def _chat_messages(messages: Sequence[Mapping[str, Any]], system: str | Sequence
 
 def _add(turns: list[dict[str, Any]], role: str, block: Mapping[str, Any]) -> None:
     """Add ``block`` to the last turn where that is of the same role; otherwise it begins one."""
+    if block["type"] == "redacted_thinking":
+        note_no_effect("messages[].content[].type=redacted_thinking")
+        return
     if block["type"] == "tool_result":
         failed = "Error: " if block.get("is_error") else ""
-        content = failed + _text(block.get("content", ""))
+        content = failed + _text(text_parts(block.get("content") or ""))
         turns.append({"role": "tool", "content": content, "tool_call_id": block["tool_use_id"]})
         return
     if not turns or turns[-1]["role"] != role:
@@ -139,6 +117,8 @@ def _joined(before: str | None, text: str) -> str:
 
 
 def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if (kind := tool.get("type") or "custom") != "custom":
+        return {"type": kind}
     function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
 

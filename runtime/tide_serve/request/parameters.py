@@ -47,9 +47,6 @@ def stream_options(body: Mapping[str, Any]) -> StreamOptions | None:
         if options:
             raise ApiError(400, "stream_options needs stream: true; set it, or leave the options out", "stream_options")
         return None
-    if options.get("include_obfuscation", False):
-        message = "stream_options.include_obfuscation is not supported: events are not padded; set it to false"
-        raise ApiError(400, message, "stream_options.include_obfuscation", "unsupported_parameter")
     return StreamOptions(options.get("include_usage", False), options.get("include_depth", False))
 
 
@@ -79,6 +76,10 @@ def generation_params(
     fields: dict[str, Any] = {name: body[name] for name in (*_WITH_MODEL_DEFAULT, *_SAME) if name in body}
     if "top_k" in body:
         fields["top_k"] = max(0, body["top_k"])
+    if body.get("stop_token_ids"):
+        fields["eos_token_ids"] = (*engine.manifest.generation.eos_token_ids, *body["stop_token_ids"])
+    if not body.get("skip_special_tokens", True) and engine.tokenizer is not None:
+        fields["shown_tokens"] = tuple(engine.tokenizer.special_ids)
     return engine.default_params(
         **fields,
         logit_bias=_logit_bias(body, engine.manifest.model.vocab_size),

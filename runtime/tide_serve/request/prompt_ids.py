@@ -14,7 +14,8 @@ from tide_runtime.errors import PromptError
 from tide_runtime.text.message_parts import arguments_object, joined_parts
 
 from tide_serve.errors import ApiError
-from tide_serve.request.call_formats import CLOSING, OPENING
+from tide_serve.request.call_formats import HERMES, CallForm
+from tide_serve.request.tool_results import text_parts
 from tide_serve.request.tools import ToolPlan
 
 Result = TypeVar("Result")
@@ -23,9 +24,7 @@ _PASSED = ("name", "tool_call_id", "reasoning_content", "reasoning")  # keys of 
 _DESCRIPTION = """You can call these functions:
 {functions}
 To call one, answer with its name and arguments as JSON, for each call:
-{opening}
-{{"name": "FUNCTION", "arguments": {{"ARGUMENT": VALUE}}}}
-{closing}
+{example}
 The results come between <tool_response> and </tool_response>. Answer in plain text when no call is needed."""
 
 
@@ -56,9 +55,9 @@ async def chat_prompt(
         raise ApiError(400, "messages is empty; give at least one", "messages")
     turns = template_messages(messages)
     if not tools.calls_shown:
-        turns = [with_calls_as_text(turn) for turn in turns]
+        turns = [with_calls_as_text(turn, tools.forms[0], keeps_results=tools.shown) for turn in turns]
     if tools.tools and not tools.shown:
-        turns = with_tools_described(turns, tools.tools)
+        turns = with_tools_described(turns, tools.tools, tools.forms[0])
     extra = {**(variables or {}), **({"tools": tools.tools} if tools.tools and tools.shown else {})}
     try:
         prompt = await off_loop(_characters([turns, extra]), _chat_prompt, engine, turns, extra)
@@ -91,39 +90,43 @@ def _chat_prompt(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[st
 def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """``messages`` without the fields that have no meaning for a model. The engine brings them into its template's form.
 
-    Raises ApiError with the path as ``param`` for what a text model cannot read: images, audio, files, functions of old.
+    Raises ApiError with the path as ``param`` for what a text model cannot read: audio, functions of old, no content.
     """
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def with_tools_described(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """``messages`` with ``tools`` in the system message, where the template does not show them."""
+def with_tools_described(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], form: CallForm = HERMES
+) -> list[dict[str, Any]]:
+    """``messages`` with ``tools`` and the ``form`` of calls in the system message, where the template does not show them."""
     functions = "\n".join(json.dumps(_described(tool["function"]), ensure_ascii=False) for tool in tools)
-    description = _DESCRIPTION.format(functions=functions, opening=OPENING, closing=CLOSING)
+    description = _DESCRIPTION.format(functions=functions, example=form.text([("FUNCTION", {"ARGUMENT": "VALUE"})]))
     if messages[0]["role"] in ("system", "developer"):
         content = f"{joined_parts(messages[0]['content'])}\n\n{description}".strip()
         return [{**messages[0], "content": content}, *messages[1:]]
     return [{"role": "system", "content": description}, *messages]
 
 
-def with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """``message`` with its calls, or what they returned, as text, where the template does not show them."""
-    if message["role"] == "tool":
+def with_calls_as_text(message: dict[str, Any], form: CallForm = HERMES, keeps_results: bool = False) -> dict[str, Any]:
+    """``message`` with its calls, or what they returned, as text, where the template does not show them.
+
+    Args:
+        form: of the calls.
+        keeps_results: the template shows what calls returned.
+    """
+    if message["role"] == "tool" and not keeps_results:
         return {"role": "user", "content": f"<tool_response>\n{joined_parts(message['content'])}\n</tool_response>"}
     if not message.get("tool_calls"):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
-    calls = [{**function, "arguments": arguments_object(function["arguments"])} for function in functions]
-    blocks = [f"{OPENING}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSING}" for call in calls]
+    calls = form.text([(function["name"], arguments_object(function["arguments"])) for function in functions])
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     content = joined_parts(message["content"] or "")
-    return {**rest, "content": "\n".join([content, *blocks] if content else blocks)}
+    return {**rest, "content": f"{content}\n{calls}" if content else calls}
 
 
 def _template_message(message: dict[str, Any], at: str) -> dict[str, Any]:
     role = message["role"]
-    if role == "function":
-        raise ApiError(400, f"{at}.role is 'function', the former form of 'tool'; use that", f"{at}.role")
     for name, instead in (("audio", "its text as content"), ("function_call", "tool_calls")):
         if message.get(name) is not None:
             raise ApiError(400, f"{at}.{name} is not supported; send {instead}", f"{at}.{name}")
@@ -132,25 +135,21 @@ def _template_message(message: dict[str, Any], at: str) -> dict[str, Any]:
         content = message.get("refusal")
         if role == "assistant" and not (content or calls):
             raise ApiError(400, f"{at}.content is missing; give a text, or tool_calls", f"{at}.content")
-    rendered = {"role": role, "content": _template_content(content, f"{at}.content")}
+    if role == "tool":
+        content = text_parts(content or "")
+    rendered = {"role": role, "content": _template_content(content)}
     if calls:
-        rendered["tool_calls"] = [_template_call(call, f"{at}.tool_calls[{index}]") for index, call in enumerate(calls)]
+        rendered["tool_calls"] = [_template_call(call) for call in calls]
     return rendered | {key: message[key] for key in _PASSED if message.get(key) is not None}
 
 
-def _template_content(content: str | list[dict[str, Any]] | None, at: str) -> str | list[dict[str, Any]] | None:
+def _template_content(content: str | list[dict[str, Any]] | None) -> str | list[dict[str, Any]] | None:
     if content is None or isinstance(content, str):
         return content
-    for index, part in enumerate(content):
-        if part["type"] not in ("text", "refusal"):
-            message = f"{at}[{index}].type is {part['type']!r}, the model takes text only; send parts of type 'text'"
-            raise ApiError(400, message, f"{at}[{index}].type")
     return [{"type": "text", "text": part[part["type"]]} for part in content]
 
 
-def _template_call(call: dict[str, Any], at: str) -> dict[str, Any]:
-    if call["type"] != "function":
-        raise ApiError(400, f"{at}.type is {call['type']!r}, expected 'function'", f"{at}.type")
+def _template_call(call: dict[str, Any]) -> dict[str, Any]:
     function = {name: call["function"][name] for name in ("name", "arguments")}
     return {"id": call["id"], "type": "function", "function": function}
 

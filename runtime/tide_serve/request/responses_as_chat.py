@@ -6,31 +6,19 @@ whole in ``input``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Required, Union
+from typing import Annotated, Any, Literal
 
-from openai.types.responses import ResponseOutputRefusalParam, ToolChoiceAllowedParam, ToolChoiceFunctionParam
-from openai.types.responses.response_create_params import ResponseCreateParamsBase
-from openai.types.responses.response_format_text_json_schema_config_param import ResponseFormatTextJSONSchemaConfigParam
-from openai.types.shared_params import ResponseFormatJSONObject, ResponseFormatText
-from typing_extensions import TypedDict
+from pydantic import Field
 
 from tide_serve.errors import ApiError
-from tide_serve.request.body import BodyForm, RequestTypes, Support
-from tide_serve.request.fields import CHAT_FIELDS, EXTENSION_TYPES, SUPPORTED, THOUGHT_TYPES, refused
-from tide_serve.request.structured import LarkFormat, RegexFormat
-from tide_serve.request.thinking import ReasoningParam
+from tide_serve.observe.request_record import note_no_effect
+from tide_serve.request import fields
+from tide_serve.request.body import OneOf, Part, Refused
+from tide_serve.request.tool_results import text_parts
 
-LOGPROBS = "message.output_text.logprobs"  # the only value of ``include``
-_SAME = (
-    "model", "stream", "stream_options", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "top_k", "min_p",
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop", "ignore_eos", "depth_policy",
-    "cache_salt", "reasoning", "chat_template_kwargs",
-)  # fmt: skip
-_SAME_SUPPORT = (
-    "tools", "tool_choice", "user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prompt_cache_options", "moderation", "service_tier", "store",
-)  # fmt: skip
+LOGPROBS = "message.output_text.logprobs"  # the only value of ``include`` that has an effect
 # Field of a chat → the same of a response; the first that fits.
 _NAMES = {
     "messages": "input",
@@ -39,145 +27,112 @@ _NAMES = {
     "response_format": "text.format",
 }
 
-RESPONSE_FIELDS: dict[str, Support] = {
-    **{name: CHAT_FIELDS[name] for name in (*_SAME, *_SAME_SUPPORT)},
-    **dict.fromkeys(("input", "instructions", "max_output_tokens", "include", "text"), SUPPORTED),
-    "background": refused("a response is generated while its request is open; leave it out", False),
-    "context_management": refused("the context is what input holds; shorten that, and leave it out"),
-    "conversation": refused("nothing is stored here; send the whole conversation as input"),
-    "max_tool_calls": refused("there are no built-in tools to call; leave it out"),
-    "previous_response_id": refused("nothing is stored here; send the whole conversation as input"),
-    "prompt": refused("no prompt templates are stored here; send the prompt as input"),
-    "truncation": refused("an input that is too long is refused; set it to disabled, or leave it out", "disabled"),
-}
-
 # --- types
 
-Status = Literal["in_progress", "completed", "incomplete"]
+
+class Text(Part):
+    type: Literal["input_text", "output_text", "text"]
+    text: str
 
 
-class InputText(TypedDict, total=False):
-    type: Required[Literal["input_text"]]
-    text: Required[str]
+class Message(Part):
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Annotated[str | list[Annotated[Text | fields.RefusalPart, OneOf()]], OneOf()]
 
 
-class OutputText(TypedDict, total=False):
-    """A part of an earlier answer, as it was sent. Its annotations and log-probabilities have no meaning for the model."""
-
-    type: Required[Literal["output_text"]]
-    text: Required[str]
-    annotations: list[Any] | None
-    logprobs: list[Any] | None
+class FunctionCall(Part):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
 
 
-class Message(TypedDict, total=False):
-    type: Required[Literal["message"]]
-    role: Required[Literal["user", "assistant", "system", "developer"]]
-    content: Required[Union[str, list[Union[InputText, OutputText, ResponseOutputRefusalParam]]]]  # noqa: UP007
-    id: str | None
-    status: Status | None
-    phase: None
+class CustomToolCall(Part):
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
 
 
-class FunctionCall(TypedDict, total=False):
-    type: Required[Literal["function_call"]]
-    call_id: Required[str]
-    name: Required[str]
-    arguments: Required[str]
-    id: str | None
-    status: Status | None
-    namespace: None
-    caller: None
+class CallOutput(Part):
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: Annotated[str | list[Annotated[Text | fields.Other, OneOf()]], OneOf()]
 
 
-class FunctionCallOutput(TypedDict, total=False):
-    type: Required[Literal["function_call_output"]]
-    call_id: Required[str]
-    output: Required[Union[str, list[InputText]]]  # noqa: UP007
-    id: str | None
-    name: str | None
-    status: Status | None
-    namespace: None
-    caller: None
+class ReasoningText(Part):
+    type: Literal["reasoning_text", "text"]
+    text: str
 
 
-class ReasoningText(TypedDict, total=False):
-    type: Required[Literal["reasoning_text"]]
-    text: Required[str]
+class ReasoningItem(Part):
+    """Thoughts of an earlier answer. A summary of them is not what the model thought, and changes nothing."""
+
+    type: Literal["reasoning"]
+    content: list[ReasoningText] | None = None
 
 
-class ReasoningItem(TypedDict, total=False):
-    """Thoughts of an earlier answer, as they were sent. A summary of them is not what the model thought, and changes nothing."""
-
-    type: Required[Literal["reasoning"]]
-    content: list[ReasoningText] | None
-    summary: list[Any] | None
-    id: str | None
-    status: Status | None
-    encrypted_content: None
+class FunctionTool(Part):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
-InputItem = Union[Message, FunctionCall, FunctionCallOutput, ReasoningItem]  # noqa: UP007
+class NamedFunction(Part):
+    type: Literal["function"]
+    name: str
 
 
-class ResponseReasoningParam(ReasoningParam, total=False):
-    summary: str | None
-    generate_summary: str | None
+class Allowed(fields.AllowedTools):
+    type: Literal["allowed_tools"]
 
 
-class FunctionTool(TypedDict, total=False):
-    type: Required[Literal["function"]]
-    name: Required[str]
-    description: str | None
-    parameters: dict[str, Any] | None
-    strict: bool | None
+class JsonSchema(fields.Schema):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
 
 
-class TextConfig(TypedDict, total=False):
-    format: Union[ResponseFormatText, ResponseFormatJSONObject, ResponseFormatTextJSONSchemaConfigParam, RegexFormat, LarkFormat]  # noqa: UP007
-    verbosity: Literal["low", "medium", "high"] | None
+class TextConfig(Part):
+    format: Annotated[fields.PlainFormat | JsonSchema | fields.RegexFormat | fields.LarkFormat, OneOf()] | None = None
+    verbosity: Any = None
 
 
-class StreamOptions(TypedDict, total=False):
-    include_obfuscation: bool
+Item = Annotated[Message | FunctionCall | CustomToolCall | CallOutput | ReasoningItem, OneOf(default="message")]
 
 
-class _ResponseTypes(RequestTypes):
-    """Types of a request whose message items may lack their ``type``."""
-
-    def check(self, body: Mapping[str, Any]) -> None:
-        if isinstance(items := body.get("input"), list):
-            body = {**body, "input": [_with_type(item) for item in items]}
-        super().check(body)
-
-
-def _with_type(item: Any) -> Any:
-    return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
-
-
-def _response_types() -> RequestTypes:
-    return _ResponseTypes(
-        ResponseCreateParamsBase,
-        {
-            **EXTENSION_TYPES,
-            **THOUGHT_TYPES,
-            "reasoning": ResponseReasoningParam,
-            "model": str,
-            "input": Union[str, list[InputItem]],  # noqa: UP007
-            "tools": list[FunctionTool],
-            "tool_choice": Union[Literal["none", "auto", "required"], ToolChoiceFunctionParam, ToolChoiceAllowedParam],  # noqa: UP007
-            "text": TextConfig,
-            "stream_options": StreamOptions,
-            "presence_penalty": float,
-            "frequency_penalty": float,
-            "seed": int,
-            "stop": Union[str, list[str]],  # noqa: UP007
-        },
-        required=("model", "input"),  # the openai package leaves all fields optional
-    )
+class ResponseBody(fields.ChatSampling):
+    input: Annotated[str | list[Item], OneOf()]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    include: list[str] | None = None
+    text: TextConfig | None = None
+    reasoning: fields.Reasoning | None = None
+    tools: list[Annotated[FunctionTool | fields.Other, OneOf()]] | None = None
+    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedFunction | Allowed, OneOf()] | None = None
+    parallel_tool_calls: bool | None = None
+    stream_options: fields.StreamOptions | None = None
+    top_logprobs: int | None = None
+    stop: fields.Stop | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
 
-RESPONSE = BodyForm("ResponseRequest", RESPONSE_FIELDS, _response_types)
+_SAME = (*fields.ChatSampling.model_fields, "stream_options", "top_logprobs", "parallel_tool_calls", "reasoning", "stop")
+RESPONSE = fields.form(
+    ResponseBody,
+    {
+        **fields.chat_fields_elsewhere(ResponseBody),
+        "background": Refused("a response is generated while its request is open; leave it out", (False,)),
+        "conversation": Refused("nothing is stored here; send the whole conversation as input"),
+        "previous_response_id": Refused("nothing is stored here; send the whole conversation as input"),
+        "prompt": Refused("no prompt templates are stored here; send the prompt as input"),
+    },
+)
 
 
 # --- the same chat
@@ -186,8 +141,10 @@ RESPONSE = BodyForm("ResponseRequest", RESPONSE_FIELDS, _response_types)
 def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of the same request to /v1/chat/completions. Raises ApiError for what that has no fields for."""
     with_logprobs = LOGPROBS in body.get("include", [])
-    _check_include(body, with_logprobs)
-    _check_summary(body.get("reasoning", {}))
+    if body.get("top_logprobs") and not with_logprobs:
+        raise ApiError(400, f'top_logprobs needs include: ["{LOGPROBS}"]; set both', "top_logprobs")
+    note_no_effect(*(f"include={name}" for name in body.get("include", []) if name != LOGPROBS))
+    note_no_effect(*(f"text.{name}" for name in body.get("text", {}) if name == "verbosity"))
     chat = {name: body[name] for name in _SAME if name in body}
     chat |= {"messages": _chat_messages(body["input"], body.get("instructions")), "logprobs": with_logprobs}
     if "max_output_tokens" in body:
@@ -199,24 +156,6 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     if (form := body.get("text", {}).get("format")) is not None:
         chat["response_format"] = {"type": "json_schema", "json_schema": form} if form["type"] == "json_schema" else form
     return chat
-
-
-def _check_include(body: Mapping[str, Any], with_logprobs: bool) -> None:
-    if other := [name for name in body.get("include", []) if name != LOGPROBS]:
-        message = f"include has {other[0]!r}, and responses have no such items here; the only one is {LOGPROBS!r}"
-        raise ApiError(400, message, "include", "unsupported_parameter")
-    if body.get("top_logprobs") and not with_logprobs:
-        raise ApiError(400, f'top_logprobs needs include: ["{LOGPROBS}"]; set both', "top_logprobs")
-    if (verbosity := body.get("text", {}).get("verbosity") or "medium") != "medium":
-        message = f"text.verbosity is {verbosity!r} and cannot be set here; ask for it in a message, and leave it out"
-        raise ApiError(400, message, "text.verbosity", "unsupported_parameter")
-
-
-def _check_summary(reasoning: Mapping[str, Any]) -> None:
-    for name in ("summary", "generate_summary"):
-        if reasoning.get(name) is not None:
-            message = f"reasoning.{name} is not supported: items have the thoughts themselves; leave it out"
-            raise ApiError(400, message, f"reasoning.{name}", "unsupported_parameter")
 
 
 def _chat_messages(items: str | Sequence[Mapping[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
@@ -233,14 +172,15 @@ def _chat_messages(items: str | Sequence[Mapping[str, Any]], instructions: str |
         elif kind == "reasoning":
             if thoughts := _text(item.get("content") or []):
                 messages.append({"role": "assistant", "content": "", "reasoning_content": thoughts})
-        elif kind == "function_call":
+        elif kind in ("function_call", "custom_tool_call"):
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
-            function = {"name": item["name"], "arguments": item["arguments"]}
+            arguments = item["arguments"] if kind == "function_call" else json.dumps({"input": item["input"]})
+            function = {"name": item["name"], "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
-            messages.append({"role": "tool", "content": _text(item["output"]), "tool_call_id": item["call_id"]})
+            messages.append({"role": "tool", "content": _text(text_parts(item["output"])), "tool_call_id": item["call_id"]})
     return messages
 
 
@@ -256,6 +196,8 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool["type"] != "function":
+        return {"type": tool["type"]}
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 

@@ -9,31 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, Required, Union
+from typing import Any
 
-from openai.types.shared_params import ResponseFormatJSONObject, ResponseFormatJSONSchema, ResponseFormatText
 from tide_runtime import Engine, Grammar
 from tide_runtime.errors import GrammarError
-from typing_extensions import TypedDict
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
 from tide_serve.request.body import is_deeper
 
 _FIELD = "response_format"
-
-
-class RegexFormat(TypedDict, total=False):
-    type: Required[Literal["regex"]]
-    pattern: Required[str]
-
-
-class LarkFormat(TypedDict, total=False):
-    type: Required[Literal["lark"]]
-    grammar: Required[str]
-
-
-ResponseFormat = Union[ResponseFormatText, ResponseFormatJSONObject, ResponseFormatJSONSchema, RegexFormat, LarkFormat]  # noqa: UP007
 
 
 async def response_grammar(engine: Engine, response_format: Mapping[str, Any], config: ServeConfig) -> Grammar | None:
@@ -50,10 +35,8 @@ async def response_grammar(engine: Engine, response_format: Mapping[str, Any], c
 
 def _grammar(response_format: Mapping[str, Any], config: ServeConfig) -> Grammar:
     kind = response_format["type"]
-    if kind == "json_object":
-        return Grammar.json_object()
-    if kind == "json_schema":
-        schema = response_format["json_schema"].get("schema")
+    if kind in ("json_object", "json_schema"):
+        schema = response_format.get("json_schema", response_format).get("schema")
         if schema is None:
             return Grammar.json_object()
         check_schema(schema, _FIELD, config)
@@ -68,7 +51,8 @@ async def check_grammar(engine: Engine, grammar: Grammar, param: str) -> None:
     try:
         await asyncio.to_thread(engine.check_grammar, grammar)  # a short grammar may take long
     except GrammarError as error:
-        raise ApiError(400, f"{param}: {error}", param, "invalid_grammar") from error
+        logged = f"{param} cannot be compiled"
+        raise ApiError(400, f"{param}: {error}", param, "invalid_grammar", logged=logged) from error
 
 
 def check_schema(schema: Mapping[str, Any], param: str, config: ServeConfig) -> None:

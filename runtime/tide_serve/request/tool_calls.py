@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from tide_runtime.text.held_back import held_back
 
-from tide_serve.request.call_formats import FORMS, NoCall, Reading, ToolCall, Unfinished, read_json
+from tide_serve.request.call_formats import BARE, PUBLISHED, CallForm, ToolCall
+from tide_serve.request.call_reader import Reading, Unfinished, read_calls
+from tide_serve.request.call_values import NoCall
 
-_OPENINGS = re.compile("|".join(map(re.escape, FORMS)))
 _BARE_KEYS = ("name", "type", "function", "id", "arguments", "parameters")
 _BARE = tuple(f'{opening}"{key}":' for opening in ("{", "[{") for key in _BARE_KEYS)  # how a call without tags begins
 _BARE_NAME = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*"([^"\\]*)"')
@@ -21,21 +22,34 @@ _SHORT = 512
 class ToolCallParser:
     """Splits one output into text and calls.
 
-    A call has one of the forms of `call_formats`, or is JSON that is the whole output. What is not a call of one of ``tools``
-    stays text, as does a call that the end of the output cuts off. Text is not changed; white space alone before, between and
-    after calls is dropped.
+    A call has one of ``forms``; those that begin with no mark, and JSON, are the whole output. What is not a call of one of
+    ``tools`` stays text, as does a call that the end of the output cuts off. Text is not changed; white space alone before,
+    between and after calls is dropped.
 
     Args:
         tools: names, or a mapping of names to the JSON schemas of their parameters.
         hidden: tags that are special tokens, and not for the client where they belong to no call.
         most: calls; what follows them is dropped. None: no limit.
+        forms: in the order in which they are tried.
     """
 
-    def __init__(self, tools: Collection[str], hidden: Collection[str] = (), most: int | None = None) -> None:
+    def __init__(
+        self,
+        tools: Collection[str],
+        hidden: Collection[str] = (),
+        most: int | None = None,
+        forms: Sequence[CallForm] = PUBLISHED,
+    ) -> None:
         self._tools = tools if isinstance(tools, Mapping) else {name: {} for name in tools}
-        self._hidden, self._most, self._phrases = hidden, most, (*FORMS, *hidden)
+        self._hidden, self._most = hidden, most
+        self._starts = [(phrase, lead, form) for form in forms for phrase, lead in form.openings]
+        phrases = {phrase for phrase, _, _ in self._starts}
+        self._openings = re.compile("|".join(map(re.escape, phrases)) or "(?!)")
+        self._phrases = phrases.union(hidden)
+        self._bare_forms = [*BARE, *(form for form in forms if not form.openings and form not in BARE)]
         self._held = ""  # not yet text and not yet a call
         self._bare, self._open = True, False  # nothing came yet; ``held`` begins with what may be a call
+        self._behind: CallForm | None = None  # form of the call that ended last, with nothing but white space since
         self._space, self._in_text = "", False  # white space that may turn out to stand between calls
         self.calls: list[ToolCall] = []
 
@@ -69,49 +83,95 @@ class ToolCallParser:
 
     def _step(self, ended: bool) -> str | None:
         """Remove a text or a call from the beginning of ``_held``; returns the text, and None where nothing is certain yet."""
-        if self._bare and _may_be_bare(self._held, self._tools, ended):
-            if self._reads(None, ended):
+        for reads in (self._reads_behind, self._reads_bare):
+            self._open = False
+            if reads(ended):
                 return ""
             if self._open:
                 return None
-        self._open = False
-        opening = _OPENINGS.search(self._held)
+        opening = self._openings.search(self._held)
         if opening is None:
             certain = len(self._held) - (0 if ended else held_back(self._held, self._phrases))
             return self._removed(certain) if certain else None
         if opening.start():
             return self._removed(opening.start())
         self._bare = False
-        if self._reads(opening[0], ended):
+        if self._reads_opened(ended):
             return ""
         return None if self._open else self._removed(opening.end())
 
     def _removed(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
-        self._bare = self._bare and not text.strip()
+        if text.strip():
+            self._bare, self._behind = False, None
         return text
 
-    def _reads(self, opening: str | None, ended: bool) -> bool:
-        """Whether ``_held`` begins with calls, which are removed then; ``opening`` None: calls are all of it."""
-        keeps, read = (True, read_json) if opening is None else FORMS[opening]
-        reading = Reading(self._held, 0 if keeps else len(opening or ""), self._tools, ended)
-        self._open = False
-        try:
-            calls = read(reading)
-            if opening is None and self._held[reading.at :].strip():
-                raise NoCall
-            if opening is None and not ended:
-                raise Unfinished
-        except NoCall:
-            self._bare = False
+    def _reads_behind(self, ended: bool) -> bool:
+        """Whether ``_held`` begins with what belongs to the call before it, or with a call that needs no opening."""
+        form = self._behind
+        if form is None or not self._held.strip():
             return False
+        reading = Reading(self._held, 0, self._tools, ended)
+        try:
+            if any(reading.closes(piece) for piece in form.behind):
+                self._take([], reading.at)
+                return True
+            if form.several and form.as_json is None and not form.call_open.strip():
+                self._take(read_calls(form, reading), reading.at)
+                return True
+        except NoCall:
+            pass
         except Unfinished:
             self._open = not ended
-            self._bare = self._bare and not ended
-            return False
-        self._held, self._space, self._in_text, self._bare = self._held[reading.at :], "", False, False
+        return False
+
+    def _reads_bare(self, ended: bool) -> bool:
+        """Whether all of ``_held`` is calls without an opening mark."""
+        for form in self._bare_forms if self._bare else ():
+            if form.as_json is not None and not form.lead and not _may_be_bare(self._held, self._tools, ended):
+                continue
+            reading = Reading(self._held, 0, self._tools, ended)
+            try:
+                self._take(_all_calls(form, reading), reading.at)
+                return True
+            except NoCall:
+                continue
+            except Unfinished:
+                if not ended:
+                    self._open = True
+                    return False
+        self._bare = False
+        return False
+
+    def _reads_opened(self, ended: bool) -> bool:
+        """Whether ``_held``, which begins with an opening mark, begins with calls."""
+        for phrase, lead, form in self._starts:
+            if not self._held.startswith(phrase):
+                if not ended and phrase.startswith(self._held):
+                    self._open = True
+                    return False
+                continue
+            reading = Reading(self._held, 0, self._tools, ended)
+            try:
+                if not reading.consumes(lead):
+                    continue
+                calls = read_calls(form, reading)
+            except NoCall:
+                continue
+            except Unfinished:
+                if ended:
+                    continue
+                self._open = True
+                return False
+            self._behind = form
+            self._take(calls, reading.at)
+            return True
+        return False
+
+    def _take(self, calls: list[ToolCall], length: int) -> None:
+        """Remove ``calls``, or what belongs to them, from the beginning of ``_held``."""
+        self._held, self._space, self._in_text, self._bare = self._held[length:], "", False, False
         self.calls += calls[: None if self._most is None else self._most - len(self.calls)]
-        return True
 
     def _text(self, text: str) -> str:
         """``text`` as it is shown; white space is held back until other text shows that it is not between calls."""
@@ -126,10 +186,30 @@ class ToolCallParser:
 
 
 def split_calls(
-    text: str, tools: Collection[str], hidden: Collection[str] = (), most: int | None = None
+    text: str,
+    tools: Collection[str],
+    hidden: Collection[str] = (),
+    most: int | None = None,
+    forms: Sequence[CallForm] = PUBLISHED,
 ) -> tuple[str, list[ToolCall]]:
     """The text and the calls of a whole output, as `ToolCallParser` finds them."""
-    return ToolCallParser(tools, hidden, most).feed(text, last=True)
+    return ToolCallParser(tools, hidden, most, forms).feed(text, last=True)
+
+
+def _all_calls(form: CallForm, reading: Reading) -> list[ToolCall]:
+    """The calls that all of a text is. Raises NoCall where it is something else."""
+    if not reading.consumes(form.lead):
+        raise NoCall
+    calls = list[ToolCall]()
+    while not calls or (form.several and form.as_json is None and reading.following()):
+        calls += read_calls(form, reading)
+        while any(reading.consumes(piece) for piece in form.behind):
+            pass
+    if reading.following():
+        raise NoCall
+    if not reading.ended:
+        raise Unfinished
+    return calls
 
 
 def _may_be_bare(text: str, tools: Collection[str], ended: bool) -> bool:

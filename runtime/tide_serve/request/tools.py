@@ -1,8 +1,8 @@
 """Tools of a request: what the model is told about them, and the grammar of its calls.
 
-A chat template that takes ``tools`` shows them in the form that its model was trained on. For other models a system message
-describes them; calls and results of earlier turns that a template does not show become text of the same form, that of Hermes and
-SmolLM2:
+A chat template that takes ``tools`` shows them in the form that its model was trained on, and the form of calls is learned from
+it (`tide_serve.request.call_learning`). For other models a system message describes them; calls and results of earlier turns
+that a template does not show become text of the same form, mostly that of Hermes and SmolLM2:
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -16,23 +16,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tide_runtime import Engine, Grammar
+from tide_runtime.errors import PromptError
 from tide_runtime.text.chat_template import template_forms
-from tide_runtime.text.grammar import JSON_STYLE
 from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
-from tide_serve.request.call_formats import CLOSING, OPENING, TAGS
+from tide_serve.request.call_formats import HARMONY, PUBLISHED, USUAL, CallForm, named_forms
+from tide_serve.request.call_grammar import CallGrammar, any_values, parameters_of, styled
+from tide_serve.request.call_learning import learned_form
 from tide_serve.request.structured import check_schema
 from tide_serve.request.tool_calls import ToolCallParser
+from tide_serve.request.tool_results import functions_of
 
-MAX_CALLS = 8  # most calls of an answer that follows a grammar: a model that does not stop by itself must
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_MARK = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 
 Mode = Literal["none", "auto", "required", "named"]
 
@@ -46,9 +49,10 @@ class ToolPlan:
         required: the answer is calls and nothing else.
         parallel: it may have several.
         shown, calls_shown: the model's template shows tools, and calls of earlier turns; otherwise they become text.
-        tagged: calls stand between <tool_call> and </tool_call>; otherwise the answer is one call.
-        opening, closing: these tags in a Lark grammar.
-        special: id → tag of calls that is a special token; the text of the output has it, unlike others.
+        forms: in which calls are found; forced calls have the first.
+        tokens: mark of the forms → its id, where it is one token, as llguidance does not match such tokens as text.
+        special: id → mark of calls that is a special token; the text of the output has it, unlike others.
+        ends: ids that end an output.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -56,14 +60,14 @@ class ToolPlan:
     parallel: bool = True
     shown: bool = False
     calls_shown: bool = False
-    tagged: bool = True
-    opening: str = f'"{OPENING}"'
-    closing: str = f'"{CLOSING}"'
+    forms: tuple[CallForm, ...] = USUAL
+    tokens: Mapping[str, int] = field(default_factory=dict)
     special: Mapping[int, str] = field(default_factory=dict)
+    ends: Collection[int] = ()
 
     def parser(self) -> ToolCallParser | None:
         """The reader of calls for one output; None: all of it is text."""
-        return ToolCallParser(self._schemas, self.special.values(), self._most) if self.tools else None
+        return ToolCallParser(self._schemas, self.special.values(), self._most, self.forms) if self.tools else None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -71,11 +75,13 @@ class ToolPlan:
 
         With the line break, which no JSON string has, a tag in an argument ends nothing.
         """
-        return (f"\n{CLOSING}",) if self.tools and self.tagged and not self.parallel and not self._follows_grammar else ()
+        close = self.forms[0].call_close.rstrip()
+        ends = self.tools and not self.parallel and not self._follows_grammar
+        return (close,) if ends and self.forms[0].as_json is not None and close.startswith("\n") else ()
 
     @property
     def _schemas(self) -> dict[str, Mapping[str, Any]]:
-        return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
+        return {tool["function"]["name"]: parameters_of(tool["function"]) for tool in self.tools}
 
     @property
     def _most(self) -> int | None:
@@ -89,77 +95,94 @@ class ToolPlan:
         """The grammar of the whole output, where ``answer`` is that of its text. Raises ApiError where they do not combine."""
         if not self.tools or (not self._follows_grammar and answer is None):
             return answer
-        rules = [*self._call_rules()]
+        form = self.forms[0]
+        calls = CallGrammar(form, [tool["function"] for tool in self.tools], self._token)
+        rules = [*calls.rules(self.parallel), *any_values(form, calls)]
         if self.required:
             rules.append("start: calls")
         elif answer is not None:
             if answer.kind != "json_schema":
                 message = "response_format: a regex or Lark grammar cannot be combined with tools; use a JSON schema"
                 raise ApiError(400, message, "response_format")
-            rules += ["start: calls | answer", f"answer: %json {_styled(json.loads(answer.source))}"]
-        elif self.tagged:
-            rules += ["start: (head body)* tail" if self.parallel else "start: head body | tail"]
-            rules += [f"head{'' if self.opening.startswith('<') else '[lazy]'}: TEXT {self.opening}"]
-            rules += ["tail: TEXT", r"TEXT: /(.|\n)*/"]
+            rules += ["start: calls | answer", f"answer: %json {styled(json.loads(answer.source))}"]
         else:
-            rules += ["start: calls | tail", "tail: TEXT", r"TEXT: /([^{](.|\n)*)?/"]
+            rules += calls.free(self.parallel)
         return Grammar.lark("\n".join(rules))
 
-    def _call_rules(self) -> list[str]:
-        functions = [tool["function"] for tool in self.tools]
-        rules = [f"function: {' | '.join(f'function_{i}' for i in range(len(functions)))}"]
-        for i, function in enumerate(functions):
-            # In the pieces of JSON: a longer string would shut out an answer that begins like a call.
-            pieces = ["{", '"name"', ": ", f'"{function["name"]}"', ", ", '"arguments"', ": "]
-            rules.append(f'function_{i}: {" ".join(map(json.dumps, pieces))} arguments_{i} "}}"')
-            rules.append(f"arguments_{i}: %json {_arguments_schema(function)}")
-        if not self.tagged:
-            return [*rules, "calls: function"]
-        rules += [rf'body: "\n" function "\n" {self.closing}', f"call: {self.opening} body"]
-        return [*rules, rf'calls: call ("\n" call){{0,{MAX_CALLS - 1}}}' if self.parallel else "calls: call"]
+    def _token(self, mark: str) -> str | None:
+        token = self.tokens.get(mark)
+        if token is None:
+            return None
+        return "" if token in self.ends else f"<[{token}]>"
 
 
 def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> ToolPlan:
     """The plan of a request with the fields ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
 
-    Raises ApiError for tools that are not functions, and for a choice that they do not allow.
+    Tools that are not functions are left out. Raises ApiError for a choice that the tools do not allow.
     """
-    tools = body.get("tools", [])
-    for index, tool in enumerate(tools):
-        _check_tool(tool, f"tools[{index}]", config)
+    for index, tool in enumerate(body.get("tools", [])):
+        if tool["type"] == "function":
+            _check_tool(tool, f"tools[{index}]", config)
+    tools = functions_of(body.get("tools", []))
     names = [tool["function"]["name"] for tool in tools]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ApiError(400, f"tools has {min(twice)!r} more than once; give each tool a name of its own", "tools")
     mode, allowed = _choice(body.get("tool_choice", "auto"), names)
     uses_tools = bool(tools) and mode != "none"
     template = (engine.tool_chat_template if uses_tools else engine.chat_template) or ""
-    forms = template_forms(template)
-    calls_shown = forms.takes_tools or forms.shows_calls
+    shown = template_forms(template)
+    forms = call_forms(template)
     if not uses_tools:
-        return ToolPlan(calls_shown=calls_shown)
-    tagged = not forms.takes_tools or OPENING in template
+        return ToolPlan(calls_shown=shown.shows_calls, shown=shown.takes_tools, forms=forms)
+    marks = {mark for form in forms for mark in _MARK.findall(form.literals)}
     return ToolPlan(
         tools=tuple(tool for tool in tools if tool["function"]["name"] in allowed),
         required=mode != "auto",
         parallel=mode != "named" and body.get("parallel_tool_calls", True),
-        shown=forms.takes_tools,
-        calls_shown=calls_shown,
-        tagged=tagged,
-        opening=_in_lark(engine.tokenizer, OPENING),
-        closing=_in_lark(engine.tokenizer, CLOSING),
-        special=_special_tags(engine.tokenizer),
+        shown=shown.takes_tools,
+        calls_shown=shown.shows_calls,
+        forms=forms,
+        tokens=_tokens(engine.tokenizer, marks),
+        special=_special_tags(engine.tokenizer, "\n".join(form.literals for form in forms)),
+        ends=engine.manifest.generation.eos_token_ids,
     )
 
 
-def _in_lark(tokenizer: Tokenizer | None, tag: str) -> str:
-    """``tag`` in a Lark grammar: by its id where it is one token, as llguidance does not match such tokens as text."""
-    ids = tokenizer.encode(tag, add_special_tokens=False) if tokenizer is not None else []
-    return f"<[{ids[0]}]>" if len(ids) == 1 else f'"{tag}"'
+def call_forms(template: str) -> tuple[CallForm, ...]:
+    """The forms in which the model of ``template`` writes calls, the one for forced calls first."""
+    learned, named = learned_form(template).form, named_forms(template)
+    if learned is None:
+        return tuple(dict.fromkeys((*(named if template_forms(template).takes_tools else ()), *PUBLISHED)))
+    return tuple(dict.fromkeys((*named, learned, *USUAL) if HARMONY[0] in named else (learned, *named, *USUAL)))
 
 
-def _special_tags(tokenizer: Tokenizer | None) -> dict[int, str]:
-    tags = {tokenizer.token(token): token for token in tokenizer.special_ids} if tokenizer is not None else {}
-    return {tags[tag]: tag for tag in TAGS if tag in tags}
+def described_calls(engine: Engine) -> dict[str, str]:
+    """What /v1/models and the log say about the calls of a model: how it writes one, and what its template left open."""
+    template = engine.tool_chat_template
+    if not template:
+        return {}
+    try:
+        forms, learned = call_forms(template), learned_form(template)
+    except PromptError as error:
+        return {"tool_calls_note": str(error)}
+    fields = {"tool_calls": forms[0].text([("FUNCTION", {"ARGUMENT": "VALUE"})])}
+    if learned.flaw and learned.form is None:
+        return {
+            **fields,
+            "tool_calls_note": f"the form of calls is not learned from the chat template, but a usual one: {learned.flaw}",
+        }
+    return {**fields, "tool_calls_note": learned.flaw} if learned.flaw else fields
+
+
+def _tokens(tokenizer: Tokenizer | None, marks: Collection[str]) -> dict[str, int]:
+    ids = {mark: tokenizer.encode(mark, add_special_tokens=False) for mark in marks} if tokenizer is not None else {}
+    return {mark: tokens[0] for mark, tokens in ids.items() if len(tokens) == 1}
+
+
+def _special_tags(tokenizer: Tokenizer | None, literals: str) -> dict[int, str]:
+    tags = {token: tokenizer.token(token) for token in tokenizer.special_ids} if tokenizer is not None else {}
+    return {token: tag for token, tag in tags.items() if tag and tag in literals}
 
 
 def _choice(choice: str | Mapping[str, Any], names: Sequence[str]) -> tuple[Mode, set[str]]:
@@ -171,10 +194,8 @@ def _choice(choice: str | Mapping[str, Any], names: Sequence[str]) -> tuple[Mode
     if choice["type"] == "allowed_tools":
         allowed = [_named(tool) for tool in choice["allowed_tools"]["tools"]]
         mode = choice["allowed_tools"]["mode"]
-    elif choice["type"] == "function":
-        allowed, mode = [choice["function"]["name"]], "named"
     else:
-        raise ApiError(400, f"tool_choice.type is {choice['type']!r}, expected 'function'", "tool_choice.type")
+        allowed, mode = [choice["function"]["name"]], "named"
     if unknown := [name for name in allowed if name not in names]:
         raise ApiError(400, f"tool_choice names {unknown[0]!r}, which is not among the tools; add it to tools", "tool_choice")
     return mode, set(allowed)
@@ -187,21 +208,8 @@ def _named(tool: Mapping[str, Any]) -> Any:
 
 
 def _check_tool(tool: Mapping[str, Any], at: str, config: ServeConfig) -> None:
-    if tool["type"] != "function":
-        raise ApiError(400, f"{at}.type is {tool['type']!r}, expected 'function'; give its input as parameters", f"{at}.type")
     function = tool["function"]
     if not _NAME.fullmatch(function["name"]):
         message = f"{at}.function.name is {function['name']!r:.80}; use 1 to 64 letters, digits, underscores and dashes"
         raise ApiError(400, message, f"{at}.function.name")
     check_schema(function.get("parameters") or {}, f"{at}.function.parameters", config)
-
-
-def _arguments_schema(function: Mapping[str, Any]) -> str:
-    """Keywords that llguidance lacks are left out of a schema that is not strict: the call still parses."""
-    schema = {"type": "object", **(function.get("parameters") or {})}
-    return _styled(schema, lenient=not function.get("strict"))
-
-
-def _styled(schema: dict[str, Any], lenient: bool = False) -> str:
-    """``schema`` with JSON on one line: without free white space most of a call follows from the grammar."""
-    return json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": lenient}})

@@ -146,7 +146,7 @@ def test_every_token_sampled_is_as_the_whole_vocabulary(llama: FrozenModel, capt
     everything = SampledVocabulary(torch.arange(VOCAB), VOCAB)
     heads = {(2, "tail:1"): make_head("tail:1", llama, 2)}
     windows = np.arange(6)
-    labels = [router_examples(heads[2, "tail:1"], captured, windows, "agreement", v).right for v in (None, everything)]
+    labels = [router_examples(heads[2, "tail:1"], captured, windows, v).right for v in (None, everything)]
     assert torch.equal(*labels)
     routers = {(2, "tail:1"): [MaxProbability()]}
     whole, sampled = (

@@ -44,10 +44,10 @@ def exported(source: Path, out: Path, tokenizer: Path | None = None) -> tuple[Em
 @pytest.mark.parametrize(
     ("architecture", "number", "pooling", "tied", "kind"),
     [
-        ("qwen3", 3, "last", True, "F32"),  # as Qwen3-Embedding-0.6B
-        ("qwen3", 3, "last", False, "F32"),  # with a head, which the vectors are not made with
-        ("gemma2", 1, "mean", True, "F32"),
-        ("qwen3", 3, "last", True, "Q8_0"),
+        ("qwen3", 3, "last", True, "Q8_0"),  # as Qwen3-Embedding-0.6B
+        pytest.param("qwen3", 3, "last", True, "F32", marks=pytest.mark.slow),
+        pytest.param("qwen3", 3, "last", False, "F32", marks=pytest.mark.slow),  # with a head, which the vectors do without
+        pytest.param("gemma2", 1, "mean", True, "F32", marks=pytest.mark.slow),
     ],
 )
 def test_vectors_are_those_of_the_huggingface_folder(

@@ -96,9 +96,9 @@ def test_bad_messages_are_explained(messages, explanation):
 
 
 def test_refusal_of_the_template_is_passed_on():
-    """Breaks: the user is not told that the roles must alternate."""
-    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-    with pytest.raises(PromptError, match=r"roles: user, user\): roles must alternate"):
+    """Breaks: the user is not told that the roles must alternate, and begin with the user's."""
+    messages = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(PromptError, match=r"roles: assistant, user\): roles must alternate"):
         render_chat(LLAMA, messages, special_tokens=SPECIAL)
 
 
@@ -109,7 +109,6 @@ def test_refusal_of_the_template_is_passed_on():
         ("a\n{% if %}", "syntax error in line 2"),
         ("{{ none + 'a' }}", "refused"),
         ("{{ 1 / 0 }}", "refused"),
-        ("{{ messages.append(1) }}", "refused"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refused"),
         ("{{ range(10 ** 9) | list }}", "refused"),
     ],
@@ -120,6 +119,15 @@ def test_bad_templates_are_explained_and_contained(template, explanation):
     with pytest.raises(PromptError, match=explanation):
         render_chat(template, messages, special_tokens={})
     assert messages == [{"role": "user", "content": "a"}]
+
+
+def test_lists_of_a_template_may_grow():
+    """Breaks: Kimi K2's template, which gathers the turns of its history in a list, is refused; or it changes the caller's."""
+    messages, tools = [{"role": "user", "content": "a"}], [{"type": "function"}]
+    template = "{% set own = [] %}{% for m in messages %}{% set _ = own.append(m.content) %}{% endfor %}{{ own | join }}"
+    template += "{% set _ = messages.append(1) %}{% set _ = tools.append(1) %}"
+    assert render_chat(template, messages, special_tokens={}, tools=tools) == "a"
+    assert (messages, tools) == ([{"role": "user", "content": "a"}], [{"type": "function"}])
 
 
 def test_import_is_light():

@@ -15,6 +15,12 @@ TAGS = ThoughtMarks("<think>", "</think>", lead="\n", gap="\n\n")
 CHANNELS = ThoughtMarks("<|channel|>analysis<|message|>", "<|end|>", gap="<|start|>assistant<|channel|>final<|message|>")
 WORDS = ThoughtMarks("<think>", "</think>", gap="\n<response>", ending="</response>")
 BEGUN = ThoughtMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", lead="\n", gap="\n")
+NAMED = ThoughtMarks(
+    "<|open|>think<|sep|>", "<|close|>think<|sep|>", gap="<|open|>response<|sep|>", ending="<|close|>response<|sep|>"
+)
+OF_CALLS = ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>", gap="<|START_RESPONSE|>", ending="<|END_RESPONSE|>")
+NO_GAP = ThoughtMarks("<think>", "</think>")
+LONGER = ThoughtMarks("<a>", "</a>", gap="<a>b")  # the head of thoughts is the beginning of an answer's
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -25,11 +31,16 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
         ("thoughts_channels", CHANNELS, "reasoning_content", None),
         ("thoughts_parts", ThoughtMarks("[THINK]", "[/THINK]"), "parts", None),
         ("thoughts_words", WORDS, None, "thinking"),
-        ("thoughts_cut", ThoughtMarks("<think>", "</think>"), None, None),
-        ("deepseek_r1", ThoughtMarks("<think>", "</think>", lead="\n"), None, None),
+        ("thoughts_cut", ThoughtMarks("<think>", "</think>", gap="\n\n"), None, None),
+        ("deepseek_r1", ThoughtMarks("<think>", "</think>", lead="\n", gap="\n\n"), None, None),
         ("thoughts_block", ThoughtMarks("<|channel>thought", "<channel|>"), None, "enable_thinking"),
         ("thoughts_begun", BEGUN, "reasoning_content", None),
         ("deepseek_v31", ThoughtMarks("<think>", "</think>"), None, "thinking"),
+        ("thoughts_named", NAMED, "reasoning_content", "thinking"),
+        ("thoughts_off", ThoughtMarks("<think:it>", "</think:it>"), "reasoning_content", None),
+        ("thoughts_of_calls", OF_CALLS, "tool_plan", None),
+        ("thoughts_behind_answers", ThoughtMarks("<think>", "</think>"), "reasoning_content", None),
+        ("thoughts_blocks", ThoughtMarks("<|inner_prefix|>", "<|inner_suffix|>"), "blocks", None),
         *((name, None, None, None) for name in ("hermes", "llama_3", "mistral_3", "qwen_coder", "gemma_3", "phi_4", "smolvlm")),
     ],
 )
@@ -44,6 +55,7 @@ def test_efforts_are_those_that_the_template_takes() -> None:
     assert template_thoughts(TEMPLATES["thoughts_channels"]).efforts == ("low", "medium", "high")
     named = "{% if reasoning_effort not in ['none', 'high'] %}{{ raise_exception('effort') }}{% endif %}{{ messages[0].content }}"
     assert template_thoughts(named).efforts == ("none", "high")
+    assert template_thoughts(TEMPLATES["thoughts_off"]).efforts == ("no_think", "low", "high")
     assert template_thoughts(TEMPLATES["thoughts_switch"]).efforts == ()
 
 
@@ -52,16 +64,29 @@ def test_history_has_the_thoughts_in_the_field_that_the_template_reads() -> None
     chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", "reasoning_content": "T"}]
     shown = {
         name: render_chat(TEMPLATES[name], chat, special_tokens=SPECIAL, add_generation_prompt=False)
-        for name in ("thoughts_switch", "thoughts_channels", "thoughts_parts", "thoughts_cut")
+        for name in ("thoughts_switch", "thoughts_channels", "thoughts_parts", "thoughts_cut", "thoughts_blocks")
     }
     assert "<think>\nT\n</think>\n\nA" in shown["thoughts_switch"]
     assert "<|channel|>analysis<|message|>T<|end|>" in shown["thoughts_channels"]
     assert shown["thoughts_parts"] == "<s>[INST]Q[/INST][THINK]T[/THINK]A</s>"
     assert "T" not in shown["thoughts_cut"]
+    assert "<|inner_prefix|>T<|inner_suffix|>A" in shown["thoughts_blocks"]
 
 
 TEXTS = [
-    (TAGS, False, "<think>\nA < b.\n\nSo.\n</think>\n\n 42 ", "A < b.\n\nSo.", "42 "),
+    (TAGS, True, "t</think>\n\n    return x", "t", "    return x"),
+    (TAGS, True, "t</think>\n\n\n\n\tx", "t", "\n\n\tx"),
+    (TAGS, True, "t</think>\n  x", "t", "  x"),
+    (NO_GAP, True, "t</think>\n  x", "t", "\n  x"),
+    (TAGS, True, "<think>\nt <think></think>\n\nx", "t <think>", "x"),
+    (TAGS, False, "<think> <think> <thi</think>x", "<thi", "x"),
+    (TAGS, True, "<thi", "<thi", ""),
+    (LONGER, False, "<a>bx", "", "x"),
+    (LONGER, False, "<a>cx</a><a>bx", "cx", "x"),
+    (LONGER, False, "<a>t</a><a>u</a><a>bx", "t\n\nu", "x"),
+    (NAMED, True, f"t{NAMED.closing}{NAMED.gap}x", "t", "x"),
+    (OF_CALLS, False, "<|START_RESPONSE|> x", "", " x"),
+    (TAGS, False, "<think>\nA < b.\n\nSo.\n</think>\n\n 42 ", "A < b.\n\nSo.", " 42 "),
     (TAGS, False, "\n<think></think>\nno", "", "no"),
     (TAGS, False, "  <thin air", "", "  <thin air"),
     (TAGS, False, " <th", "", " <th"),
@@ -70,7 +95,7 @@ TEXTS = [
     (TAGS, True, "begun\n</think>\n\n", "begun", ""),
     (TAGS, True, "a </thi</think>\n\n<think>b", "a </thi", "<think>b"),
     (WORDS, False, "<think>a</think>\n\n<response> b", "a", " b"),
-    (WORDS, False, "<think>a</think> <respond", "a", "<respond"),
+    (WORDS, False, "<think>a</think> <respond", "a", " <respond"),
     (CHANNELS, False, f"{CHANNELS.opening}a<|end|>{CHANNELS.gap}b", "a", "b"),
     (CHANNELS, False, "<|channel|>final<|message|>b", "", "b"),
     (

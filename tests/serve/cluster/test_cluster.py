@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 from serve.cluster.held_app import FOLDER
+from serve.cluster.ray_cluster import Deployment, in_time, local_cluster
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
-from benchmarks.serving.ray_cluster import Deployment, in_time, local_cluster
-
+pytestmark = pytest.mark.slow
 TESTS = Path(__file__).resolve().parents[2]
 CODE = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])  # replicas run the code of this process
 ENGINE = {"max_batch": 4, "kv_memory": 2**24}

@@ -13,6 +13,7 @@ import pytest
 import typer
 import yaml
 from ray.serve.schema import ServeDeploySchema
+from tide_runtime import __version__
 from tide_runtime.errors import ParamsError
 from tide_serve.cli import app as tide_serve
 from tide_serve.ray import INGRESS, MODEL, ServingArgs, app, build_app
@@ -201,5 +202,4 @@ def test_versions_agree():
     ray_version = _ray_service()["spec"]["rayClusterConfig"]["rayVersion"]
     assert f"ray=={ray_version}\n" in (ROOT / ".ci" / "constraints.txt").read_text()
     images = {container["image"] for pod in _pods().values() for container in pod["containers"]}
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert images == {f"tide-serve:{version}"} and f"-t tide-serve:{version}" in (DEPLOY / "Containerfile").read_text()
+    assert images == {f"tide-serve:{__version__}"} and f"-t tide-serve:{__version__}" in (DEPLOY / "Containerfile").read_text()

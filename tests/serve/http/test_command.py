@@ -75,7 +75,6 @@ def test_wrong_arguments_are_refused_before_the_engine_is_loaded(
     [
         ([], "give either a model or a folder of bundles"),
         (["engine", "--model", "a=engine"], "give either a model or a folder of bundles"),
-        (["engine", "--memory", "1G"], "are for several models"),
         (["--model", "engine"], "NAME=DIR"),
         (["--model", "a=engine", "--model-name", "b"], "--model-name is for a single model"),
         (["--model", "a=engine", "--weights", "int4"], "add --export"),
@@ -101,7 +100,7 @@ def test_models_are_exported_with_the_context_that_is_asked_for(
     """Breaks: `tide-serve FILE.gguf --max-seq-len N` refuses every prompt of more than 4,096 tokens."""
     asked: list[object] = []
 
-    def bundle_of(model: str, weights: str | None, max_seq_len: int | None) -> Path:
+    def bundle_of(model: str, weights: str | None, max_seq_len: int | None, verbose: bool) -> Path:
         asked.append((model, weights, max_seq_len))
         raise SystemExit(LOADING)
 

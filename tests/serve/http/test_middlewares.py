@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from typing import Any, cast
 
 import httpx
@@ -15,7 +16,8 @@ from tide_serve import ServeConfig
 from tide_serve.api.service import Service
 from tide_serve.http import middlewares
 from tide_serve.http.middlewares import LimitClients, TokenBuckets, guard
-from tide_serve.observe.logs import JsonFormatter
+from tide_serve.observe.logs import JsonFormatter, TextFormatter
+from tide_serve.observe.request_record import RequestRecord
 
 KEY, OTHER_KEY = "sk-0123456789abcdef-first", "sk-0123456789abcdef-second"
 
@@ -101,6 +103,21 @@ def test_failure_is_a_500_and_its_log_hides_the_message(caplog: pytest.LogCaptur
     assert "secret" not in line + answer.text
     assert json.loads(line)["error"]["class"] == "RuntimeError"
     assert "secret" in JsonFormatter(log_text=True).format(record)
+
+
+def test_a_line_for_people_has_the_figures_of_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks: whoever tries the server at a terminal reads JSON, without the speed of an answer."""
+    caplog.set_level(logging.INFO, "tide_serve.access")
+    record = RequestRecord("id", "POST", "/v1/chat/completions", model="m", route="/v1/chat/completions", status=200)
+    vars(record).update(prompt_tokens=31, cached_tokens=20, output_tokens=64, first_token_s=0.143, tokens_per_second=42.06)
+    record.log(logging.INFO)
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d POST /v1/chat/completions 200 in \d\.\d\d s · prompt 31 tokens \(20 cached\) · first token 143 ms · "
+        r"new 64 tokens · 42\.1 tokens/s · model: m",
+        TextFormatter(log_text=False).format(caplog.records[0]),
+    )
+    figures = {"cached_tokens": 20, "first_token_ms": 143.0, "tokens_per_second": 42.1}
+    assert figures.items() <= access_lines(caplog)[0].items()
 
 
 def test_chunks_pass_at_once() -> None:

@@ -19,6 +19,8 @@ class StubEngine:
     closed: bool = False
     step_time: float = 0.0
     close_error: Exception | None = None
+    chat_template: str | None = None
+    tool_chat_template: str | None = None
     backend: Any = field(default_factory=lambda: SimpleNamespace(private_weights=""))
 
     def close(self, abort: bool = False) -> None:

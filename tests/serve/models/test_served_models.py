@@ -215,7 +215,11 @@ def test_the_command_serves_a_folder_and_ends_cleanly(bundles: dict[str, Path]) 
         assert process.stdout is not None
         serves, curl, _ = (process.stdout.readline() for _ in range(3))
         url = re.search(r"http://127\.0\.0\.1:\d+", serves)
-        assert url is not None and serves.startswith("first, second, third, loaded at first use") and '"model": "first"' in curl
+        assert (
+            url is not None
+            and serves.endswith(" serves first, second, third, loaded at first use within 1.0 GiB\n")
+            and '"model": "first"' in curl
+        )
         with httpx.Client(base_url=url[0], timeout=60) as http:
             body = {"model": "second", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}
             assert http.post("/v1/completions", json={**body, "model": "first", "stream": False}).status_code == 200

@@ -1,7 +1,7 @@
 """Thread pools of ONNX Runtime: their size, and whether sessions share one.
 
 A chain of sessions with ONNX Runtime's defaults is slow, because the spinning threads of one session's pool compete with those
-of the next (3 to 5 times the time of the unsplit graph on two cores; `benchmarks/segment_tax.py` measures it). Two remedies:
+of the next (3 to 5 times the time of the unsplit graph on two cores). Two remedies:
 
 - ``own`` (default, for embedding): each session has its own pool, whose threads stop spinning when a run ends.
 - ``shared``: one pool and one arena for the process, so that no threads have to be woken between segments. ONNX Runtime then
