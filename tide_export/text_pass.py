@@ -49,15 +49,16 @@ def open_session(file: Path, exact: bool = False) -> ort.InferenceSession:
 
 
 def _without_rounding(graph: onnx.GraphProto) -> None:
-    """Products of integers read what would be rounded, and their matrix in fp32."""
-    share = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
+    """Products of integers (tide_export's pass integer_products) read what would be rounded, and their matrix in fp32."""
+    made_by = {node.output[0]: node for node in graph.node}
     nodes = list[onnx.NodeProto]()
     for node in graph.node:
-        if node.op_type == "MatMulIntegerToFloat":
-            integers, matrix, _, scales, *_ = node.input
-            dense, output = f"{node.output[0]}.dense", node.output[0]
+        product = made_by.get(node.input[0]) if node.op_type == "Mul" else None
+        if product is not None and product.op_type == "MatMulIntegerToFloat":
+            integers, matrix, _, scales, *_ = product.input
+            share, dense = made_by[made_by[integers].input[0]], f"{product.output[0]}.dense"
             nodes.append(onnx.helper.make_node("DequantizeLinear", [matrix, scales], [dense], axis=1))
-            node = onnx.helper.make_node("MatMul", [share[integers], dense], [output])
+            node = onnx.helper.make_node("MatMul", [share.input[0], dense], [node.output[0]])
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
