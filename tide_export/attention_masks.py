@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import torch
-from tide_runtime.errors import UnsupportedModelError
+from tide_runtime.errors import TideError, UnsupportedModelError
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 _MOST_POSITIONS = 2**18  # that a mask is looked at; no model has a longer window
+_NO_WINDOW = "a mask that is neither causal nor a sliding window is not supported"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -100,11 +101,11 @@ def _window(function: MaskFunction, positions: int) -> int:
             window = int(seen(positions - 1).sum())
             for place in {0, window // 2, window - 1, window, positions // 2, positions - 1} & {*range(positions)}:
                 if not torch.equal(seen(place), (places <= place) & (places > place - window)):
-                    raise ValueError(f"token {place} sees other tokens than the {window} up to itself")
+                    raise UnsupportedModelError(f"{_NO_WINDOW}: token {place} sees other tokens than the {window} up to itself")
+        except TideError:
+            raise
         except Exception as error:  # the model's function may read tensors of its pass
-            raise UnsupportedModelError(
-                f"a mask that is neither causal nor a sliding window is not supported ({error})"
-            ) from error
+            raise UnsupportedModelError(f"{_NO_WINDOW}: the model's function for it reads what its pass has computed") from error
     return 0 if window == positions else window
 
 

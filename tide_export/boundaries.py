@@ -20,16 +20,26 @@ Visit = Callable[[int, torch.Tensor], torch.Tensor | None]
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's decoder blocks: the one ModuleList as long as ``num_hidden_layers``."""
+    """The model's decoder blocks: the one ModuleList as long as ``num_hidden_layers``; the decoder's own if there is another one
+    elsewhere, as in an encoder of images."""
     count = model.config.get_text_config().num_hidden_layers
-    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    found = [m for m in found if not any(m is not o and m in o.modules() for o in found)]
+    found = _lists(model, count)
+    if len(found) > 1:
+        decoder = model.get_decoder()
+        found = [one for one in _lists(decoder, count) if any(child is one for child in decoder.children())]
     if len(found) != 1:
+        names = [name for name, module in model.named_modules() if any(module is one for one in found)]
         raise UnsupportedModelError(
-            f"{type(model).__name__}: expected one list of {count} decoder layers, found {len(found)}; "
-            "TIDE compiles decoders that are one stack of layers"
+            f"{type(model).__name__} is not supported, because {' and '.join(names) or 'no list of modules'} may be its "
+            f"{count} decoder layers; TIDE compiles decoders that are one stack of layers"
         )
     return found[0]
+
+
+def _lists(model: nn.Module, count: int) -> list[nn.ModuleList]:
+    """Lists of ``count`` modules, the outermost ones."""
+    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    return [m for m in found if not any(m is not o and m in o.modules() for o in found)]
 
 
 def decoder_stack(model: PreTrainedModel) -> nn.Module:

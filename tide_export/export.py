@@ -17,7 +17,6 @@ from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.bundle.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
-    GenerationInfo,
     Manifest,
     ModelInfo,
 )
@@ -37,6 +36,7 @@ from tide_export.drafters.rounded import RoundedDrafter
 from tide_export.embedding_model import check_options_of_embedding
 from tide_export.exit_gate import OwnExits, own_exits, own_threshold
 from tide_export.exit_graphs import exit_graph_model
+from tide_export.generation_defaults import generation_info, generation_note
 from tide_export.head_bits import with_head
 from tide_export.integer_weights import in_integers, write_smoothing
 from tide_export.kv_scales import kv_scales
@@ -197,6 +197,8 @@ def write_bundle(
     Targets that could not be built are in ``progress.failures``; raises TargetError if none could be built.
     """
     check_room(directory, weight_bytes(loaded))
+    if (note := generation_note(loaded)) is not None:
+        progress.note(note)
     slots = _cache_slots(loaded, config, progress.note)
     original = long_rotary_from(loaded.model)
     long_from = original if original is not None and original < slots else None
@@ -396,21 +398,4 @@ def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelIn
         loops=loaded.loops,
         exit_threshold=own_threshold(loaded.model),
         code=dict(loaded.code),
-    )
-
-
-def generation_info(loaded: LoadedModel) -> GenerationInfo:
-    """Where a text of the model ends, and how its authors advise to sample it."""
-    config = loaded.model.generation_config
-    eos = config.eos_token_id if config is not None else None
-    ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-    if config is None or not config.do_sample:
-        return GenerationInfo(ids)
-    return GenerationInfo(
-        ids,
-        temperature=config.temperature if config.temperature is not None else 1.0,
-        top_k=config.top_k or 0,
-        top_p=config.top_p if config.top_p is not None else 1.0,
-        min_p=config.min_p or 0.0,
-        repetition_penalty=config.repetition_penalty or 1.0,
     )

@@ -40,7 +40,9 @@ def _fake_registration(mode: FakeTensorMode) -> Iterator[None]:
 
 def _fake(mode: FakeTensorMode, like: torch.Tensor, dtype: torch.dtype) -> nn.Parameter:
     with mode:
-        return nn.Parameter(torch.empty(like.shape, dtype=dtype), requires_grad=False)
+        fake = nn.Parameter(torch.empty(like.shape, dtype=dtype), requires_grad=False)
+    fake._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers' initialisers leave it alone: some read values
+    return fake
 
 
 def fake_mode(model: nn.Module) -> AbstractContextManager[object]:

@@ -7,9 +7,12 @@ through a layer together, so a pass reads each weight once. The model's own code
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +69,22 @@ def eager_pass(
     with at_boundaries(model, keep), torch.no_grad():
         logits = model(input_ids=ids, use_cache=cache is not None, **options).logits
     return EagerPass(states, _values(logits, valid))
+
+
+def last_logits_step_by_step(model: PreTrainedModel, ids: Sequence[int], count: int) -> NDArray[np.float32]:
+    """Logits [count, V] of the last ``count`` tokens of a text, each of which runs by itself with the model's own cache."""
+    rows: list[Tensor] = []
+    kept: dict[str, Any] = {}
+    numbered = "position_ids" in inspect.signature(model.forward).parameters
+    ends = [0, *range(len(ids) - count, len(ids) + 1)]
+    with torch.no_grad():
+        for first, end in itertools.pairwise(ends):
+            if numbered:  # some models count from the cache of their first layer, which may have no keys
+                kept["position_ids"] = torch.arange(first, end)[None]
+            output = model(input_ids=torch.tensor([ids[first:end]]), use_cache=True, **kept)
+            kept = {name: output[name] for name in ("past_key_values", "cache_params") if output.get(name) is not None}
+            rows.append(output.logits[:, -1])
+    return _values(torch.stack(rows[1:], 1), torch.ones(1, count, dtype=torch.bool))
 
 
 def _values(tensor: Tensor, valid: Tensor) -> NDArray[np.float32]:

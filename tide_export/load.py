@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -23,7 +24,14 @@ from safetensors import SafetensorError, safe_open
 from tide_runtime.bundle.embedding_info import EmbeddingInfo
 from tide_runtime.bundle.manifest import HeadInfo, LayerInfo, RoundingInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
@@ -47,6 +55,7 @@ from tide_export.quantization.quantizers import dequantize_parameters, quantize_
 from tide_export.quantized_parameters import QuantizedParameters
 from tide_export.remote_code import check_remote_code, code_digests
 from tide_export.source_tokenizer import load_tokenizer
+from tide_export.traced_recurrence import with_limits_of_config
 
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -155,7 +164,7 @@ def load_model(
     if is_gguf(source):
         model, parameters, embedding = load_gguf(Path(source), TORCH_DTYPES[dtype])
         check_supported(model.config)
-        layers = probe_layers(model)
+        layers = probe_layers(with_limits_of_config(model))
         own, files = load_tokenizer(source, tokenizer), (Path(source),)
         if weights in TORCH_DTYPES:
             parameters.low_bits = {}
@@ -271,7 +280,7 @@ def _load_huggingface(
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} cannot load {source}: {first_line(error)}"
         ) from error
-    layers = probe_layers(model.eval())
+    layers = probe_layers(with_limits_of_config(model.eval()))
     own = load_tokenizer(source, tokenizer, config, options)
     files = files or weight_files(source, revision)
     notes, code = tuple(notes), code_digests(model)
@@ -286,8 +295,23 @@ def _leave_out_encoders(config: PreTrainedConfig) -> None:
             setattr(config, name, None)
 
 
+def _auto_class(config: PreTrainedConfig) -> Any:
+    """The class of transformers that makes the model: one for text if there is one, else one that also reads images or sound.
+
+    Raises UnsupportedModelError where there is none, and no code came with the model.
+    """
+    kinds = (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM)
+    found = next((kind for kind in kinds if type(config) in kind._model_mapping), None)
+    if found is None and not getattr(config, "auto_map", None):
+        raise UnsupportedModelError(
+            f"{config.model_type} is not supported, because transformers {transformers.__version__} has no model of this type "
+            "that writes text"
+        )
+    return found or AutoModelForCausalLM
+
+
 def _without_parameters(config: PreTrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
-    make = partial(AutoModelForCausalLM.from_config, config, dtype=dtype, trust_remote_code=trust_remote_code)
+    make = partial(_auto_class(config).from_config, config, dtype=dtype, trust_remote_code=trust_remote_code)
     return without_parameters(make)
 
 
@@ -337,10 +361,10 @@ def _load_plain(source: str, config: PreTrainedConfig, dtype: torch.dtype, optio
     notes: list[str] = []
     if own_names:
         with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=options["trust_remote_code"])
+            skeleton = _auto_class(config).from_config(config, dtype=dtype, trust_remote_code=options["trust_remote_code"])
         notes = check_names(source, skeleton, headers, config)
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = AutoModelForCausalLM.from_pretrained(
+    loaded: tuple[PreTrainedModel, Mapping[str, Collection]] = _auto_class(config).from_pretrained(
         source, config=config, dtype=dtype, use_safetensors=True, **reported, **options
     )
     model, report = loaded
@@ -362,6 +386,10 @@ def check_supported(config: PreTrainedConfig) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{name} is not supported, because it is an encoder-decoder; TIDE compiles decoder-only models"
+        )
+    if getattr(text, "num_hidden_layers", None) is None:
+        raise UnsupportedModelError(
+            f"{name} is not supported, because its config describes no single stack of layers (num_hidden_layers)"
         )
     if getattr(text, "altup_num_inputs", 0):
         raise UnsupportedModelError(

@@ -20,6 +20,7 @@ from tide_export.attention_masks import check_masks, recorded_windows
 from tide_export.boundaries import at_boundaries
 from tide_export.fake_parameters import fake_mode
 from tide_export.long_rotary import both_factors
+from tide_export.model_code import failing_code
 from tide_export.traced_attention import ATTENTION_NAME, TracedLayer, run_layers
 from tide_export.traced_recurrence import tide_layers
 
@@ -27,6 +28,7 @@ from tide_export.traced_recurrence import tide_layers
 def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
     """What each layer keeps of a text, in each loop. Raises UnsupportedModelError with the reason."""
     name, calls = type(model).__name__, [0]
+    _check_kind(model)
     start = torch.zeros(1, dtype=torch.long)
     layers = [TracedLayer({}, start) for _ in range(model.config.get_text_config().num_hidden_layers)]
     try:
@@ -49,8 +51,8 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
         raise
     except Exception as error:  # the model's own code may raise anything
         raise UnsupportedModelError(
-            f"{name} is not supported, because its forward pass fails with TIDE's attention and caches in place of its own "
-            f"({type(error).__name__}: {error})"
+            f"{name} is not supported, because {failing_code(model, error)} cannot run with TIDE's attention and caches in place "
+            "of its own; please report the model's config"
         ) from error
     if calls[-1] != len(layers):
         raise UnsupportedModelError(
@@ -58,6 +60,22 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
             "that runs several times needs keys and values for each"
         )
     return tuple(layer.info for layer in layers)
+
+
+def _check_kind(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError where a part of the model computes what no marker stands for, although it may run."""
+    for module in model.modules():
+        kind = type(module).__name__
+        if "Indexer" in kind:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is not supported, because its attention is sparse: {kind} chooses for each token the "
+                "earlier ones that it attends to; TIDE's sees all of them, or a window"
+            )
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is not supported, because {kind} counts a token's position from those before it that "
+                "are not padding; TIDE compiles decoders whose positions are places in the text"
+            )
 
 
 def check_cuts(model: PreTrainedModel, layers: Sequence[LayerInfo]) -> None:

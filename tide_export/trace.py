@@ -46,6 +46,7 @@ from transformers import PreTrainedModel
 
 from tide_export.boundaries import at_boundaries, decoder_layers
 from tide_export.long_rotary import both_factors
+from tide_export.model_code import failing_code
 from tide_export.parameters import ParameterSource
 from tide_export.probe import probe_layers
 from tide_export.repeated_layers import first_layers, of_first_layers, repeat_layers, traced_depth
@@ -189,14 +190,15 @@ def _defer_values(graph: ir.Graph, parameters: ParameterSource) -> None:
 
 
 def _reason(model: nn.Module, error: BaseException) -> TideError:
-    """The root cause of the exporter's error, whose own message is pages of torch.export advice."""
+    """The place of the exporter's error, whose own message is pages of torch.export advice."""
+    place = failing_code(model, error)
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, TideError):
         return error
     return UnsupportedModelError(
-        f"{type(model).__name__} is not supported, because torch {torch.__version__} cannot export its code to ONNX "
-        f"({type(error).__name__}: {error}); please report the model's config"
+        f"{type(model).__name__} is not supported, because torch {torch.__version__} cannot export {place} to ONNX; please "
+        "report the model's config"
     )
 
 

@@ -55,6 +55,19 @@ def tide_layers(model: PreTrainedModel) -> Iterator[None]:
                 setattr(file, name, function)
 
 
+def with_limits_of_config(model: PreTrainedModel) -> PreTrainedModel:
+    """``model``, whose scans clamp time steps to the config's ``time_step_limit``, or not at all where it has none.
+
+    Transformers' scans of Nemotron-H and Zamba2 clamp to ``time_step_min``, by which a model is initialised: its function for one
+    token does not, nor do the implementations that they were trained with, vLLM's and llama.cpp's.
+    """
+    limits = getattr(model.config.get_text_config(), "time_step_limit", None) or (0.0, float("inf"))
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(limits)
+    return model
+
+
 def _recurrent_layer() -> TracedLayer:
     if not RECURRENT:
         raise UnsupportedModelError("a convolution or recurrence without a state in the cache is not supported")
@@ -157,7 +170,8 @@ def _mamba2_scan(
 ) -> tuple[Tensor, Tensor]:
     """The scan of Mamba-2: query C, key B, value dt x, decay A dt; ``hidden_states`` x [B, S, H, P], ``dt`` [B, S, H].
 
-    Transformers clamps dt to its limits here and not in its function for one token; here it is one function.
+    Transformers clamps dt to its limits here and not in its function for one token; here it is one function, see
+    `with_limits_of_config`.
     """
     if z is not None:
         raise UnsupportedModelError("a gate inside the scan of Mamba-2 is not supported")

@@ -28,7 +28,7 @@ from tide_export.checks import compare_rest
 from tide_export.checks.stored_values import StoredValues
 from tide_export.drafters.rounded import RoundedDrafter
 from tide_export.kv_scales import KVScales, rounded_cache
-from tide_export.layerwise import EagerPass, eager_pass, layer_by_layer
+from tide_export.layerwise import EagerPass, eager_pass, last_logits_step_by_step, layer_by_layer
 from tide_export.load import LoadedModel
 from tide_export.text_pass import TextPass, open_session
 from tide_export.verify_draft import ExpectedDrafts, expected_drafts
@@ -47,6 +47,7 @@ TEXT = (
 )
 LEAST_KINDS = 24  # different tokens of the prompts, and how many random ids take their place where there are fewer
 LEAST_TEXT = 32  # tokens of it from which on its loss means something
+OWN_STEPS = 2  # tokens that recurrent models run with transformers' own states; each reads all weights again
 DECODED = 8  # tokens at the end of each prompt that run one by one as well
 # Allowed rounding error relative to the values: eager and compiled kernels sum in different orders.
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
@@ -193,13 +194,14 @@ class _Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Reference:
-    """What the eager model computes for ``texts``: with KV caches rounded as the bundle's, and ``unrounded``; and what a draft
-    head does, if there is one."""
+    """What the eager model computes for ``texts``: with KV caches rounded as the bundle's, and ``unrounded``; what a draft head
+    does, if there is one; and how the model token by token, with its own cache, differs from its pass, where that was tried."""
 
     texts: list[_Text]
     eager: EagerPass
     unrounded: EagerPass
     drafts: ExpectedDrafts | None = None
+    own_steps: StepCheck | None = None
 
 
 def verify_bundle(
@@ -246,12 +248,24 @@ def eager_reference(
         tapped = {0, *drafter.drafter.taps} if drafter is not None else set()
         eager = _eager(loaded, texts, sorted({*manifest.checkpoints, *_loop_ends(manifest), *tapped}), kv_scales)
         unrounded = _eager(loaded, texts, []) if kv_scales else eager
+        own_steps = _own_steps(loaded, texts[-1].ids, unrounded, manifest.dtype) if loaded.is_recurrent else None
     if values is not None:
         compare_rest(values, source)
     drafts = None
     if drafter is not None:
         drafts = expected_drafts([text.ids for text in texts], eager, drafter, loaded.model.dtype, bool(manifest.weights))
-    return Reference(texts, eager, unrounded, drafts)
+    return Reference(texts, eager, unrounded, drafts, own_steps)
+
+
+def _own_steps(loaded: LoadedModel, ids: Sequence[int], eager: EagerPass, dtype: str) -> StepCheck | None:
+    """A check of the functions that a recurrent model of transformers has for one token against its scan; None: too short.
+
+    ``ids``: of the last text of ``eager``.
+    """
+    if len(ids) <= OWN_STEPS:
+        return None
+    steps, passed = last_logits_step_by_step(loaded.model, ids, OWN_STEPS), eager.logits[-OWN_STEPS:]
+    return StepCheck("transformers' own cache", _largest(steps - passed, passed)[0], TOLERANCE[dtype])
 
 
 def check_bundle(
@@ -278,6 +292,8 @@ def check_bundle(
         checks += _check_draft(manifest, directory, texts, reference.drafts, tolerance)
     logits, steps = _as_it_runs(manifest, directory, texts, INT8_TOLERANCE if rounds else tolerance)
     checks += steps
+    if reference.own_steps is not None:
+        checks.append(reference.own_steps)
     if manifest.embedding is not None:
         return [*checks, *_check_states(texts, reference.unrounded.logits, logits)]
     checks += check_prompts(texts, reference.unrounded.logits, logits, None if rounds else tolerance)

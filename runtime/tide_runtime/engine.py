@@ -32,7 +32,7 @@ from tide_runtime.depth.registry import make_policy
 from tide_runtime.device_loop.select import Drive, capture_steps, choose_drive
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError, PromptError
-from tide_runtime.generation_params import GenerationParams
+from tide_runtime.generation_params import BIAS_LIMIT, GenerationParams
 from tide_runtime.lora import read_adapters
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
@@ -317,7 +317,8 @@ class Engine:
             min_p=info.min_p,
             repetition_penalty=info.repetition_penalty,
         )
-        return GenerationParams(**{**defaults, **changes})
+        bias = dict.fromkeys(info.suppress_tokens, -BIAS_LIMIT) | dict(changes.pop("logit_bias", ()))
+        return GenerationParams(**{**defaults, **changes}, logit_bias=tuple(bias.items()))
 
     @property
     def chat_template(self) -> str | None:

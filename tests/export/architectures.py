@@ -11,6 +11,7 @@ from transformers import (
     DeepseekV3Config,
     FalconConfig,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
     GemmaConfig,
@@ -20,6 +21,7 @@ from transformers import (
     GraniteConfig,
     HeliumConfig,
     LlamaConfig,
+    Mistral3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -67,6 +69,19 @@ GEMMA4 = dict(
     layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
     hidden_size_per_layer_input=0,
     final_logit_softcapping=5.0,
+)
+
+_VISION = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14)
+# Text models with an encoder of images, which has as many layers as they have.
+_TEXT = {**_BASE, "num_hidden_layers": 2, "head_dim": 16}
+MISTRAL3 = Mistral3Config(
+    text_config={"model_type": "mistral", **_TEXT}, vision_config={"model_type": "pixtral", **_VISION}, image_token_index=10
+)
+GEMMA3 = Gemma3Config(
+    text_config={**_TEXT, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    vision_config=_VISION,
+    mm_tokens_per_image=4,
+    image_token_id=100,
 )
 
 ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from export.quantization.tiny_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
 from export.quantization.tiny_gguf import VOCAB, byte_tokens, tiny
 from tide_runtime.errors import VerificationError
 from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM
 
+from benchmarks.tiny_configs import tiny_config
 from tide_export import ExportConfig, export
 from tide_export.checks import check_loaded, compare_rest, stored_values
 from tide_export.checks.tokens import TEXTS
@@ -47,6 +50,26 @@ def test_folders_of_families_pass(name: str, tmp_path: Path) -> None:
     """Right models would be refused for a form of names or angles that the checks do not expect."""
     tiny_model(name).save_pretrained(tmp_path)
     assert compare(load_model(str(tmp_path), "fp16", tokenizer="none"))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("granite_swa", {"layer_rope_theta": [1e4, 0, 5e5, 1e4]}),
+        ("granitemoe_swa", {"layer_rope_theta": [1e4, 0, 5e5, 1e4]}),
+        ("mimo_v2_flash", {"head_dim": 16}),  # rotates int(0.334 · 16) = 5 channels
+    ],
+)
+def test_rotary_embeddings_that_differ_by_layer_pass(model_type: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Right models would be refused as loaded wrongly."""
+    config = tiny_config(model_type)
+    AutoModelForCausalLM.from_config(type(config)(**config.to_dict() | settings)).save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), "fp32", tokenizer="none", stream=True)
+    check_loaded(loaded, own_tokenizer=False)
+    buffer = next(one for name, one in loaded.model.named_buffers() if name.endswith("inv_freq") and "original" not in name)
+    buffer[-1] *= 1.1
+    with pytest.raises(VerificationError, match="rotary embedding"):
+        check_loaded(loaded, own_tokenizer=False)
 
 
 @pytest.mark.parametrize("weights", ["source", "int8", "int4"])

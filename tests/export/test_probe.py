@@ -6,10 +6,17 @@ from functools import partial
 
 import pytest
 import torch
-from export.architectures import LAYERS, tiny_model
+from export.architectures import LAYERS, MISTRAL3, tiny_model
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo
 from tide_runtime.errors import UnsupportedModelError
-from transformers import AutoModelForCausalLM, DogeConfig, LlamaConfig, PhimoeConfig, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    DogeConfig,
+    LlamaConfig,
+    PhimoeConfig,
+    PreTrainedConfig,
+)
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     causal_mask_function,
@@ -19,7 +26,9 @@ from transformers.masking_utils import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
+from benchmarks.tiny_configs import tiny_config
 from tide_export.attention_masks import recorded_windows
+from tide_export.boundaries import decoder_layers
 from tide_export.probe import probe_layers
 
 
@@ -54,8 +63,30 @@ def test_errors_of_the_models_code_become_a_reason(monkeypatch):
         raise AttributeError("no attribute 'conv_states'")
 
     monkeypatch.setattr(LlamaMLP, "forward", forward)
-    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM is not supported, because .*conv_states"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"LlamaForCausalLM is not supported, because LlamaMLP\.forward cannot run with"
+    ) as raised:
         probe_layers(tiny_model("llama"))
+    assert "conv_states" not in str(raised.value) and "Error" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("deepseek_v32", "because its attention is sparse: DeepseekV32Indexer chooses"),
+        ("roberta", "because RobertaEmbeddings counts a token's position from those before it"),
+    ],
+)
+def test_parts_without_a_compiled_form_are_refused_by_name(model_type: str, reason: str) -> None:
+    """A model would be refused by accident, in words of Python, or for numbers that differ."""
+    with pytest.raises(UnsupportedModelError, match=reason):
+        probe_layers(AutoModelForCausalLM.from_config(tiny_config(model_type)).eval())
+
+
+def test_a_second_list_of_as_many_layers_is_left_alone() -> None:
+    """A text model would be refused because the encoder beside it happens to have as many layers."""
+    model = AutoModelForImageTextToText.from_config(MISTRAL3)
+    assert decoder_layers(model) is model.model.language_model.layers
 
 
 def test_layers_without_a_cache_of_their_own_are_named(monkeypatch):

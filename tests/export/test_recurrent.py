@@ -17,18 +17,20 @@ from numpy.typing import NDArray
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.graph_contract import written_name
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING
+from tide_runtime.backends.onnxruntime.products import products
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import ADVANCE, Manifest
-from tide_runtime.errors import CalibrationError, TargetError, UnsupportedModelError
+from tide_runtime.errors import CalibrationError, TargetError, UnsupportedModelError, VerificationError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
-from benchmarks.hybrids.families import FAMILIES, VOCAB, family_model
+from benchmarks.hybrids.families import FAMILIES, SLOTS, VOCAB, family_model
 from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
-from tide_export.load import LoadedModel, fingerprint
+from tide_export.layerwise import last_logits_step_by_step
+from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.probe import probe_layers
 from tide_export.progress import ExportProgress
 
@@ -175,6 +177,46 @@ def test_rejected_drafts_leave_no_trace_in_states(bundles, family: str):
         advanced = _run(drafted.advance, operands | {name: state[row : row + 1] for name, state in before.items()})
         for name in before:
             np.testing.assert_array_equal(advanced[written_name(name)][0], plain.kept[name][row], err_msg=name)
+
+
+def test_products_whose_rows_a_draft_undoes_take_adapters(bundles) -> None:
+    """An adapter on all linear layers would be refused: what is undone of a convolution is a product and a graph output."""
+    directory, manifest = bundles("qwen3_5")
+    found = products((directory / manifest.targets["cpu"].graphs["segment_0"]).read_bytes())
+    names = {module.name.rpartition(".")[2] for product in found for module in product.modules}
+    assert {"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"} <= names
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "zamba2"])
+def test_time_steps_are_those_of_decoding(family: str, tmp_path: Path) -> None:
+    """Each token would come from steps that only transformers' scan clamps, and no other implementation of the model."""
+    model = family_model(family)
+    for name, parameter in model.named_parameters():
+        if name.endswith("dt_bias"):
+            parameter.data.fill_(-8.0)
+    model.save_pretrained(tmp_path / "model")
+    loaded = load_model(str(tmp_path / "model"), "fp32", tokenizer="none", stream=True)
+    (tmp_path / "bundle").mkdir()
+    config = ExportConfig(max_seq_len=SLOTS, targets=("cpu",))
+    _, checks = write_bundle(loaded, tmp_path / "bundle", config, ExportProgress(quiet=True))
+    assert [check.passed for check in checks if "transformers' own cache" in str(check)] == [True]
+    ids = np.random.default_rng(3).integers(3, VOCAB, 16).tolist()
+    with Engine.load(tmp_path / "bundle", EngineOptions(threads=ThreadOptions(1), policy="full")) as engine:
+        found = engine.score(ids, 1).logprobs
+    steps = torch.from_numpy(last_logits_step_by_step(model, ids, 15)).log_softmax(-1)[:-1]
+    wanted = [row[token].item() for row, token in zip(steps, ids[2:], strict=True)]
+    np.testing.assert_allclose(found[1:], wanted, atol=1e-3)
+
+
+def test_a_scan_that_differs_from_decoding_is_refused(tmp_path: Path) -> None:
+    """A config with limits, which transformers' function for one token does not apply, would give other texts than it."""
+    model = family_model("mamba2")
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.5, 1.0)
+    config = ExportConfig(max_seq_len=SLOTS, targets=("cpu",))
+    with pytest.raises(VerificationError, match="transformers' own cache, token by token: relative difference"):
+        write_bundle(LoadedModel(model, None, "mamba2"), tmp_path, config, ExportProgress(quiet=True))
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

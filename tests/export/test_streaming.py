@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from export.architectures import ARCHITECTURES, FEW_LAYERS, LAYERS, tiny_model
+from export.architectures import ARCHITECTURES, FEW_LAYERS, GEMMA3, LAYERS, MISTRAL3, tiny_model
 from export.quantization.test_gguf_source import written
 from export.quantization.tiny_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
 from export.quantization.tiny_gguf import tiny
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tide_runtime.errors import ModelFilesError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForImageTextToText, LlamaForCausalLM, PreTrainedConfig
 
 from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
@@ -66,6 +66,14 @@ def test_the_parameters_of_a_checkpoint(architecture: str, tmp_path: Path) -> No
     assert same_model(streamed, loaded(folder, "fp32", "source", stream=False))
     for name in streamed.parameters.names():
         assert torch.equal(streamed.parameters.rows(name, 1, 2), streamed.parameters.value(name)[1:3])
+
+
+@pytest.mark.parametrize("config", [GEMMA3, MISTRAL3], ids=["gemma3", "mistral3"])
+def test_a_text_model_beside_an_encoder(config: PreTrainedConfig, tmp_path: Path) -> None:
+    """A checkpoint that reads images too would be refused for its initialisers, which read fake values, or for its class."""
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    streamed = loaded(tmp_path, "fp32", "source", stream=True)
+    assert len(streamed.layers) == 2 and same_model(streamed, loaded(tmp_path, "fp32", "source", stream=False))
 
 
 # Kind of source → dtype, weights, quantizer.

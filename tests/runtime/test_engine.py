@@ -410,6 +410,10 @@ def test_advised_sampling_is_the_default(bundle_copy: Path) -> None:
     path.write_text(json.dumps(manifest))
     with Engine.load(bundle_copy) as engine:
         assert engine.default_params(max_new_tokens=3) == GenerationParams(max_new_tokens=3, **advised)
+    manifest["generation"]["suppress_tokens"] = [4, 9]
+    path.write_text(json.dumps(manifest))
+    with Engine.load(bundle_copy) as engine:  # a request's own biases leave those of the model
+        assert engine.default_params(logit_bias={9: 2.0}).logit_bias == ((4, -100.0), (9, 2.0))
     del manifest["generation"]["min_p"]
     path.write_text(json.dumps(manifest))
     with Engine.load(bundle_copy) as engine:

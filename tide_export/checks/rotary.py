@@ -22,7 +22,7 @@ from onnx import numpy_helper
 from tide_runtime.bundle.manifest import DRAFT, Manifest
 from tide_runtime.errors import VerificationError
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tide_export.long_rotary import BothFactors
 from tide_export.quantization.gguf_file import GgufTensor
@@ -92,11 +92,27 @@ def config_rotations(model: PreTrainedModel) -> dict[str, Rotation]:
     for name, frequencies in _frequencies(model).items():
         kind = next((kind for kind in parameters if kind in name), None)
         own = parameters[kind] if kind is not None else parameters
+        if kind is None and (theta := _theta_of_layers(model, name, text)) is not None:
+            own = {**own, "rope_theta": theta}
         longest = getattr(text, "max_position_embeddings", 0)
-        rotation = _of_config(own, 2 * len(frequencies), longest) if "rope_theta" in own else None
+        rotation = _of_config(own, _width(text, own, len(frequencies)), longest) if "rope_theta" in own else None
         if rotation is not None:
             found[name] = rotation
     return found
+
+
+def _theta_of_layers(model: PreTrainedModel, name: str, text: PreTrainedConfig) -> float | None:
+    """The base of a module whose config is a copy with one of the bases that the model's config lists by layer."""
+    own = getattr(model.get_submodule(name.rpartition(".")[0]), "config", None)
+    theta = (getattr(own, "rope_parameters", None) or {}).get("rope_theta")
+    return theta if theta in (getattr(text, "layer_rope_theta", None) or ()) else None
+
+
+def _width(text: PreTrainedConfig, parameters: Mapping[str, Any], count: int) -> int:
+    """Channels that ``count`` frequencies rotate: an odd number where a share of the head's width is one."""
+    head = text.to_dict().get("head_dim") or 0  # as an attribute it is an error where it differs by layer
+    rotated = int(head * parameters.get("partial_rotary_factor", 1.0))
+    return rotated if rotated == 2 * count - 1 else 2 * count
 
 
 def _frequencies(model: PreTrainedModel) -> dict[str, Array]:

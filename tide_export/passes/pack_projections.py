@@ -33,6 +33,8 @@ class _Projection:
 
     @property
     def width(self) -> int:
+        if self.product.op_type == QUANTIZED_MATMUL:  # its output may have no shape: a biased product of torch's has none
+            return int(self.product.attributes["N"].value)
         return int(self.output.shape[-1])
 
     def form(self) -> tuple[object, ...]:
@@ -92,7 +94,8 @@ def _split(graph: ir.Graph, parts: list[_Projection]) -> None:
     assert joined is not None
     widths = [part.width for part in parts]
     sizes = array_initializer(graph, f"packed.split_{'_'.join(map(str, widths))}", np.array(widths))
-    outputs = [new_value(f"{part.output.name}.part", part.output, part.output.shape) for part in parts]
+    shapes = [ir.Shape([*list(joined.shape)[:-1], width]) for width in widths]
+    outputs = [new_value(f"{part.output.name}.part", joined, shape) for part, shape in zip(parts, shapes, strict=True)]
     insert_before(graph, first, ir.node("Split", [joined, sizes], {"axis": -1}, outputs=outputs))
     for part, output in zip(parts, outputs, strict=True):
         ir.convenience.replace_all_uses_with(part.output, output)

@@ -139,7 +139,8 @@ def _output_operands(graph: ir.Graph, node: ir.Node) -> None:
     for name, index in _OPERANDS[node.op_type].items():
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is not None:
-            if value.is_graph_output() or value.is_initializer() or value.is_graph_input():
+            named = (value.name or "").endswith("]")  # after a module, see `name_products`
+            if named or value.is_graph_output() or value.is_initializer() or value.is_graph_input():
                 copy = ir.node("Identity", [value], outputs=[ir.Value(type=value.type, shape=value.shape)])
                 graph.insert_before(node, [copy])
                 value = copy.outputs[0]

@@ -19,6 +19,7 @@ _ENDS = (
     "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
     "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
 )  # fmt: skip
+_NOT_APPLIED = tuple(f"general.sampling.{name}" for name in ("sequence", "xtc_probability", "penalty_last_n", "mirostat"))
 _NO_ID = 0xFFFFFFFF  # -1, which converters write for "none"
 _SENTENCEPIECE_EOS = 2
 # Texts of the tokens that end a part of a repository or its padding, where the file does not name them.
@@ -78,3 +79,11 @@ def generation_config(keys: Metadata, vocabulary: int) -> GenerationConfig:
     given = {name: value for name, value in advice.items() if value is not None}
     ends = end_of_generation(keys, vocabulary)
     return GenerationConfig(eos_token_id=ends or None, do_sample=bool(given) and advice["temperature"] != 0, **given)
+
+
+def sampling_note(keys: Metadata) -> str | None:
+    """A sentence on the file's advice that the runtime does not apply; None where there is none."""
+    ignored = [name for name in _NOT_APPLIED if keys.full(name)]
+    if not ignored:
+        return None
+    return f"the file sets {', '.join(ignored)}, which TIDE does not apply: llama.cpp may write other texts"

@@ -98,8 +98,6 @@ def nemotron_h(keys: Metadata, values: Values) -> Values:
         "n_groups": scan.groups,
         "ssm_state_size": scan.state,
         "conv_kernel": scan.taps,
-        # transformers clamps the time step from below by this, llama.cpp does not; at 0 it cannot initialise the model.
-        "time_step_min": 1e-30,
         **(_nemotron_experts(keys) if experts else {}),
     }
 

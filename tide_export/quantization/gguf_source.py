@@ -17,7 +17,7 @@ from tide_export.fake_parameters import convert, without_parameters
 from tide_export.quantization.gguf_architectures import read_config
 from tide_export.quantization.gguf_embedding import read_pooling
 from tide_export.quantization.gguf_file import read_file
-from tide_export.quantization.gguf_generation import generation_config
+from tide_export.quantization.gguf_generation import generation_config, sampling_note
 from tide_export.quantization.gguf_metadata import Metadata
 from tide_export.quantization.gguf_parameters import GgufParameters
 from tide_export.quantization.gguf_rope import FREQUENCY_FACTORS, divide_frequencies
@@ -67,6 +67,8 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, GgufPara
             "its HuggingFace checkpoint, or export that checkpoint itself"
         ) from error
     model.generation_config = generation_config(keys, config.vocab_size)
+    if (note := sampling_note(keys)) is not None:
+        parameters.notes.append(note)
     return model, parameters, embedding
 
 

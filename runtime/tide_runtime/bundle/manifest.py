@@ -131,7 +131,7 @@ class TokenizerInfo:
 
 @dataclass(frozen=True)
 class GenerationInfo:
-    """The model's generation defaults."""
+    """The model's generation defaults. ``suppress_tokens``: ids that it never writes."""
 
     eos_token_ids: list[int]
     temperature: float = 0.0
@@ -139,6 +139,7 @@ class GenerationInfo:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    suppress_tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
             "top_p": generation.top_p,
             "min_p": generation.min_p,
             "repetition_penalty": generation.repetition_penalty,
+            "suppress_tokens": generation.suppress_tokens,
         },
         "tools": manifest.tools,
     }

@@ -18,7 +18,7 @@ from tide_runtime.bundle.manifest import GenerationInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import PreTrainedModel
 
-from tide_export.export import generation_info
+from tide_export.generation_defaults import generation_info
 from tide_export.load import load_model
 from tide_export.quantization.gguf_architectures import read_config
 from tide_export.quantization.gguf_file import read_file
@@ -354,8 +354,10 @@ def test_advised_sampling(tmp_path: Path) -> None:
     """Breaks: the model samples otherwise than in llama.cpp, which takes the file's advice as its defaults."""
     content = tiny("llama")
     advice = {"temp": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.125, "penalty_repeat": 1.5}
-    content.keys |= {f"general.sampling.{name}": value for name, value in advice.items()}
-    info = generation_info(load_model(str(content.write(tmp_path / "model.gguf")), "fp32"))
+    content.keys |= {f"general.sampling.{name}": value for name, value in {**advice, "mirostat": 2}.items()}
+    model = load_model(str(content.write(tmp_path / "model.gguf")), "fp32")
+    assert "the file sets general.sampling.mirostat, which TIDE does not apply" in " ".join(model.notes)
+    info = generation_info(model)
     assert info == GenerationInfo(info.eos_token_ids, temperature=0.5, top_k=20, top_p=0.75, min_p=0.125, repetition_penalty=1.5)
 
 

@@ -1,0 +1,47 @@
+"""Low-bit weights of every architecture, with the biases that its config can switch on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from export.architectures import ARCHITECTURES, MAX_POSITIONS, random_model
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tide_export.config import ExportConfig
+from tide_export.export import quantize_loaded, write_bundle
+from tide_export.load import LoadedModel
+from tide_export.progress import ExportProgress
+
+QUIET = ExportProgress(quiet=True)
+LAYERS = 1  # products are the same in all layers
+
+
+def _biased(config: PreTrainedConfig) -> PreTrainedConfig:
+    """``config`` with one layer, and every bias that it has a setting for."""
+    for name, value in config.to_dict().items():
+        if isinstance(value, bool) and "bias" in name:
+            setattr(config, name, True)
+    config.num_hidden_layers = LAYERS
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:LAYERS]
+    return config
+
+
+def _model(name: str) -> PreTrainedModel:
+    model = random_model(_biased(ARCHITECTURES[name]()))
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("bias"):
+            parameter.data.normal_(0.0, 0.5)  # the default is 0, where a bias that is left out changes nothing
+    return model
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_with_biases(name: str, weights: str, tmp_path: Path) -> None:
+    """An export in few bits would end in a traceback, or lose a bias: the export itself compares with the rounded model."""
+    head = "8" if weights == "int4" else "auto"
+    config = ExportConfig(weights=weights, max_seq_len=MAX_POSITIONS // 2, targets=("cpu",), checkpoints="none", head_bits=head)
+    loaded = quantize_loaded(LoadedModel(_model(name), None, name), weights, config.quantizer, QUIET, head_bits=head)
+    manifest, checks = write_bundle(loaded, tmp_path, config, QUIET)
+    assert manifest.targets["cpu"].passes["quantize_weights"] and all(check.passed for check in checks)
