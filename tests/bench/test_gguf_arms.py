@@ -57,6 +57,7 @@ def test_a_missing_file_leaves_out_only_its_arm(name: str) -> None:
 def test_a_missing_package_is_named_as_pip_takes_it(arm: Any, module: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither package is called as its module is found."""
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("tide_bench.arms.llamacpp.native_server", lambda: None)
     with pytest.raises(ArmError, match=f"pip install {package}"):
         arm(Path("model.gguf"))
 
@@ -136,6 +137,7 @@ def test_llama_cpp_continues_token_ids_as_the_model_does(tiny_llama: tuple[Path,
     assert [row[0] for row in timing.tokens] == expected and [len(row) for row in timing.tokens] == [6, 6, 6]
     assert arm.generate(prompts[1:2], 6).tokens[0][0] == expected[1]
     assert timing.first_token_s > 0 and timing.decode_s > 0
+    arm.close()
 
 
 def test_a_truncated_file_is_an_error_with_a_remedy(tiny_llama: tuple[Path, Path], tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def test_percentages_are_of_perplexity_over_the_source_as_it_runs() -> None:
         EAGER: eager,
         SOURCE: eager - 0.01,
         "int8 rtn": eager - 0.03,
+        "w8a8": eager - 0.02,
         "int4 rtn": eager - 0.5,
         "int4 k_quant": eager - 0.11,
     }
@@ -35,6 +36,7 @@ def test_percentages_are_of_perplexity_over_the_source_as_it_runs() -> None:
     report = Report("quantised_fidelity")
     add_results(report, [{"fp32_max_dlogit": 1e-6}, {"fp32_max_dlogit": 2e-4}], list(rows.values()))
     expected = {"mapped_max_dlogit": 2e-4, "int8_ppl_pct": 100 * np.expm1(0.02), "int4_ppl_pct": 100 * np.expm1(0.1)}
+    expected["w8a8_ppl_pct"] = 100 * np.expm1(0.01)
     assert report.results == pytest.approx(expected)
 
 

@@ -1,4 +1,5 @@
-"""llama.cpp on a GGUF file, by the prebuilt wheel `xllamacpp`: its server runs in this process and is called over HTTP.
+"""llama.cpp on a GGUF file: its server compiled for this machine where `make llamacpp-native` has built one, else that of the
+prebuilt wheel `xllamacpp`, which is compiled for AVX2; called over HTTP.
 
 Only the server's own HTTP interface takes and returns token ids. All prompts are one request, so they are prefilled together.
 """
@@ -7,16 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 from urllib.request import Request, urlopen
 
 from tide_bench.arms.base import Timing
+from tide_bench.arms.llamacpp_native import NativeServer, native_server, version_of
 from tide_bench.arms.process import ArmError
 from tide_bench.report import cores
 
-_MISSING = "llama.cpp is not installed; pip install xllamacpp"
+_MISSING = "llama.cpp is not installed; make llamacpp-native, or pip install xllamacpp"
 _OWN_HOST = "http://127.0.0.1"  # the server listens nowhere else
 _FEWEST_SLOTS = 256  # llama.cpp rounds caches up to it
 
@@ -28,12 +32,8 @@ class LlamacppArm:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            import xllamacpp
-        except ImportError as error:
-            raise ArmError(_MISSING) from error
-        os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start gdb
-        self._library, self.folder = xllamacpp, folder
+        self.folder, self._native = folder, native_server()
+        self._library: Any = None if self._native else _wheel()
         self._server: Any = None
         self._sizes, self._keeps = (0, 0), False
         self._load(rows=1, tokens=_FEWEST_SLOTS)
@@ -48,7 +48,8 @@ class LlamacppArm:
         wall = perf_counter() - start
         rows = answer if isinstance(answer, list) else [answer]
         decode_s = min(row["timings"]["predicted_ms"] for row in rows) / 1e3
-        return Timing([row["tokens"] for row in rows], wall - decode_s, decode_s)
+        limitation = None if self._native else "the wheel, compiled for AVX2"
+        return Timing([row["tokens"] for row in rows], wall - decode_s, decode_s, limitation=limitation)
 
     def serve(self, sequences: int, tokens: int, keep_prefixes: bool = False) -> str:
         """The HTTP address of its server, loaded for ``sequences`` sequences at once of up to ``tokens`` tokens each.
@@ -58,29 +59,47 @@ class LlamacppArm:
         self._load(sequences, max(_FEWEST_SLOTS, tokens), keep_prefixes)
         return str(self._server.listening_address)
 
-    def system_info(self) -> str:
-        """The processor's instructions that llama.cpp was compiled for and found."""
-        return str(self._library.get_system_info())
+    def build(self) -> str:
+        """Which llama.cpp runs, how it was compiled, and its threads; every other setting is its own default."""
+        if self._native:
+            return f"{version_of(self._native)}, GGML_NATIVE, {cores()} threads"
+        return f"xllamacpp {version('xllamacpp')}, {cores()} threads; {self._library.get_system_info()}"
 
     def _load(self, rows: int, tokens: int, keep_prefixes: bool = False) -> None:
         """A server for ``rows`` sequences of ``tokens`` tokens, unless the one that runs is large enough."""
         if self._sizes[0] == rows and self._sizes[1] >= tokens and self._keeps == keep_prefixes:
             return
-        self._server = None  # ends the one before
+        self.close()
+        start: Callable[[int, int, bool], Any] = self._start_native if self._native else self._start_wheel
+        try:
+            self._server = start(rows, rows * tokens, keep_prefixes)
+        except RuntimeError as error:
+            raise ArmError(f"llama.cpp cannot load {self.folder} ({error}); give a complete .gguf with --gguf") from error
+        self._call("/health")  # a server that ends before it accepts connections waits forever
+        self._sizes, self._keeps = (rows, tokens), keep_prefixes
+
+    def close(self) -> None:
+        if isinstance(self._server, NativeServer):
+            self._server.close()
+        self._server = None
+
+    def _start_native(self, rows: int, slots: int, keep_prefixes: bool) -> NativeServer:
+        assert self._native is not None
+        flags = ["--threads", cores(), "--parallel", rows, "--ctx-size", slots, "--fit", "off"]
+        if not keep_prefixes:
+            flags += ["--no-cache-prompt", "--cache-ram", 0, "--no-cache-idle-slots"]
+        return NativeServer(self._native, self.folder, [str(flag) for flag in flags])
+
+    def _start_wheel(self, rows: int, slots: int, keep_prefixes: bool) -> Any:
         params = self._library.CommonParams()
         params.model.path = str(self.folder)
-        params.n_parallel, params.n_ctx, params.cont_batching = rows, rows * tokens, True
+        params.n_parallel, params.n_ctx, params.cont_batching = rows, slots, True
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = cores()
         params.n_gpu_layers, params.fit_params = 0, False  # the processor; these sizes, whatever memory is free
         if not keep_prefixes:
             params.cache_prompt, params.cache_ram_mib, params.cache_idle_slots = False, 0, False
         params.verbosity = -1
-        try:
-            self._server = self._library.Server(params)
-        except RuntimeError as error:
-            raise ArmError(f"llama.cpp cannot load {self.folder} ({error}); give a complete .gguf with --gguf") from error
-        self._call("/health")  # a server that ends before it accepts connections waits forever
-        self._sizes, self._keeps = (rows, tokens), keep_prefixes
+        return self._library.Server(params)
 
     def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """The server's answer to GET, or to POST of ``body``."""
@@ -90,3 +109,13 @@ class LlamacppArm:
         data = json.dumps(body).encode() if body is not None else None
         with urlopen(Request(address, data, {"Content-Type": "application/json"})) as answer:
             return json.load(answer)
+
+
+def _wheel() -> Any:
+    """The package's module. Raises ArmError where it is not installed."""
+    try:
+        import xllamacpp
+    except ImportError as error:
+        raise ArmError(_MISSING) from error
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would start gdb
+    return xllamacpp

@@ -25,6 +25,7 @@ _LEVELS = 16  # of nesting that a body needs above its JSON schemas
 _INDEX = re.compile(r"\[\d+\]")
 _LISTS: dict[Any, str] = {list[str]: "strings", list[int]: "integers", list[list[int]]: "lists of integers"}
 _KINDS = {str: "a string", list: "a list", dict: "an object", bool: "true or false", int: "a number", float: "a number"}
+_OBJECT = f"<{_KINDS[dict]}>"
 
 
 class Part(BaseModel):
@@ -46,7 +47,8 @@ class OneOf:
     indices, besides tags in angle brackets, which `_path` leaves out.
 
     Args:
-        key: its value is a literal in each alternative; one where it is any string takes all other values.
+        key: its value is a literal in each alternative; one where it is any string takes all other values, and one without it
+            all objects.
         default: the value of an absent key.
     """
 
@@ -57,7 +59,7 @@ class OneOf:
         choices = {tag: handler.generate_schema(part) for part in get_args(union) for tag in self._tags(part)}
 
         def tag_of(value: Any) -> str:
-            if isinstance(value, dict):
+            if isinstance(value, dict) and _OBJECT not in choices:
                 tag = f"<{self.key}={value.get(self.key) or self.default}>"
                 return f"<{self.key}>" if tag not in choices and value.get(self.key) and f"<{self.key}>" in choices else tag
             kind = _KINDS.get(type(value), "null")
@@ -71,6 +73,8 @@ class OneOf:
 
     def _tags(self, part: Any) -> list[str]:
         if isinstance(part, type) and issubclass(part, Part):
+            if self.key not in part.model_fields:
+                return [_OBJECT]
             # Flat, as the annotation of a key that may be absent is a union of its literal and None.
             literals = [each for arg in get_args(part.model_fields[self.key].annotation) for each in get_args(arg) or (arg,)]
             return [f"<{self.key}={each}>" for each in literals if isinstance(each, str)] or [f"<{self.key}>"]
