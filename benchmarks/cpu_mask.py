@@ -1,4 +1,4 @@
-"""Run a command as on an older processor: the kernels for AVX2, AVX or SSE4, at this processor's own speed.
+"""Run a command as on an older processor: the kernels for AVX512-VNNI, AVX2, AVX or SSE4, at this processor's own speed.
 
     python -m benchmarks.cpu_mask AVX2 python -m benchmarks.tasks --quick
 
@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from tide_runtime.machine_cache import processor
 
-SETS = ("AVX2", "AVX", "SSE4")
+SETS = ("VNNI", "AVX2", "AVX", "SSE4")  # VNNI: all of AVX512, and no AMX
 FOLDER = Path("build/cpu_mask")
 
 

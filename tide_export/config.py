@@ -11,7 +11,7 @@ from tide_runtime.bundle.calibration import CalibrationInfo
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError, TargetError
 
-WEIGHTS = ("source", *DTYPES, "int8", "int4")
+WEIGHTS = ("source", *DTYPES, "int8", "int4", "w8a8")
 QUANTIZERS = ("rtn", "k_quant", "hqq", "gptq", "gptq_mixed")
 HEAD_BITS = ("auto", "4", "8")
 KV = ("model", "int8")
@@ -71,13 +71,14 @@ class ExportConfig:
 
     Args:
         dtype: precision of weights and caches, fp32, fp16 or bf16.
-        weights: ``source`` keeps weights as they are stored, in low bits or not; ``int8`` and ``int4`` quantise all matrices with
-            ``quantizer``, embedding and head (but see ``head_bits``) in 8 bits, and leave those that have these bits already; a
+        weights: ``source`` keeps weights as they are stored, in low bits or not; ``w8a8`` makes products of integers, see
+            `tide_export.integer_weights`; ``int8`` and ``int4`` quantise all matrices with ``quantizer``, embedding and head (but see ``head_bits``) in 8 bits, and leave those that have these bits already; a
             precision dequantises them, and is ``dtype`` too.
         quantizer: see `tide_export.quantization.quantizers`.
         head_bits: of the head with ``weights`` int4: ``auto`` takes 4 where that costs little perplexity; see
             `tide_export.head_bits`.
-        quantizer_data: text for the quantizer gptq, as ``data``; without it gptq reads ``data``.
+        quantizer_data: text for the quantizer gptq and for w8a8, as ``data``; without it they read ``data``, and w8a8 without
+            either Python's documentation.
         kv: ``model`` keeps keys and values in ``dtype``, ``int8`` rounds them; see `tide_export.kv_scales`.
         checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
             ``"auto"`` (the exits of the calibration; four even segments without one).
@@ -147,6 +148,8 @@ class ExportConfig:
                 "calibrated on, or leave out --data to calibrate no exits"
             )
         self._check_quantizer_data()
+        if self.weights == "w8a8" and self.dtype != "fp32":
+            raise ParamsError(f"weights w8a8 need activations in fp32, and dtype is {self.dtype}; leave out --dtype")
         if self.draft_head is not None and not re.fullmatch(rf"mtp|{EAGLE3_PREFIX}.+", self.draft_head):
             raise ParamsError(
                 f"draft head is {self.draft_head!r}; set it to {EAGLE3_PREFIX}DIR, the folder of an EAGLE-3 head, or to mtp, the "
@@ -158,16 +161,17 @@ class ExportConfig:
             )
 
     def _check_quantizer_data(self) -> None:
-        reads = self.weights == "int4" and reads_text(4, self.quantizer)
-        if reads and self.text is None:
+        needs = self.weights == "int4" and reads_text(4, self.quantizer)
+        if needs and self.text is None:
             others = ", ".join(name for name in QUANTIZERS if not reads_text(4, name))
             raise ParamsError(
                 f"the quantizer {self.quantizer} reads text like the text to be generated, and none is given; add "
                 f"--quantizer-data FILE (some 16,000 tokens), or choose one that needs none: {others}"
             )
-        if self.quantizer_data is not None and not reads:
+        if self.quantizer_data is not None and not needs and self.weights != "w8a8":
             raise ParamsError(
-                "quantizer data is given, and only --weights int4 --quantizer gptq reads it; leave it out or choose those"
+                "quantizer data is given, and only --weights w8a8 and --weights int4 --quantizer gptq read it; leave it out or "
+                "choose those"
             )
 
     @property

@@ -38,6 +38,7 @@ from tide_export.exit_gate import OwnExits, own_exits, own_threshold
 from tide_export.exit_graphs import exit_graph_model
 from tide_export.generation_defaults import generation_info, generation_note
 from tide_export.head_bits import with_head
+from tide_export.integer_weights import in_integers, write_smoothing
 from tide_export.kv_scales import kv_scales
 from tide_export.layerwise import layer_by_layer
 from tide_export.load import LoadedModel, fingerprint, held_in_memory, load_model, quantized, weight_bytes
@@ -47,6 +48,7 @@ from tide_export.passes.base import LoweringContext
 from tide_export.probe import check_cuts, uncut_reason
 from tide_export.progress import ExportProgress
 from tide_export.quantization.gptq import calibration_tokens
+from tide_export.quantization.quantized_weight import INTEGER
 from tide_export.source_tokenizer import check_embedded
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.choice import buildable, check_options, choose_targets, why_not_here, without_long_rotary
@@ -121,7 +123,9 @@ def quantize_loaded(
 
     Raises DataError if the text cannot be read or is too short.
     """
-    if weights in ("int4", "int8"):
+    if weights == INTEGER:
+        loaded = in_integers(loaded, data, progress)
+    elif weights in ("int4", "int8"):
         tokens = None
         if reads_text(int(weights.removeprefix("int")), quantizer):
             assert data is not None
@@ -223,6 +227,7 @@ def write_bundle(
         job = _job(directory, Path(workspace), config, context, progress, calibration)
         with closing(job):
             built = build_targets(traced, targets, cuts, context, job, partial(_explain, config, progress))
+    write_smoothing(loaded.quantized, directory)
     manifest = _manifest(loaded, traced, built, directory, config, context, calibration, head)
     _write_manifest(manifest, directory)
     verified = _verified(loaded, directory, manifest, config, context, progress, calibration, head)
@@ -351,6 +356,7 @@ def _manifest(
         kv_dtype=None if config.kv == "model" else config.kv,
         weights=dict(Counter(weight.origin for weight in loaded.quantized.values())),
         head=loaded.head,
+        rounding=loaded.rounding,
         max_seq_len=context.max_seq_len,
         long_rotary_from=context.long_rotary_from,
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],

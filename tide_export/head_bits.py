@@ -18,6 +18,7 @@ import torch
 from tide_runtime.bundle.manifest import HeadInfo
 from torch import nn
 from transformers import PreTrainedModel
+from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from tide_export.layerwise import layer_by_layer
 from tide_export.load import LoadedModel
@@ -50,7 +51,7 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
         head.weight = rounded
         return replace(changed, head=HeadInfo(4))
     assert loaded.tokenizer is not None
-    ids = loaded.tokenizer("\n\n".join(topics[topic] for topic in sorted(topics)), add_special_tokens=False).input_ids
+    ids = documentation(loaded.tokenizer)
     if len(ids) < TOKENS:
         note(f"head in 8 bits: the tokenizer makes {len(ids)} tokens of a text of {sum(map(len, topics.values())):,} characters")
         return loaded
@@ -64,6 +65,11 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     if chosen == 4:
         head.weight = rounded
     return replace(changed if chosen == 4 else loaded, head=HeadInfo(chosen, four, eight, text))
+
+
+def documentation(tokenizer: FastTokenizer) -> list[int]:
+    """The ids of the Python language reference."""
+    return tokenizer("\n\n".join(topics[topic] for topic in sorted(topics)), add_special_tokens=False).input_ids
 
 
 def perplexities(
@@ -84,9 +90,10 @@ def perplexities(
             own, other = model(input_ids=windows, use_cache=False).logits.split(len(windows))
     finally:
         hook.remove()
-    return _perplexity(own, windows), _perplexity(other, windows)
+    return perplexity(own, windows), perplexity(other, windows)
 
 
-def _perplexity(logits: torch.Tensor, windows: torch.Tensor) -> float:
+def perplexity(logits: torch.Tensor, windows: torch.Tensor) -> float:
+    """Of ``windows`` [B, T] after the first token of each, from the logits [B, T, V]."""
     losses = [nn.functional.cross_entropy(one[:-1].float(), ids[1:]) for one, ids in zip(logits, windows, strict=True)]
     return math.exp(float(torch.stack(losses).mean()))

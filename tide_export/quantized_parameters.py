@@ -7,12 +7,13 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from tide_export.accounting import first_names
 from tide_export.parameters import ParameterSource
-from tide_export.quantization.deferred_weight import LowBits, RecentWeights, deferred
-from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.quantization.deferred_weight import LowBits, RecentWeights, deferred, deferred_integer
+from tide_export.quantization.quantized_weight import QuantizedWeight, integer_rows
 from tide_export.quantization.quantizers import BLOCK_SIZE, Matrix, matrices_of, quantize_matrix, round_to_nearest
 
 
@@ -20,8 +21,8 @@ class QuantizedParameters:
     """A `ParameterSource` of the matrices of another one in ``bits``, head and embedding in 8; see `quantize_model`.
 
     Args:
-        model: with fake parameters.
         stored: low-bit weights of the source. Those of the wanted bits stay as they are.
+        smoothing: by parameter name, of the matrices that become products of integers.
 
     Attributes:
         low_bits: by parameter name.
@@ -29,7 +30,13 @@ class QuantizedParameters:
     """
 
     def __init__(
-        self, inner: ParameterSource, model: PreTrainedModel, bits: int, quantizer: str, stored: Mapping[str, LowBits]
+        self,
+        inner: ParameterSource,
+        model: PreTrainedModel,
+        bits: int,
+        quantizer: str,
+        stored: Mapping[str, LowBits],
+        smoothing: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:
         self._inner, self._model, self._first, recent = inner, model, first_names(model), RecentWeights()
         matrices = list(matrices_of(model, bits))
@@ -37,10 +44,14 @@ class QuantizedParameters:
         distinct = {self._first[matrix.name]: matrix for matrix in reversed(matrices)}
         # What is rounded to nearest: a row does not depend on the others. What is quantised, and only as a whole.
         self._row_by_row, self._made_whole = set[str](), set[str]()
+        self._smoothing = {self._first[name]: scales for name, scales in (smoothing or {}).items()}
         found: dict[str, LowBits] = {}
         for name, matrix in distinct.items():
             kept, chosen = stored.get(name), "rtn" if matrix.bits == 8 else quantizer
-            if kept is not None and kept.bits == matrix.bits:
+            if (scales := self._smoothing.get(name)) is not None:
+                found[name] = deferred_integer(matrix.shape, scales, partial(recent.get, name, partial(self._quantize, matrix, "")))
+                (self._made_whole if matrix.transposed else self._row_by_row).add(name)
+            elif kept is not None and kept.bits == matrix.bits:
                 found[name] = kept
             elif matrix.shape[1] % BLOCK_SIZE == 0:
                 sample = quantize_matrix(_SAMPLE, matrix.bits, chosen)
@@ -69,7 +80,9 @@ class QuantizedParameters:
         rows = self._inner.rows(name, first, count)
         if self._first[name] not in self._row_by_row:
             return rows
-        return torch.from_numpy(round_to_nearest(rows.float().numpy(), 8).dequantized()).to(rows.dtype)
+        scales, values = self._smoothing.get(self._first[name]), rows.float().numpy()
+        rounded = round_to_nearest(values, 8) if scales is None else integer_rows(values, scales)
+        return torch.from_numpy(rounded.dequantized()).to(rows.dtype)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         weight = self.low_bits.get(name)
@@ -77,7 +90,10 @@ class QuantizedParameters:
 
     def _quantize(self, matrix: Matrix, quantizer: str) -> QuantizedWeight:
         values = self._inner.value(matrix.name).float()
-        weight = quantize_matrix((values.T if matrix.transposed else values.flatten(0, -2)).numpy(), matrix.bits, quantizer)
+        array = (values.T if matrix.transposed else values.flatten(0, -2)).numpy()
+        if (scales := self._smoothing.get(self._first[matrix.name])) is not None:
+            return integer_rows(array, scales)
+        weight = quantize_matrix(array, matrix.bits, quantizer)
         assert weight is not None
         return weight
 

@@ -32,6 +32,8 @@ def open_session(file: Path, exact: bool = False) -> ort.InferenceSession:
     Raises VerificationError if ONNX Runtime refuses the graph.
     """
     model = onnx.load(file, load_external_data=False)
+    if exact:
+        _without_rounding(model.graph)
     for node in model.graph.node:
         for attribute in node.attribute:
             if exact and node.op_type in ("MatMulNBits", "QMoE") and attribute.name == "accuracy_level":
@@ -44,6 +46,22 @@ def open_session(file: Path, exact: bool = False) -> ort.InferenceSession:
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises unrelated exception classes
         raise VerificationError(f"ONNX Runtime {ort.__version__} cannot load {file.name} ({error})") from error
+
+
+def _without_rounding(graph: onnx.GraphProto) -> None:
+    """Products of integers (tide_export's pass integer_products) read what would be rounded, and their matrix in fp32."""
+    made_by = {node.output[0]: node for node in graph.node}
+    nodes = list[onnx.NodeProto]()
+    for node in graph.node:
+        product = made_by.get(node.input[0]) if node.op_type == "Mul" else None
+        if product is not None and product.op_type == "MatMulIntegerToFloat":
+            integers, matrix, _, scales, *_ = product.input
+            share, dense = made_by[made_by[integers].input[0]], f"{product.output[0]}.dense"
+            nodes.append(onnx.helper.make_node("DequantizeLinear", [matrix, scales], [dense], axis=1))
+            node = onnx.helper.make_node("MatMul", [share.input[0], dense], [node.output[0]])
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 class TextPass:

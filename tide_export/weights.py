@@ -90,7 +90,10 @@ class WeightFile:
 
 
 class Folded(ir.LazyTensor):
-    """``made`` of ``parts`` in the way that ``how`` says, when it is read: forms of a segment make the same one of them."""
+    """``made`` of ``parts`` in the way that ``how`` says, when it is read: forms of a segment make the same one of them.
+
+    ``dtype``: None is that of the first part.
+    """
 
     def __init__(
         self,
@@ -98,8 +101,9 @@ class Folded(ir.LazyTensor):
         how: Hashable,
         shape: Sequence[int],
         make: Callable[[Sequence[np.ndarray]], np.ndarray],
+        dtype: ir.DataType | None = None,
     ) -> None:
-        self.parts, self.how, dtype = tuple(parts), how, parts[0].dtype
+        self.parts, self.how, dtype = tuple(parts), how, dtype or parts[0].dtype
         made = lambda: ir.Tensor(np.ascontiguousarray(make([part.numpy() for part in parts])), dtype=dtype)  # noqa: E731
         super().__init__(made, dtype=dtype, shape=ir.Shape(shape))
 

@@ -18,7 +18,7 @@ from tide_export.passes.fold_weights import concatenated
 from tide_export.passes.graph_walk import add_initializer, array_initializer, insert_before, is_weight, new_value, produced_by
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
 
-_FORM = ("K", "bits", "block_size")
+_FORM = ("K", "bits", "block_size", "integers")
 _WEIGHT_INPUTS = ("", "weight", "scales", "zero_points", "offsets")
 
 

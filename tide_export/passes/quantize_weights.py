@@ -9,10 +9,11 @@ the embedding; a tied head reads the same bytes. The first pass of a target: fol
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
@@ -20,12 +21,14 @@ from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import add_initializer, as_type_of, insert_before, is_weight, new_value, produced_by
 from tide_export.passes.quantize_experts import UP, quantize_experts
-from tide_export.quantization.deferred_weight import LowBits
+from tide_export.passes.smoothing import factors_of, smoothed
+from tide_export.quantization.deferred_weight import DeferredWeight, LowBits
 from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.traced_attention import DOMAIN
 
 QUANTIZE_WEIGHTS = "quantize_weights"  # name in the reports
 QUANTIZED_MATMUL = "QuantizedMatMul"
+LEAST_BLOCK = 16  # of GatherBlockQuantized; blocks are powers of two
 NO_LOW_BITS = "the target has no products with low-bit weights"
 
 
@@ -37,12 +40,14 @@ class QuantizeWeights:
         bits: of the weights that the target multiplies with, of 4 and 8; empty if it takes none.
         look_ups: whether the target also reads the embedding in low bits.
         multiple: the output features N of a weight must be a multiple of this.
+        integers: whether it has products of integers, whose input is rounded row by row.
         experts: types of the states that the target multiplies with the matrices of experts in low bits; empty: none.
     """
 
     bits: tuple[int, ...]
     look_ups: bool = False
     multiple: int = 1
+    integers: bool = False
     experts: tuple[ir.DataType, ...] = ()
 
     def __call__(self, model: ir.Model, context: LoweringContext) -> PassReport:
@@ -87,6 +92,8 @@ class QuantizeWeights:
         reason = "" if self.look_ups else "the embedding is looked up in full precision"
         if self.look_ups and weight.has_offsets:
             reason = "the embedding's blocks have a minimum, which the look-up does not take"
+        if self.look_ups and weight.shape[1] % LEAST_BLOCK:
+            reason = f"the embedding is no multiple of {LEAST_BLOCK} wide"
         if reason:
             report.skip(node.outputs[0].name, reason)
             return
@@ -104,6 +111,8 @@ class QuantizeWeights:
 
     def _refusal(self, weight: LowBits) -> str:
         """Why the target does not multiply with ``weight`` as it is; empty if it does."""
+        if weight.smoothing is not None:
+            return "" if self.integers else "the target has no products of integers"
         if weight.bits not in self.bits:
             return f"the target multiplies with weights of {self.bits[0]} bits, not {weight.bits}" if self.bits else NO_LOW_BITS
         if weight.shape[0] % self.multiple:
@@ -112,13 +121,16 @@ class QuantizeWeights:
 
 
 def _quantize_product(graph: ir.Graph, node: ir.Node, parameter: str | None, weight: LowBits) -> None:
-    output = node.outputs[0]
+    output, source = node.outputs[0], node.inputs[0]
     features, columns = weight.shape
     name, product = output.name, new_value(f"{output.name}.quantized", output, output.shape)
+    attributes = {"K": columns, "N": features, "bits": weight.bits, "block_size": weight.block_size}
+    if weight.smoothing is not None:
+        source, attributes["integers"] = smoothed(graph, node, weight.smoothing), 1
     quantized = ir.node(
         QUANTIZED_MATMUL,
-        [node.inputs[0], *_weight_values(graph, parameter, weight)],
-        attributes={"K": columns, "N": features, "bits": weight.bits, "block_size": weight.block_size},
+        [source, *_weight_values(graph, parameter, weight)],
+        attributes=attributes,
         domain=DOMAIN,
         outputs=[product],
     )
@@ -147,14 +159,30 @@ def _weight_values(graph: ir.Graph, name: str | None, weight: LowBits) -> list[i
     ]
 
 
+def _in_blocks(weight: LowBits) -> LowBits:
+    """For look-ups, the head of integer products as if each of its scales were those of several blocks."""
+    if weight.smoothing is None:
+        return weight
+    columns, block = weight.shape[1], LEAST_BLOCK
+    while not columns % (2 * block):
+        block *= 2
+
+    def make() -> QuantizedWeight:
+        made = weight.made()
+        return replace(made, scales=np.repeat(made.scales, columns // block, 1), smoothing=None)
+
+    return DeferredWeight(weight.bits, weight.shape, block, False, False, weight.origin, make)
+
+
 def _quantize_embedding(graph: ir.Graph, node: ir.Node, weight: LowBits) -> None:
     table, output = node.inputs[0], node.outputs[0]
     rows, columns = weight.shape
+    smoothing, weight = weight.smoothing, _in_blocks(weight)
     flat = ir.Shape([rows, columns * weight.bits // 8])
     values = ir.LazyTensor(
         lambda: ir.tensor(weight.made().packed_values().reshape(rows, -1)), dtype=ir.DataType.UINT8, shape=flat
     )
-    _, scales, zeros, _ = _weight_values(graph, table.name, weight)
+    _, scales, zeros, _ = _weight_values(graph, f"{table.name}.look_up", weight)
     looked_up = ir.node(
         "GatherBlockQuantized",
         [
@@ -168,5 +196,9 @@ def _quantize_embedding(graph: ir.Graph, node: ir.Node, weight: LowBits) -> None
         outputs=[new_value(f"{output.name}.quantized", output, output.shape)],
     )
     insert_before(graph, node, looked_up)
-    ir.convenience.replace_all_uses_with(output, looked_up.outputs[0], replace_graph_outputs=True)
-    output.name, looked_up.outputs[0].name = f"{output.name}.dense", output.name
+    result = looked_up.outputs[0]
+    if smoothing is not None:
+        result = new_value(f"{output.name}.smoothed", output, output.shape)
+        insert_before(graph, node, ir.node("Mul", [looked_up.outputs[0], factors_of(graph, smoothing)], outputs=[result]))
+    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
+    output.name, result.name = f"{output.name}.dense", output.name

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tide_runtime.bundle.manifest import INTEGER_PRODUCTS
+
 from tide_export.quantization.quantized_weight import QuantizedWeight
 
 # Numbers. Values, scales and zero points are written one after the other, those of gate and up together: 136 million in a 7B.
@@ -39,6 +44,7 @@ class DeferredWeight:
     has_offsets: bool
     origin: str
     make: Callable[[], QuantizedWeight]
+    smoothing: NDArray[np.float32] | None = None
 
     def made(self) -> QuantizedWeight:
         weight = self.make()
@@ -55,3 +61,8 @@ def deferred(like: QuantizedWeight, shape: tuple[int, int], make: Callable[[], Q
     """A weight of ``shape`` in the form of ``like``."""
     form = (like.block_size, like.has_zero_points, like.has_offsets, like.origin)
     return DeferredWeight(like.bits, shape, *form, make)
+
+
+def deferred_integer(shape: tuple[int, int], smoothing: NDArray[np.float32], make: Callable[[], QuantizedWeight]) -> DeferredWeight:
+    """The weight of an integer product, see `QuantizedWeight.smoothing`."""
+    return DeferredWeight(8, shape, shape[1], False, False, INTEGER_PRODUCTS, make, smoothing)

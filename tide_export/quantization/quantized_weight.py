@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.bundle.manifest import INTEGER_PRODUCTS
+
+INTEGER = "w8a8"  # the option of weights for integer products
+_ROWS_AT_A_TIME = 1024
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
     """A matrix in blocks along its input dimension.
 
-    ``w[n, k] = scales[n, b] * (values[n, k] - zero_points[n, b]) + offsets[n, b]`` with ``b = k // block_size``.
+    ``w[n, k] = scales[n, b] * (values[n, k] - zero_points[n, b]) + offsets[n, b]`` with ``b = k // block_size``, divided by
+    ``smoothing[k]`` where there is one.
 
     Args:
         bits: 4 or 8.
@@ -22,6 +27,9 @@ class QuantizedWeight:
         zero_points: uint8 [N, K / block_size]; None: ``2 ** (bits - 1)`` everywhere.
         offsets: fp32 [N, K / block_size], for formats whose minimum is no multiple of the scale (GGUF's Q4_1, Q4_K); None: 0.
         origin: format or quantizer that it comes from, for the export's summary.
+        smoothing: fp32 [K], of a product of integers (see `tide_export.quantization.smoothing`): its input is divided by these
+            and rounded to 8 bits row by row. A block is then a row of the matrix, which was multiplied by them. None: the
+            product takes its input as it is.
 
     Raises ValueError for shapes that do not fit together.
     """
@@ -32,6 +40,7 @@ class QuantizedWeight:
     zero_points: NDArray[np.uint8] | None = None
     offsets: NDArray[np.float32] | None = None
     origin: str = ""
+    smoothing: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         rows, columns = self.values.shape
@@ -42,6 +51,8 @@ class QuantizedWeight:
             part = getattr(self, name)
             if part is not None and part.shape != (rows, blocks):
                 raise ValueError(f"{name} has shape {part.shape}, expected {(rows, blocks)}")
+        if self.smoothing is not None and (blocks != 1 or self.smoothing.shape != (columns,)):
+            raise ValueError(f"smoothing has shape {self.smoothing.shape}, expected {(columns,)}, and one block a row")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -73,7 +84,8 @@ class QuantizedWeight:
         matrix = (values - zero) * self.scales[..., None]
         if self.offsets is not None:
             matrix += self.offsets[..., None]
-        return matrix.reshape(self.shape)
+        matrix = matrix.reshape(self.shape)
+        return matrix if self.smoothing is None else np.divide(matrix, self.smoothing, out=matrix)
 
     def packed_values(self) -> NDArray[np.uint8]:
         """``values`` as ONNX Runtime's MatMulNBits takes them: uint8 [N, K / block_size, block_size · bits / 8], of two 4-bit
@@ -151,6 +163,17 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
         zero_points=zero_points,
         offsets=joined_offsets,
     )
+
+
+def integer_rows(matrix: NDArray[np.float32], smoothing: NDArray[np.float32]) -> QuantizedWeight:
+    """``matrix`` [N, K] times ``smoothing`` [K], each row rounded to the nearest of 8 bits with the scale of its largest value."""
+    values, scales = np.empty(matrix.shape, np.uint8), np.empty((len(matrix), 1), np.float32)
+    for first in range(0, len(matrix), _ROWS_AT_A_TIME):
+        part = slice(first, first + _ROWS_AT_A_TIME)
+        rounded = symmetric_int8(matrix[part] * smoothing, matrix.shape[1])
+        values[part] = rounded.values
+        scales[part] = rounded.scales
+    return QuantizedWeight(8, values, scales, origin=INTEGER_PRODUCTS, smoothing=smoothing)
 
 
 def symmetric_int8(matrix: NDArray[np.float32], block_size: int) -> QuantizedWeight:

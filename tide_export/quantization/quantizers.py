@@ -194,6 +194,11 @@ def matrices_of(model: PreTrainedModel, bits: int) -> Iterator[Matrix]:
             yield from (Matrix(f"{name}.{part}", module, bits) for part in ("gate_up_proj", "down_proj"))
 
 
+def integer_matrices(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The linear layers that become products of integers, by the name of their matrix."""
+    return {matrix.name: matrix.module for matrix in matrices_of(model, 8) if not isinstance(matrix.module, nn.Embedding)}
+
+
 def is_experts(module: nn.Module) -> bool:
     """Whether it holds matrices of experts that ONNX Runtime's QMoE takes: gated by SiLU, without biases, in whole blocks."""
     one: Any = module

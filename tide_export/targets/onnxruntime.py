@@ -26,6 +26,7 @@ from tide_export.passes.attention_padded import pad_attention
 from tide_export.passes.canonicalize import canonicalize
 from tide_export.passes.fold_weights import fold_weights
 from tide_export.passes.guard_token import guard_token, leave_out_token
+from tide_export.passes.integer_products import lower_integer_products
 from tide_export.passes.name_products import name_products
 from tide_export.passes.onnxruntime_fusions import fuse_skip_norm, share_tied_head
 from tide_export.passes.pack_projections import pack_products, pack_projections
@@ -33,6 +34,7 @@ from tide_export.passes.pad_recurrence import pad_recurrence
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.quantized_matmul import lower_quantized_matmul
 from tide_export.passes.rms_norm import fuse_rms_norm
+from tide_export.passes.smoothing import fold_smoothing
 from tide_export.passes.static_shapes import static_reshape
 from tide_export.products_graph import write_products
 from tide_export.targets.base import BuildJob, Machine, Target
@@ -53,7 +55,7 @@ class OnnxFiles:
         return TargetInfo(target.backend, files, f"{ONNX_FOLDER}/{WEIGHTS_NAME}", lowered.applied, compute, products=products)
 
 
-LAYERS, PRODUCTS = (lower_attention_gqa, pack_projections, fuse_skip_norm), (lower_quantized_matmul,)
+LAYERS, PRODUCTS = (lower_attention_gqa, pack_projections, fuse_skip_norm), (lower_integer_products, lower_quantized_matmul)
 
 CPU = Target(
     name="cpu",
@@ -70,17 +72,18 @@ CPU = Target(
     builder=OnnxFiles(),
     whole=(
         name_products,
-        QuantizeWeights((4, 8), look_ups=True, experts=(ir.DataType.FLOAT,)),
+        QuantizeWeights((4, 8), look_ups=True, integers=True, experts=(ir.DataType.FLOAT,)),
         canonicalize,
         static_reshape,
         share_tied_head,
         fold_weights,
         fuse_rms_norm,
+        fold_smoothing,
     ),
     pieces=(*LAYERS, pack_products, *PRODUCTS, leave_out_token),
     scattered_form=(lower_attention_scattered,),
     padded=(pad_attention, pad_recurrence),
-    kv_fill=(lower_attention_gqa, lower_attention_batched, lower_quantized_matmul),
+    kv_fill=(lower_attention_gqa, lower_attention_batched, *PRODUCTS),
     uncut=True,
     int8_kv=True,
     drafts=True,

@@ -28,6 +28,8 @@ UNCUT = "uncut"  # all segments as one graph; optional in a target
 LOOP = "loop"  # one loop of a looped model, for rows of any loops; optional in a target
 DRAFT = "draft"  # the draft head; optional in a target
 ADVANCE = "advance"  # moves all states over the accepted tokens of a step with drafts; in targets of recurrent models
+INTEGER_PRODUCTS = "int8 w8a8"  # origin of weights whose products are of integers, see `Manifest.weights`
+SMOOTHING_FILE = "onnx/smoothing.safetensors"  # module → what its integer product's input is divided by [K], where not by ones
 STATES = "states"  # output of `UNCUT`, where there is a draft head: what that reads of each token; also of `DRAFT`
 DTYPES = ("fp32", "fp16", "bf16")
 PAD_ATTENTION = "pad_attention"  # lowering pass, see `TargetInfo.pads_attention`
@@ -152,6 +154,17 @@ class HeadInfo:
 
 
 @dataclass(frozen=True)
+class RoundingInfo:
+    """Perplexity on ``text`` of a model with integer products, with their inputs as they are, in 8 bits and in 7, as on processors
+    whose products need them."""
+
+    perplexity: float
+    perplexity_8: float
+    perplexity_7: float
+    text: str
+
+
+@dataclass(frozen=True)
 class FileInfo:
     sha256: str
     bytes: int
@@ -195,6 +208,7 @@ class Manifest:
     long_rotary_from: int | None = None
     draft_head: DraftHeadInfo | None = None
     embedding: EmbeddingInfo | None = None
+    rounding: RoundingInfo | None = None
 
     def __post_init__(self) -> None:
         _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
@@ -261,7 +275,12 @@ class Manifest:
         """Whether ``target`` rounds activations, keys or values to few bits: in int8 caches, and on a processor in products with
         low-bit weights. GPUs multiply by dequantised weights."""
         info = self.targets[target]
-        return (info.products is not None and info.backend == "onnxruntime-cpu") or self.cache_dtype == "int8"
+        low_bits = info.products is not None or self.has_integer_products
+        return (low_bits and info.backend == "onnxruntime-cpu") or self.cache_dtype == "int8"
+
+    @property
+    def has_integer_products(self) -> bool:
+        return INTEGER_PRODUCTS in self.weights
 
     def _check_layers(self) -> None:
         count = self.model.num_layers

@@ -13,18 +13,21 @@ and one of eight tokens more. Matrices gathered for each row would be read once 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from tide_runtime.backends.graph_contract import ADAPTER_ROWS
 from tide_runtime.backends.onnxruntime.model_proto import node_message, with_nodes, with_renamed_outputs
 from tide_runtime.backends.onnxruntime.packed_weights import PackedWeights
 from tide_runtime.backends.onnxruntime.products import ModuleShape, Product, products
+from tide_runtime.bundle import Bundle
+from tide_runtime.bundle.manifest import SMOOTHING_FILE
 from tide_runtime.errors import AdapterError
 from tide_runtime.lora import LoraAdapter
 
@@ -47,6 +50,7 @@ class AdaptedWeights:
     own: PackedWeights
     adapters: Sequence[LoraAdapter]
     dtype: type[np.generic]
+    smoothing: Mapping[str, NDArray[np.float32]]
 
     def model(self, graph: Path, options: ort.SessionOptions) -> bytes:
         """The bytes of ``graph`` with the adapters, for a session with ``options``."""
@@ -54,14 +58,25 @@ class AdaptedWeights:
         if model is None:
             model = graph.read_bytes()
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph.parent))
-        return adapted_graph(model, self.adapters, self.dtype)
+        return adapted_graph(model, self.adapters, self.dtype, self.smoothing)
 
 
-def adapted_graph(model: bytes, adapters: Sequence[LoraAdapter], dtype: type[np.generic]) -> bytes:
+def smoothing_scales(bundle: Bundle) -> dict[str, NDArray[np.float32]]:
+    """Module → what its input is divided by before its integer product; modules that are not there have ones."""
+    return load_file(bundle.path(SMOOTHING_FILE)) if SMOOTHING_FILE in bundle.manifest.files else {}
+
+
+def adapted_graph(
+    model: bytes,
+    adapters: Sequence[LoraAdapter],
+    dtype: type[np.generic],
+    smoothing: Mapping[str, NDArray[np.float32]] | None = None,
+) -> bytes:
     """``model`` with the input `ADAPTER_ROWS` and the products of ``adapters``, the first of which is number 1.
 
     Args:
         dtype: of the graph's activations.
+        smoothing: see `smoothing_scales`.
 
     Raises AdapterError where an adapter has a module that the graph's products have not, or has in another shape, or where the
     adapters are too large together.
@@ -69,7 +84,7 @@ def adapted_graph(model: bytes, adapters: Sequence[LoraAdapter], dtype: type[np.
     found = products(model)
     for adapter in adapters:
         _check(adapter, found)
-    edit = _Edit(adapters, dtype)
+    edit = _Edit(adapters, dtype, smoothing or {})
     changed = [product for product in found if edit.add(product)]
     size = sum(array.nbytes for array in edit.arrays.values())
     if size + len(model) > _MOST_BYTES:
@@ -106,6 +121,7 @@ class _Edit:
 
     adapters: Sequence[LoraAdapter]
     dtype: type[np.generic]
+    smoothing: Mapping[str, NDArray[np.float32]]
     nodes: list[bytes] = field(default_factory=list)
     arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
@@ -121,7 +137,8 @@ class _Edit:
         )
         for adapter, (rank, row, module) in self._places(product, parts):
             if (pair := adapter.modules.get(module.name)) is not None:
-                down[rank : rank + len(pair.down)] = pair.down
+                scales = self.smoothing.get(module.name) if product.integers else None
+                down[rank : rank + len(pair.down)] = pair.down if scales is None else pair.down * scales
                 up[row : row + module.outputs, rank : rank + len(pair.down)] = pair.up
         value = product.value
         self._product(product.source, down, f"{value}.down", product.low_bits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import onnxruntime as ort
@@ -12,7 +12,8 @@ import onnxruntime as ort
 from tide_runtime.backends.base import uncounted
 from tide_runtime.backends.graph_contract import decoder_layers
 from tide_runtime.backends.launch_bits import launches_agree
-from tide_runtime.backends.onnxruntime.adapted_graph import ADAPTED, AdaptedWeights, adapted_form
+from tide_runtime.backends.onnxruntime.activation_bits import set_activation_bits
+from tide_runtime.backends.onnxruntime.adapted_graph import ADAPTED, AdaptedWeights, adapted_form, smoothing_scales
 from tide_runtime.backends.onnxruntime.bound_steps import OnnxRuntimeContext
 from tide_runtime.backends.onnxruntime.host_rows import HostSessions
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, machine_key
@@ -60,6 +61,8 @@ class OnnxRuntimeBackend(HostSessions):
 
         def load(name: str, shared: PackedWeights | AdaptedWeights = packed) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)
+            if manifest.has_integer_products:
+                set_activation_bits(options)
             own = shared if name != ADVANCE else None  # it has no weights
             return load_session(bundle, name, files[name], options, [CPU_PROVIDER], own)
 
@@ -76,7 +79,8 @@ class OnnxRuntimeBackend(HostSessions):
             ),
             [*(adapter.digest for adapter in view.adapters), *view.adapted],
         )
-        backend.load_adapted = lambda adapters: load(backend.every_layer[0], AdaptedWeights(packed, adapters, backend.dtype))
+        scales = cache(partial(smoothing_scales, bundle))
+        backend.load_adapted = lambda adapters: load(backend.every_layer[0], AdaptedWeights(packed, adapters, backend.dtype, scales()))
         backend.machine_key = key = machine_key(bundle, target, threads)
         passes = manifest.max_seq_len, target
         backend.measure_passes = lambda view: kept_pass_costs([*key, str(view.default_padding)], view.context, *passes)

@@ -25,7 +25,7 @@ _VALUE_NAME, _VALUE_TYPE = 1, 2  # of ValueInfoProto
 _TENSOR_TYPE, _ELEMENT_TYPE, _SHAPE = 1, 1, 2  # of TypeProto, of TypeProto.Tensor
 _DIM, _DIM_VALUE, _DIM_NAME = 1, 1, 2  # of TensorShapeProto, of its Dimension
 _FLOAT, _EXTERNAL = 1, 1  # of TensorProto.DataType, of TensorProto.DataLocation
-_DATA_TYPES = {"float32": 1, "uint8": 2, "int64": 7, "float16": 10}  # of TensorProto.DataType
+_DATA_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int64": 7, "float16": 10}  # of TensorProto.DataType
 _INT_ATTRIBUTE = 2  # of AttributeProto.AttributeType
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
@@ -137,6 +137,22 @@ def with_renamed_outputs(model: bytes, names: Mapping[str, str]) -> bytes:
 
 def with_nodes(model: bytes, nodes: Iterable[bytes], arrays: Mapping[str, NDArray[np.generic]], row_input: str) -> bytes:
     """The ``model`` with further ``nodes`` (`node_message`), in any order, initializers, and an int64 input [1, tokens]."""
+    shape = _message(_DIM, _number(_DIM_VALUE, 1)) + _message(_DIM, _message(_DIM_NAME, b"tokens"))
+    kind = _message(_TENSOR_TYPE, _number(_ELEMENT_TYPE, _DATA_TYPES["int64"]) + _message(_SHAPE, shape))
+    added = [_message(_NODE, node) for node in nodes] + _initializers(arrays)
+    added.append(_message(_GRAPH_INPUT, _message(_VALUE_NAME, row_input.encode()) + _message(_VALUE_TYPE, kind)))
+    return model + _message(_GRAPH, b"".join(added))  # merged with the model's graph
+
+
+def integer_product(rows: NDArray[np.uint8], matrix: NDArray[np.int8]) -> bytes:
+    """A model without inputs, whose output is the int32 product of ``rows`` [T, K] and ``matrix`` [K, N]."""
+    node = node_message("MatMulInteger", ["rows", "matrix"], "product")
+    parts = [_message(_GRAPH_NAME, b"product"), _message(_NODE, node), *_initializers({"rows": rows, "matrix": matrix})]
+    graph = b"".join(parts) + _message(_OUTPUT, _message(_VALUE_NAME, b"product"))
+    return _number(_IR_VERSION, 10) + _message(_OPSET, _number(_VERSION, 20)) + _message(_GRAPH, graph)
+
+
+def _initializers(arrays: Mapping[str, NDArray[np.generic]]) -> list[bytes]:
     tensors = (
         b"".join(_number(_DIMS, size) for size in array.shape)
         + _number(_DATA_TYPE, _DATA_TYPES[array.dtype.name])
@@ -144,11 +160,7 @@ def with_nodes(model: bytes, nodes: Iterable[bytes], arrays: Mapping[str, NDArra
         + _message(_RAW_DATA, np.ascontiguousarray(array).tobytes())
         for name, array in arrays.items()
     )
-    shape = _message(_DIM, _number(_DIM_VALUE, 1)) + _message(_DIM, _message(_DIM_NAME, b"tokens"))
-    kind = _message(_TENSOR_TYPE, _number(_ELEMENT_TYPE, _DATA_TYPES["int64"]) + _message(_SHAPE, shape))
-    added = [_message(_NODE, node) for node in nodes] + [_message(_INITIALIZER, tensor) for tensor in tensors]
-    added.append(_message(_GRAPH_INPUT, _message(_VALUE_NAME, row_input.encode()) + _message(_VALUE_TYPE, kind)))
-    return model + _message(_GRAPH, b"".join(added))  # merged with the model's graph
+    return [_message(_INITIALIZER, tensor) for tensor in tensors]
 
 
 def node_message(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tide_runtime.backends.onnxruntime.model_proto import GraphNode, graph_nodes
 
 _MODULE = re.compile(r"([^+\[\]]+)\[(\d+),(\d+)\]")
-_LOW_BITS = "MatMulNBits"
+_LOW_BITS, _INTEGERS = "MatMulNBits", "MatMulIntegerToFloat"
 
 
 class ModuleShape(NamedTuple):
@@ -28,12 +28,15 @@ class Product(NamedTuple):
     Args:
         value, source: names of the output [1, T, N] and the input [1, T, K] in the graph.
         low_bits: whether the weight has few bits.
+        integers: whether both factors are integers; ``source`` is then the input as it is rounded: divided by its smoothing
+            scales.
     """
 
     value: str
     source: str
     modules: tuple[ModuleShape, ...]
     low_bits: bool
+    integers: bool
 
     @property
     def width(self) -> int:
@@ -51,10 +54,18 @@ def products(model: bytes) -> list[Product]:
         if len(modules) == len(parts):
             product = _product(node, made_by)
             shapes = tuple(ModuleShape(name, int(rows), int(columns)) for name, rows, columns in (m.groups() for m in modules))
-            found.append(Product(value, product.inputs[0], shapes, product.operator == _LOW_BITS))
+            source = _rounded(product, made_by) if product.operator == _INTEGERS else product.inputs[0]
+            found.append(Product(value, source, shapes, product.operator == _LOW_BITS, product.operator == _INTEGERS))
     return found
 
 
 def _product(node: GraphNode, made_by: dict[str, GraphNode]) -> GraphNode:
-    """The product itself: a sum adds the part of its weight's offsets (tide_export's pass quantized_matmul)."""
-    return made_by[node.inputs[0]] if node.operator == "Add" else node
+    """The product itself: a sum adds the part of its weight's offsets (tide_export's pass quantized_matmul), a factor is the
+    largest magnitude of a row of integers (integer_products)."""
+    return made_by[node.inputs[0]] if node.operator in ("Add", "Mul") else node
+
+
+def _rounded(product: GraphNode, made_by: dict[str, GraphNode]) -> str:
+    """The value whose rows an integer ``product`` reads: each is divided by its largest magnitude, and quantised."""
+    quantize = made_by[product.inputs[0]]
+    return made_by[quantize.inputs[0]].inputs[0]
