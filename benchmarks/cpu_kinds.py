@@ -31,8 +31,8 @@ from benchmarks import cpu_mask
 from benchmarks.same_text.ways import REFERENCE, Ask, Way, outcomes
 
 EMULATOR = "qemu-x86_64"
-CPUS = dict(zip(cpu_mask.SETS, ("Haswell", "SandyBridge", "Denverton"), strict=True))  # → qemu's model
-FORMS = {"fp32": "source", "int8": "int8", "int4": "int4"}  # → --weights of tide-export
+CPUS = dict(zip(cpu_mask.SETS[1:], ("Haswell", "SandyBridge", "Denverton"), strict=True))  # → qemu's model; it has no AVX512
+FORMS = {"fp32": "source", "w8a8": "w8a8", "int8": "int8", "int4": "int4"}  # → --weights of tide-export
 RECURRENT = ("lfm2", "qwen3_5", "mamba")  # convolutions, the gated delta rule, a gated scan without attention
 SLOTS = 80
 

@@ -72,7 +72,8 @@ class ExportConfig:
     Args:
         dtype: precision of weights and caches, fp32, fp16 or bf16.
         weights: ``source`` keeps weights as they are stored, in low bits or not; ``w8a8`` makes products of integers, see
-            `tide_export.integer_weights`; ``int8`` and ``int4`` quantise all matrices with ``quantizer``, embedding and head (but see ``head_bits``) in 8 bits, and leave those that have these bits already; a
+            `tide_export.integer_weights`; ``int8`` and ``int4`` quantise all matrices with
+            ``quantizer``, embedding and head (but see ``head_bits``) in 8 bits, and leave those that have these bits already; a
             precision dequantises them, and is ``dtype`` too.
         quantizer: see `tide_export.quantization.quantizers`.
         head_bits: of the head with ``weights`` int4: ``auto`` takes 4 where that costs little perplexity; see

@@ -27,8 +27,8 @@ from tide_export.quantization.deferred_weight import LowBits
 from tide_export.quantization.gptq import calibration_tokens
 from tide_export.quantization.quantized_weight import INTEGER
 from tide_export.quantization.quantizers import dequantize_parameters, integer_matrices
-from tide_export.quantization.smoothing import smoothing_scales
 from tide_export.quantized_parameters import QuantizedParameters
+from tide_export.smoothing import smoothing_scales
 from tide_export.source_tokenizer import check_embedded
 
 _PRICED = 256  # tokens
@@ -117,6 +117,8 @@ def _tokens(loaded: LoadedModel, data: str | None, progress: ExportProgress) -> 
     if len(ids) < _WINDOWS * window or max(ids) >= config.vocab_size:
         progress.note("the inputs of products are measured on random ids: the tokenizer knows no English")
         return torch.randint(config.vocab_size, (_WINDOWS, window), generator=torch.Generator().manual_seed(0))
-    progress.note(f"the inputs of products are measured on {_WINDOWS * window} tokens of Python {python_version()}'s documentation")
+    progress.note(
+        f"the inputs of products are measured on {_WINDOWS * window} tokens of Python {python_version()}'s documentation"
+    )
     step = len(ids) // _WINDOWS
     return torch.tensor([ids[end - window : end] for end in range(step, len(ids) + 1, step)])

@@ -49,7 +49,9 @@ class QuantizedParameters:
         for name, matrix in distinct.items():
             kept, chosen = stored.get(name), "rtn" if matrix.bits == 8 else quantizer
             if (scales := self._smoothing.get(name)) is not None:
-                found[name] = deferred_integer(matrix.shape, scales, partial(recent.get, name, partial(self._quantize, matrix, "")))
+                found[name] = deferred_integer(
+                    matrix.shape, scales, partial(recent.get, name, partial(self._quantize, matrix, ""))
+                )
                 (self._made_whole if matrix.transposed else self._row_by_row).add(name)
             elif kept is not None and kept.bits == matrix.bits:
                 found[name] = kept

@@ -1,4 +1,4 @@
-"""Divide the inputs of integer products by their smoothing scales (`tide_export.quantization.smoothing`), at no cost where possible.
+"""Divide the inputs of integer products by their smoothing scales (`tide_export.smoothing`), at no cost where possible.
 
 ``tide::Smooth(x, factors)`` is x · factors, with the reciprocals [K] of the scales. `fold_smoothing` takes the factors into the
 weight of the norm that makes x, or into the scales of the integer product that is a factor of x, as that of up is in a gated MLP;
@@ -103,6 +103,9 @@ def _scale(graph: ir.Graph, node: ir.Node, place: int, factors: ir.Value) -> Non
     assert weight is not None and weight.const_value is not None and factors.const_value is not None
     shape = [int(size) for size in weight.const_value.shape]
     tensor = Folded(
-        [weight.const_value, factors.const_value], "smoothed", shape, lambda arrays: arrays[0] * arrays[1].reshape(arrays[0].shape)
+        [weight.const_value, factors.const_value],
+        "smoothed",
+        shape,
+        lambda arrays: arrays[0] * arrays[1].reshape(arrays[0].shape),
     )
     node.replace_input_with(place, add_initializer(graph, f"{weight.name}.{factors.name}", tensor))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-
 from tide_runtime.bundle.manifest import INTEGER_PRODUCTS
 
 from tide_export.quantization.quantized_weight import QuantizedWeight
@@ -63,6 +62,8 @@ def deferred(like: QuantizedWeight, shape: tuple[int, int], make: Callable[[], Q
     return DeferredWeight(like.bits, shape, *form, make)
 
 
-def deferred_integer(shape: tuple[int, int], smoothing: NDArray[np.float32], make: Callable[[], QuantizedWeight]) -> DeferredWeight:
+def deferred_integer(
+    shape: tuple[int, int], smoothing: NDArray[np.float32], make: Callable[[], QuantizedWeight]
+) -> DeferredWeight:
     """The weight of an integer product, see `QuantizedWeight.smoothing`."""
     return DeferredWeight(8, shape, shape[1], False, False, INTEGER_PRODUCTS, make, smoothing)

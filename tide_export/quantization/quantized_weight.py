@@ -27,7 +27,7 @@ class QuantizedWeight:
         zero_points: uint8 [N, K / block_size]; None: ``2 ** (bits - 1)`` everywhere.
         offsets: fp32 [N, K / block_size], for formats whose minimum is no multiple of the scale (GGUF's Q4_1, Q4_K); None: 0.
         origin: format or quantizer that it comes from, for the export's summary.
-        smoothing: fp32 [K], of a product of integers (see `tide_export.quantization.smoothing`): its input is divided by these
+        smoothing: fp32 [K], of a product of integers (see `tide_export.smoothing`): its input is divided by these
             and rounded to 8 bits row by row. A block is then a row of the matrix, which was multiplied by them. None: the
             product takes its input as it is.
 
@@ -166,7 +166,7 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
 
 
 def integer_rows(matrix: NDArray[np.float32], smoothing: NDArray[np.float32]) -> QuantizedWeight:
-    """``matrix`` [N, K] times ``smoothing`` [K], each row rounded to the nearest of 8 bits with the scale of its largest value."""
+    """``matrix`` [N, K] times ``smoothing`` [K], each row rounded to 8 bits with the scale of its largest value."""
     values, scales = np.empty(matrix.shape, np.uint8), np.empty((len(matrix), 1), np.float32)
     for first in range(0, len(matrix), _ROWS_AT_A_TIME):
         part = slice(first, first + _ROWS_AT_A_TIME)

@@ -155,8 +155,8 @@ class HeadInfo:
 
 @dataclass(frozen=True)
 class RoundingInfo:
-    """Perplexity on ``text`` of a model with integer products, with their inputs as they are, in 8 bits and in 7, as on processors
-    whose products need them."""
+    """Perplexity on ``text`` of a model with integer products: with their inputs as they are, in 8 bits, and in 7, which some
+    processors need."""
 
     perplexity: float
     perplexity_8: float

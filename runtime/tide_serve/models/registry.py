@@ -135,6 +135,8 @@ def log_calls(name: str, engine: Engine) -> None:
     """Say what of a model's tool calls its chat template left open, once it is loaded."""
     if note := described_calls(engine).get("tool_calls_note"):
         _log.info("tool calls of %s: %s", name, note)
+
+
 def log_folding(name: str, engine: Engine) -> None:
     """Say which chats the model's template does not take as they are, once it is loaded."""
     for template in {engine.chat_template, engine.tool_chat_template} - {None, ""}:

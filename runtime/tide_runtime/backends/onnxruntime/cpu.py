@@ -80,7 +80,9 @@ class OnnxRuntimeBackend(HostSessions):
             [*(adapter.digest for adapter in view.adapters), *view.adapted],
         )
         scales = cache(partial(smoothing_scales, bundle))
-        backend.load_adapted = lambda adapters: load(backend.every_layer[0], AdaptedWeights(packed, adapters, backend.dtype, scales()))
+        backend.load_adapted = lambda adapters: load(
+            backend.every_layer[0], AdaptedWeights(packed, adapters, backend.dtype, scales())
+        )
         backend.machine_key = key = machine_key(bundle, target, threads)
         passes = manifest.max_seq_len, target
         backend.measure_passes = lambda view: kept_pass_costs([*key, str(view.default_padding)], view.context, *passes)

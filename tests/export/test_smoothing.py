@@ -9,7 +9,7 @@ from export.architectures import tiny_model
 from tide_export.parameters import LoadedParameters
 from tide_export.quantization.quantized_weight import integer_rows
 from tide_export.quantization.quantizers import integer_matrices
-from tide_export.quantization.smoothing import best_scales, smoothing_scales
+from tide_export.smoothing import best_scales, smoothing_scales
 
 
 class Rows:
