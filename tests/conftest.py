@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,15 @@ LONG = (
     "export/test_draft_graph.py",
     "export/quantization/test_gptq.py",
 )
+
+
+@pytest.fixture(autouse=True)
+def _plain_loggers() -> None:
+    """A command that an earlier test ran in this process has given its loggers handlers, which `caplog` would not see behind."""
+    for name in ("tide_runtime", "tide_serve", "tide_serve.access", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [], True
+        logger.setLevel(logging.NOTSET)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook (not under pytest 9, which keeps node ids elsewhere)

@@ -258,7 +258,7 @@ def test_a_limit_that_is_no_number(cache: Path, monkeypatch: pytest.MonkeyPatch)
 
 SLOW_EXPORTER = """
 import pathlib, sys, time
-marker = pathlib.Path(sys.argv[-1])
+marker = pathlib.Path(sys.argv[1])
 try:
     marker.write_text("runs")
     time.sleep(60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -71,14 +70,3 @@ def http(live_server: str) -> Iterator[httpx.Client]:
     """A plain client of the shared server."""
     with httpx.Client(base_url=live_server, timeout=60) as client:
         yield client
-
-
-@pytest.fixture(autouse=True)
-def _own_loggers() -> Iterator[None]:
-    """A command that a test runs in this process gives its loggers handlers of their own; later tests read them by `caplog`."""
-    loggers = [logging.getLogger(name) for name in ("tide_runtime", "tide_serve", "tide_serve.access", "uvicorn")]
-    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
-    yield
-    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)

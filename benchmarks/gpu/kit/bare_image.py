@@ -32,11 +32,11 @@ def make_importable(work: Path) -> None:
 
 
 def _metadata(work: Path) -> Path:
-    """A folder with what ``pip install`` would leave of pyproject.toml: name, version, entry points."""
+    """A folder with what ``pip install`` would leave of pyproject.toml: name and entry points; nothing asks the version."""
     project = _project()
-    folder = work / "metadata" / f"tide_llm-{project['version']}.dist-info"
+    folder = work / "metadata" / "tide_llm-0.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
     lines = []
     for group, points in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items()), ""]

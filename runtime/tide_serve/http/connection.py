@@ -119,7 +119,7 @@ class GuardedConnection(HttpToolsProtocol):
             error = ApiError(431, message, code="headers_too_large")
         else:
             error = ApiError(400, "the request is not valid HTTP/1.1; use an HTTP client", code="invalid_http")
-        body = json.dumps(error.body({"path": ""})).encode()  # of no route: it has not been read
+        body = json.dumps(error.body({"path": "", "headers": []})).encode()  # of no route: it has not been read
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[error.status] + headers + body)
         self.transport.close()

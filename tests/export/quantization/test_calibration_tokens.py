@@ -77,8 +77,8 @@ def test_unusable_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> No
     [
         (dict(weights="int4", quantizer="gptq"), "add --quantizer-data FILE"),
         (dict(weights="int4", quantizer="gptq", data="a", quantizer_data="b"), "leave out --quantizer-data"),
-        (dict(weights="int4", quantizer_data="b"), "only --weights int4 --quantizer gptq reads it"),
-        (dict(weights="int8", quantizer="gptq", quantizer_data="b"), "only --weights int4 --quantizer gptq reads it"),
+        (dict(weights="int4", quantizer_data="b"), "only --weights w8a8 and"),
+        (dict(weights="int8", quantizer="gptq", quantizer_data="b"), "only --weights w8a8 and"),
     ],
 )
 def test_contradictory_options(options: dict[str, str], words: str) -> None:
@@ -107,7 +107,7 @@ def test_command_line(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run = cli_runner("tide-export", cli.main, monkeypatch, capsys, 200)
     options = (model, "--out", tmp_path / "engine", "--weights", "int4", "--quantizer", "gptq", "--max-seq-len", "64")
     refused = run(*options)
-    assert refused.code == TideError.exit_code and "ParamsError" in refused.err and "--quantizer-data FILE" in refused.err
+    assert refused.code == TideError.exit_code and "--quantizer-data FILE" in refused.err
     assert not (tmp_path / "engine").exists()
     done = run(*options, "--quantizer-data", TEXT, "--head-bits", "8")
     assert done.code == 0, done.err  # the bundle was compared with the eager model

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from tide_export.fake_parameters import materialise
 from tide_export.quantization.gguf_parameters import GgufParameters
 from tide_export.quantization.gguf_source import load_gguf
+from tide_export.traced_recurrence import with_limits_of_config
 
 IDS = np.random.default_rng(0).integers(0, 256, 60).tolist()
 
@@ -32,7 +33,7 @@ def loaded(content: GgufFile, folder: Path, kind: str = "F32") -> tuple[PreTrain
     """The file as a model, before it is asked whether it can be exported."""
     model, parameters, _ = load_gguf(content.write(folder / "model.gguf", kind=kind), torch.float32)
     materialise(model, parameters.value)
-    return model.eval(), parameters
+    return with_limits_of_config(model.eval()), parameters
 
 
 @pytest.mark.parametrize("name", MODELS)

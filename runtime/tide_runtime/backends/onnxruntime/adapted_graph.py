@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
 from tide_runtime.backends.graph_contract import ADAPTER_ROWS
 from tide_runtime.backends.onnxruntime.model_proto import node_message, with_nodes, with_renamed_outputs
@@ -63,6 +62,8 @@ class AdaptedWeights:
 
 def smoothing_scales(bundle: Bundle) -> dict[str, NDArray[np.float32]]:
     """Module → what its input is divided by before its integer product; modules that are not there have ones."""
+    from safetensors.numpy import load_file
+
     return load_file(bundle.path(SMOOTHING_FILE)) if SMOOTHING_FILE in bundle.manifest.files else {}
 
 
