@@ -203,10 +203,8 @@ def _rounding_row(info: dict[str, Any] | None) -> dict[str, str]:
     if info is None:
         return {}
     eight, seven = (info[f"perplexity_{bits}"] / info["perplexity"] - 1 for bits in (8, 7))
-    return {
-        "activations": f"{activation_bits().bits} bits on this processor; perplexity {eight:+.1%} with 8 bits, {seven:+.1%} with 7, "
-        f"on {info['text']}"
-    }
+    here = f"{activation_bits().bits} bits on this processor"
+    return {"activations": f"{here}; perplexity {eight:+.1%} with 8 bits, {seven:+.1%} with 7, on {info['text']}"}
 
 
 def _embedding_row(info: dict[str, Any] | None) -> dict[str, str]:
