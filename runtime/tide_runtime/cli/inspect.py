@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tide_runtime.backends.onnxruntime.activation_bits import activation_bits
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of
 from tide_runtime.cli.device_table import device_facts, device_tables
@@ -86,6 +87,7 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
         "calibration": None if manifest.calibration is None else asdict(manifest.calibration),
         "embedding": None if manifest.embedding is None else asdict(manifest.embedding),
         "draft_head": None if manifest.draft_head is None else asdict(manifest.draft_head),
+        "rounding": None if manifest.rounding is None else asdict(manifest.rounding),
         "graphs": [
             {
                 "name": graph.name,
@@ -170,6 +172,7 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
                 "vocabulary": f"{model['vocab_size']:,} tokens",
                 **_embedding_row(facts["embedding"]),
                 "dtype": facts["dtype"],
+                **_rounding_row(facts["rounding"]),
                 "max_seq_len": f"{facts['max_seq_len']:,} tokens (model: {model['max_position_embeddings']:,})",
                 "KV cache": f"{facts['kv_cache_dtype']}, {human_size(facts['kv_cache_bytes_per_token'])} per token, "
                 f"{human_size(facts['kv_cache_bytes_per_row'])} per sequence at max_seq_len",
@@ -194,6 +197,14 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
         _pairs("Generation defaults", {name: _listed(value) for name, value in facts["generation"].items()}),
         _pairs("Made with", facts["tools"]),
     ]
+
+
+def _rounding_row(info: dict[str, Any] | None) -> dict[str, str]:
+    if info is None:
+        return {}
+    eight, seven = (info[f"perplexity_{bits}"] / info["perplexity"] - 1 for bits in (8, 7))
+    here = f"{activation_bits().bits} bits on this processor"
+    return {"activations": f"{here}; perplexity {eight:+.1%} with 8 bits, {seven:+.1%} with 7, on {info['text']}"}
 
 
 def _embedding_row(info: dict[str, Any] | None) -> dict[str, str]:

@@ -80,3 +80,35 @@ def test_misfits_are_refused() -> None:
         adapted_graph(model(), [wide], np.float32)
     with pytest.raises(AdapterError, match="export it again"):
         adapted_graph(model("h0").replace(LAST.encode(), b"x" * len(LAST)), [wide], np.float32)
+
+
+def test_integer_products_read_divided_inputs() -> None:
+    """An adapter's product would read an input that a norm has divided by smoothing scales, as if it had not."""
+    shape = SHAPES["m.q"]
+    scales = RANDOM.uniform(0.5, 2, shape.inputs).astype(np.float32)
+    names = {"step": np.array(1 / 127, np.float32), "zero": np.array(128, np.uint8), "last": np.array([-1])}
+    names |= {
+        "factors": 1 / scales,
+        "w": np.zeros((shape.inputs, shape.outputs), np.int8),
+        "s": np.ones(shape.outputs, np.float32),
+    }
+    nodes = [
+        helper.make_node("Mul", ["x", "factors"], ["divided"]),
+        helper.make_node("Abs", ["divided"], ["magnitude"]),
+        helper.make_node("ReduceMax", ["magnitude", "last"], ["largest"], keepdims=1),
+        helper.make_node("Div", ["divided", "largest"], ["share"]),
+        helper.make_node("QuantizeLinear", ["share", "step", "zero"], ["integers"]),
+        helper.make_node("MatMulIntegerToFloat", ["integers", "w", "step", "s", "zero"], ["sum"], domain="com.microsoft"),
+        helper.make_node("Mul", ["sum", "largest"], [str(shape)]),
+        helper.make_node("Identity", [str(shape)], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, "tokens", s]) for n, s in (("x", 64), ("y", 16))]
+    graph = helper.make_graph(nodes, "graph", ends[:1], ends[1:], [numpy_helper.from_array(a, n) for n, a in names.items()])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    plain = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    own = adapter("a", 4, ["m.q"])
+    session = ort.InferenceSession(adapted_graph(plain, [own], np.float32, {"m.q": scales}), providers=["CPUExecutionProvider"])
+    x = RANDOM.standard_normal((1, 4, 64)).astype(np.float32)
+    [found] = session.run(None, {"x": x, "adapter_rows": np.ones((1, 4), np.int64)})
+    pair = own.modules["m.q"]
+    np.testing.assert_allclose(found, x @ pair.down.T @ pair.up.T, rtol=1e-4, atol=1e-3)
