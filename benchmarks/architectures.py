@@ -231,7 +231,7 @@ def main(
     report.table(
         "Architectures against HuggingFace",
         ["model type", "result", "detail"],
-        [[*map(row.get, ("name", "kind", "detail"))] for row in order],
+        [[str(row.get(column)) for column in ("name", "kind", "detail")] for row in order],
     )
     for kind in KINDS:
         report.add(f"architectures_{kind}", counts[kind])

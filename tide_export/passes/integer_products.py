@@ -65,6 +65,7 @@ def _step(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
 
 def _lower(graph: ir.Graph, node: ir.Node, integers: ir.Value, largest: ir.Value) -> None:
     values, scales = (value.const_value for value in node.inputs[1:3])
+    assert values is not None and scales is not None
     output, name = node.outputs[0], node.outputs[0].name
     rows, _, columns = (int(size) for size in values.shape)
     matrix = Folded([values], "integers", [columns, rows], _signed_columns, ir.DataType.INT8)

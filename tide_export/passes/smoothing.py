@@ -27,6 +27,7 @@ _SCALES = 2  # operand of a `QuantizedMatMul`
 def smoothed(graph: ir.Graph, node: ir.Node, scales: NDArray[np.float32]) -> ir.Value:
     """The input of the product ``node`` divided by ``scales``, the same value for all products of the input."""
     source = node.inputs[0]
+    assert source is not None
     if (scales == 1).all():
         return source
     factors = factors_of(graph, scales)
