@@ -66,7 +66,7 @@ class Place:
     new: int
 
     def seconds(self, timing: Timing) -> float:
-        """Of a decode step, or until the first token."""
+        """Seconds of a decode step, or until the first token."""
         return timing.first_token_s if self.new == 2 else timing.decode_s / (self.new - 1)
 
 

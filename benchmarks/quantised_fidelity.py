@@ -64,7 +64,7 @@ class Form:
     quantizer: str | None = None
 
     def bundle(self, cache: Path, files: PeerFiles | None) -> Path:
-        """Of ``files``, else of SmolLM2; exported where ``cache`` has none. SmolLM2's by the default quantizer are
+        """A bundle of ``files``, else of SmolLM2; exported where ``cache`` has none. SmolLM2's by the default quantizer are
         `benchmarks.quantised_decode`'s."""
         if files is not None:
             return files.of(f"tide-{self.weights}")

@@ -94,6 +94,6 @@ def perplexities(
 
 
 def perplexity(logits: torch.Tensor, windows: torch.Tensor) -> float:
-    """Of ``windows`` [B, T] after the first token of each, from the logits [B, T, V]."""
+    """The perplexity of ``windows`` [B, T] after the first token of each, from the logits [B, T, V]."""
     losses = [nn.functional.cross_entropy(one[:-1].float(), ids[1:]) for one, ids in zip(logits, windows, strict=True)]
     return math.exp(float(torch.stack(losses).mean()))

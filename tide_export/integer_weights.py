@@ -31,8 +31,8 @@ from tide_export.quantized_parameters import QuantizedParameters
 from tide_export.smoothing import smoothing_scales
 from tide_export.source_tokenizer import check_embedded
 
-_PRICED = 256  # tokens
-_WINDOWS, _WINDOW = 2, 512  # tokens; more changed SmolLM2's perplexity by less than its own error
+_PRICED = 256  # tokens on which the price of rounding is measured
+_WINDOWS, _WINDOW = 2, 512  # windows, and tokens of each
 
 
 def in_integers(loaded: LoadedModel, data: str | None, progress: ExportProgress) -> LoadedModel:

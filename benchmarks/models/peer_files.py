@@ -70,7 +70,7 @@ class PeerFiles:
 
 
 def peer_files(model: str, cache: Path) -> PeerFiles:
-    """Of `QWEN`, or a path of a GGUF file."""
+    """The files of `QWEN`, or of a path of a GGUF file."""
     if model != QWEN:
         file = Path(model)
         return PeerFiles(file.name, file, files_digest([file]), cache / "peers" / file.stem)

@@ -195,7 +195,7 @@ def test_outputs_are_read_wherever_they_are_cut(family: str, output: str, text: 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_learned_and_what_is_said(family: str) -> None:
-    """Breaks: a form is guessed where the template shows none, or nobody finds out that it was not learned."""
+    """Breaks: TIDE guesses a form where the template shows none, or does not report that it was not learned."""
     learned = learned_of(family)
     assert (learned.form is None, learned.flaw) == (
         (True, "its history shows no calls") if family in NOT_LEARNED else (False, "")

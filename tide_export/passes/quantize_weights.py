@@ -160,7 +160,7 @@ def _weight_values(graph: ir.Graph, name: str | None, weight: LowBits) -> list[i
 
 
 def _in_blocks(weight: LowBits) -> LowBits:
-    """For look-ups, the head of integer products as if each of its scales were those of several blocks."""
+    """The form that look-ups take of a head of integer products: each row's scale is repeated for every block of the row."""
     if weight.smoothing is None:
         return weight
     columns, block = weight.shape[1], LEAST_BLOCK
