@@ -2,7 +2,7 @@
 
 The table decides how many drafts are verified and how many prompt tokens share a step with decodes. A few more tokens are almost
 free with fp32 weights and are not with int4 weights, and processors differ, so that a table from elsewhere would mislead. Texts
-do not depend on it. Loading waits for the measurement, so the table is coarse: policies correct it while they serve (`PassClock`).
+do not depend on it. A load waits for it, so the table is coarse: policies correct it while they serve (`PassClock`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import os
 import platform
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -89,10 +88,9 @@ def measure_pass_costs(
     ms = _fastest_ms(shapes, run, clock)
     drafts = _draft_head_ms(context, cached, clock) if context.has_draft_head else {}
     context.close()
-    sizes = Counter(map(len, ms))  # of a single size of a batch nothing follows for others
-    return pass_table(
-        {counts: t for counts, t in ms.items() if len(counts) == 1 or sizes[len(counts)] > 1}, target, machine, drafts
-    )
+    if not all(counts in ms for counts in shapes if len(counts) > 1):  # one size of a batch says nothing about others
+        ms = {counts: time for counts, time in ms.items() if len(counts) == 1}
+    return pass_table(ms, target, machine, drafts)
 
 
 def kept_loop_costs(key: Sequence[str], make_context: Callable[[int], LoopContext], max_seq_len: int, target: str) -> CostTable:

@@ -28,7 +28,7 @@ from tide_runtime.bundle.manifest import HEAD, LOOP, UNCUT, Manifest, batched_gr
 from tide_runtime.errors import BundleError, TargetError, TideError
 
 CPU_PROVIDER = "CPUExecutionProvider"
-# Read when a session is made. Attention then multiplies whole matrices, in place of tiles whose softmax is corrected tile by tile.
+# Read when a session is made: attention multiplies whole matrices, in place of tiles whose softmax is corrected tile by tile.
 ATTENTION_SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 _PROCESSOR = "CPU EP"  # in the errors of sessions whose nodes must not run there
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
