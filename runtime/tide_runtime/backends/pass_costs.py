@@ -33,7 +33,7 @@ SHAPES: tuple[tuple[int, ...], ...] = (
 LOOP_SHAPES = tuple((sequences, tokens) for sequences in (1, 8) for tokens in (1, 2, 4, 8, 16) if sequences * tokens <= 64)
 _MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
 _CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
-_ROUNDS, _BUDGET_S = 3, 1.0  # after so many seconds nothing more is measured
+_ROUNDS, _BUDGET_S = 3, 0.6  # after so many seconds nothing more is measured
 _LEAST_SHAPES = 3  # that are measured in any case
 _MOST_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 next to four busy processes
 _GUESSES = 7  # of a draft head, of which a low quantile counts
