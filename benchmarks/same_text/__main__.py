@@ -152,8 +152,6 @@ def measure(weights: str, count: int, new_tokens: int, report: Report, advance: 
         assert engine.tokenizer is not None
         eos = set(engine.manifest.generation.eos_token_ids)
         alone = [engine.tokenizer.decode([t for t in text.tokens if t not in eos]) for text in reference.texts]
-        if engine.padding_price != 1:
-            report.add(f"least_rows_price_{weights}", engine.padding_price)
         report.settings[f"row_padding_{weights}"] = str(engine.row_padding)
         if engine.bits_limitation is not None:
             report.settings[f"limitation_{weights}"] = engine.bits_limitation

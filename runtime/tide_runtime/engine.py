@@ -363,11 +363,6 @@ class Engine:
         return self.backend.row_padding
 
     @property
-    def padding_price(self) -> float:
-        """Time of a pass of one token with `row_padding` over that without it, measured here; 1 where launches are not padded."""
-        return self.backend.padding_price
-
-    @property
     def max_batch(self) -> int:
         """Sequences that run at once: as in the options, or fewer where engines were built for fewer."""
         profiles = self.manifest.targets[self.target].profiles

@@ -24,7 +24,8 @@ class EngineOptions:
         depth: options of the policies that skip layers.
         max_batch: requests that run at once, fewer where engines were built for fewer; more wait. Policy ``exit`` evaluates exits
             where that pays among so many sequences, so set it to 1 for one caller.
-        prefill_chunk: most prompt tokens of a step; beside requests that decode fewer, so that their tokens keep coming.
+        prefill_chunk: most prompt tokens of a step; beside requests that decode fewer, so that their tokens keep coming. None:
+            what suits the machine and the bundle, 64 to 512.
         kv_memory: bytes for keys, values and states of running requests and the prefix cache; None: a quarter of the free memory,
             up to four times what the running requests can use. When it is used up, requests wait, or are preempted and computed
             again. On a GPU None means all that is free: rows get memory when they are used, each for twice the longest text that
@@ -50,7 +51,7 @@ class EngineOptions:
     policy: str = "auto"
     depth: DepthOptions = field(default_factory=DepthOptions)
     max_batch: int = 16
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
     kv_memory: int | None = None
     prefix_cache: bool = True
     prefix_dir: Path | str | None = None
@@ -72,5 +73,5 @@ class EngineOptions:
             raise ParamsError("prefix_dir is set and prefix_cache is off; leave one of them out")
         for name in ("max_batch", "prefill_chunk", "max_queue", "prefix_disk"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if (value is not None or name != "prefill_chunk") and (not isinstance(value, int) or value < 1):
                 raise ParamsError(f"{name} is {value!r}; set it to an integer >= 1")

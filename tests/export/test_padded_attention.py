@@ -149,7 +149,7 @@ def test_fast_bits_leave_the_padding_out(exported):
         step = fast.backend.context(1).step(0, [1], [1])
         assert (step.shape.tokens, step.shape.seq) == (1, 1)
         assert fast.row_padding is None and str(fast.bits_limitation).startswith("bits is fast")
-        assert "tide_same_bits 0" in fast.metrics() and fast.padding_price == 1
+        assert "tide_same_bits 0" in fast.metrics()
         params = GenerationParams(max_new_tokens=5, ignore_eos=True)
         assert fast.generate([5, 6, 7], params)[0].token_ids == same.generate([5, 6, 7], params)[0].token_ids
         with fast.with_options(replace(same.options, bits="same")) as again:

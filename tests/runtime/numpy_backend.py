@@ -63,7 +63,7 @@ def tiny_manifest(
 class NumpyBackend:
     """``script`` answers for the MLP routers, when given."""
 
-    name, row_padding, padding_price, has_prefix_blocks, private_weights = "numpy", NO_PADDING, 1.0, True, ""
+    name, row_padding, has_prefix_blocks, private_weights = "numpy", NO_PADDING, True, ""
     state_bytes = 0
 
     def __init__(

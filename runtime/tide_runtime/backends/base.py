@@ -251,10 +251,6 @@ class Backend(Protocol):
         GPUs try no padding, and have `NO_PADDING` or None."""
 
     @property
-    def padding_price(self) -> float:
-        """Time of a pass of one token over that of its launch without padding, measured at first read; 1 where there is none."""
-
-    @property
     def private_weights(self) -> str:
         """Why this process holds a copy of the weights in private memory; empty where it maps them, or needs no copy."""
 

@@ -1,12 +1,13 @@
-"""What a pass through all layers takes on this machine, by number of sequences and tokens, measured once and kept.
+"""What a pass through all layers takes on this machine, by number of sequences and tokens, measured in a second and kept.
 
 The table decides how many drafts are verified and how many prompt tokens share a step with decodes. A few more tokens are almost
 free with fp32 weights and are not with int4 weights, and processors differ, so that a table from elsewhere would mislead. Texts
-do not depend on it.
+do not depend on it. A load waits for it, so the table is coarse: policies correct it while they serve (`PassClock`).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -22,20 +23,21 @@ from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.bundle.manifest import LOOP
 from tide_runtime.machine_cache import kept_result
 
-# Tokens of each sequence. Matrix products become slower by steps: see `rounded_tokens`.
+# Tokens of each sequence, what decides most first. Matrix products become slower by steps: see `rounded_tokens`.
 SHAPES: tuple[tuple[int, ...], ...] = (
-    *((tokens,) for tokens in (1, 2, 3, 4, 6, 7, 12, 13, 24, 64)),
-    *((tokens,) * 8 for tokens in (1, 2, 3, 4, 8)),
+    *((tokens,) for tokens in (1, 4, 13, 64)),
+    *((tokens,) * 8 for tokens in (1, 4)),
+    *((tokens,) for tokens in (2, 12, 7)),
 )
 # Tokens of each of a looped model's sequences that are on their way; those of one sequence are at as many loops as there are.
 LOOP_SHAPES = tuple((sequences, tokens) for sequences in (1, 8) for tokens in (1, 2, 4, 8, 16) if sequences * tokens <= 64)
 _MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
 _CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
-_ROUNDS, _BUDGET_S = 7, 6.0  # no further round begins after so many seconds
+_ROUNDS, _BUDGET_S = 3, 0.6  # after so many seconds nothing more is measured
+_LEAST_SHAPES = 3  # that are measured in any case
 _MOST_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 next to four busy processes
-_PRICE_PASSES = 80
+_GUESSES = 7  # of a draft head, of which a low quantile counts
 _QUANTILE = 0.25
-
 
 Takes = Callable[[int, int], bool]  # whether steps of so many sequences, and so many tokens of each, can be run
 
@@ -56,7 +58,7 @@ def kept_pass_costs(
     def measure() -> CostTable:
         return measure_pass_costs(make_context, max_seq_len, target, machine, takes=takes)
 
-    how = (machine, str(os.cpu_count()), str(SHAPES), "after single tokens")
+    how = (machine, str(os.cpu_count()), str(SHAPES), "fastest")
     return kept_result("pass-costs", [*key, *how], measure, asdict, _table, most_queued=_MOST_QUEUED)
 
 
@@ -76,19 +78,19 @@ def measure_pass_costs(
     cached = min(_CACHED_TOKENS, max_seq_len // 2)
     shapes = [counts for counts in SHAPES if cached + max(counts) <= max_seq_len and takes(len(counts), max(counts))]
     context = make_context(max(len(counts) for counts in shapes))
-    times: dict[tuple[int, ...], list[float]] = {counts: [] for counts in shapes}
-    began = clock()
-    for finished in range(_ROUNDS + 1):
-        if finished and clock() - began > _BUDGET_S:
-            break
-        for counts, ms in times.items():
-            _run(context, (1,) * len(counts), cached)
-            start = clock()
-            _run(context, counts, cached)
-            ms.append((clock() - start) * 1e3)
+
+    def run(counts: tuple[int, ...]) -> float:
+        _run(context, (1,) * len(counts), cached)
+        start = clock()
+        _run(context, counts, cached)
+        return clock() - start
+
+    ms = _fastest_ms(shapes, run, clock)
     drafts = _draft_head_ms(context, cached, clock) if context.has_draft_head else {}
     context.close()
-    return pass_table({counts: _typical(ms) for counts, ms in times.items()}, target, machine, drafts)
+    if not all(counts in ms for counts in shapes if len(counts) > 1):  # one size of a batch says nothing about others
+        ms = {counts: time for counts, time in ms.items() if len(counts) == 1}
+    return pass_table(ms, target, machine, drafts)
 
 
 def kept_loop_costs(key: Sequence[str], make_context: Callable[[int], LoopContext], max_seq_len: int, target: str) -> CostTable:
@@ -98,7 +100,7 @@ def kept_loop_costs(key: Sequence[str], make_context: Callable[[int], LoopContex
     def measure() -> CostTable:
         return measure_loop_costs(make_context, max_seq_len, target, machine)
 
-    how = (machine, str(os.cpu_count()), str(LOOP_SHAPES))
+    how = (machine, str(os.cpu_count()), str(LOOP_SHAPES), "fastest")
     return kept_result("loop-costs", [*key, *how], measure, asdict, _table, most_queued=_MOST_QUEUED)
 
 
@@ -116,48 +118,40 @@ def measure_loop_costs(
     """Time launches of `LOOP` at `LOOP_SHAPES`, with logits of every token. In the table a launch counts as one layer."""
     context = make_context(8)
     loops, cached = context.loops, min(_CACHED_TOKENS, max_seq_len // 2)
-    shapes = [(sequences, tokens) for sequences, tokens in LOOP_SHAPES if cached + tokens <= max_seq_len]
-    times: dict[tuple[int, ...], list[float]] = {(tokens,) * sequences: [] for sequences, tokens in shapes}
-    began = clock()
-    for finished in range(_ROUNDS + 1):
-        if finished and clock() - began > _BUDGET_S:
-            break
-        for of_each, ms in times.items():
-            counts = [count for tokens in of_each for count in _by_loop(tokens, loops)]
-            start = clock()
-            step = context.loop_step(0, counts, counts)
-            step.input_ids[: sum(counts)] = 0
-            step.place([cached] * len(counts))
-            step.run(LOOP)
-            ms.append((clock() - start) * 1e3)
+    shapes = [(tokens,) * sequences for sequences, tokens in LOOP_SHAPES if cached + tokens <= max_seq_len]
+
+    def run(of_each: tuple[int, ...]) -> float:
+        counts = [count for tokens in of_each for count in _by_loop(tokens, loops)]
+        start = clock()
+        step = context.loop_step(0, counts, counts)
+        step.input_ids[: sum(counts)] = 0
+        step.place([cached] * len(counts))
+        step.run(LOOP)
+        return clock() - start
+
+    ms = _fastest_ms(shapes, run, clock)
     context.close()
-    return pass_table({counts: _typical(ms) for counts, ms in times.items()}, target, machine)
+    return pass_table(ms, target, machine)
 
 
-def _typical(ms: Sequence[float]) -> float:
-    """A low quantile of a shape's times: other load only adds time. The first time memory is allocated, which a slow model, whose
-    first round takes all of the budget, does not notice."""
-    return float(np.quantile(ms[1:] or ms, _QUANTILE))
+def _fastest_ms(
+    shapes: Sequence[tuple[int, ...]], run: Callable[[tuple[int, ...]], float], clock: Callable[[], float]
+) -> dict[tuple[int, ...], float]:
+    """The fewest ms of each shape's runs, which ``run`` gives in seconds: other load only adds time, and the first run of a shape
+    allocates memory, which a slow model, whose shapes run once, does not notice."""
+    times: dict[tuple[int, ...], float] = {}
+    began = clock()
+    for finished in range(_ROUNDS * len(shapes)):
+        if finished >= _LEAST_SHAPES and clock() - began > _BUDGET_S:
+            break
+        counts = shapes[finished % len(shapes)]
+        times[counts] = min(times.get(counts, math.inf), run(counts) * 1e3)
+    return times
 
 
 def _by_loop(tokens: int, loops: int) -> list[int]:
     """``tokens`` spread over ``loops``."""
     return [tokens // loops + (loop < tokens % loops) for loop in range(loops)]
-
-
-def padding_price(padded: ExecutionContext, plain: ExecutionContext, max_seq_len: int) -> float:
-    """Time of a pass of one token in ``padded`` over that in ``plain``: medians of passes in turn."""
-    cached = min(_CACHED_TOKENS, max_seq_len // 2)
-    times: tuple[list[float], list[float]] = ([], [])
-    for number in range(_PRICE_PASSES):
-        for context, ms in zip((padded, plain), times, strict=True):
-            start = time.perf_counter()
-            _run(context, (1,), cached)
-            if number >= _PRICE_PASSES // 8:  # until then, memory is allocated and the other's weights leave the caches
-                ms.append(time.perf_counter() - start)
-    padded.close()
-    plain.close()
-    return float(np.median(times[0]) / np.median(times[1]))
 
 
 def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:
@@ -175,7 +169,7 @@ def _draft_head_ms(context: ExecutionContext, cached: int, clock: Callable[[], f
     sizes = [size for size in (1, 8) if size <= context.capacity]
     times: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
     states = np.zeros((1, context.step(0, [1]).before.shape[1]), np.float32)
-    for _ in range(_ROUNDS + 1):
+    for _ in range(_GUESSES + 1):
         for size, ms in times.items():
             _run(context, (1,), 1)
             moments = [clock()]

@@ -44,12 +44,8 @@ def _notes(engine: Engine, stats: RequestStats) -> list[str]:
             f"speed {stats.speedup:.2f} times the uncut model's {costs.unsplit_ms:.2f} ms per token, which was measured when "
             f"calibrating on {costs.machine}{expected}"
         )
-    if engine.padding_price != 1:
-        rows = engine.row_padding.launch.up(1) if engine.row_padding is not None else 1
-        notes.append(
-            f"a single token runs as {rows} rows, so that texts do not depend on what shares their launches: "
-            f"{engine.padding_price:.2f} times the time of one"
-        )
+    if engine.row_padding is not None and (rows := engine.row_padding.launch.up(1)) > 1:
+        notes.append(f"a single token runs as {rows} rows, so that texts do not depend on what shares their launches")
     if engine.backend.private_weights:
         notes.append(f"the weights are packed in this process's own memory: {engine.backend.private_weights}")
     if engine.bits_limitation is not None:

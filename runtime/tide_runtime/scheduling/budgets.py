@@ -16,6 +16,7 @@ _SHARE = 0.25  # of the memory that is free when the engine is loaded
 _PREFIX_FACTOR = 4  # memory for this many times the running requests is all that is taken by default
 _MOST_SLOWDOWN = 2.5  # of a step by the prompts in it; steps with many decodes take longer than the median one besides
 _LEAST_TOKENS = 16  # that prompts get in any case; budgets are multiples
+_CHUNKS, _CHUNK_EXCESS = (64, 128, 256, 512), 1.05  # see `prompt_chunk`
 
 
 def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int, on_device: bool = False) -> int:
@@ -59,16 +60,28 @@ def free_memory() -> int:
     return max(0, min(free))
 
 
+def prompt_chunk(costs: CostModel, shared: bool) -> int:
+    """Prompt tokens of a step that suit a machine and a bundle.
+
+    Attention multiplies the whole square of a chunk, so small chunks halve it; each launch reads all weights, so that they must
+    not be too small: the smallest whose tokens cost little more than the largest's. Launches that are not ``shared``, on GPUs,
+    take the largest.
+    """
+    per_token = {chunk: costs.packed(1, 0, chunk) / chunk for chunk in _CHUNKS}
+    bound = _CHUNK_EXCESS * per_token[_CHUNKS[-1]]
+    return next(chunk for chunk in _CHUNKS if per_token[chunk] <= bound) if shared else _CHUNKS[-1]
+
+
 class StepBudget:
     """Prompt tokens of a step by the number of requests that decode in it, so that a long prompt does not stall their tokens.
 
     Args:
-        most: prompt tokens of a step in which nothing decodes.
+        most: prompt tokens of a step in which nothing decodes; None: see `prompt_chunk`.
         shared: prompts and decodes share a launch. Otherwise each prompt has a launch of its own, of ``most`` tokens.
     """
 
-    def __init__(self, costs: CostModel, most: int, shared: bool) -> None:
-        self._costs, self._most, self._shared = costs, most, shared
+    def __init__(self, costs: CostModel, most: int | None, shared: bool) -> None:
+        self._costs, self._most, self._shared = costs, most or prompt_chunk(costs, shared), shared
         self.tokens = cache(self._tokens)
 
     def __call__(self, decoding: int) -> int:

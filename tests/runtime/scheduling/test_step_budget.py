@@ -8,7 +8,7 @@ import pytest
 from runtime.numpy_backend import tiny_manifest
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.costs.cost_model import CostModel
-from tide_runtime.scheduling.budgets import StepBudget
+from tide_runtime.scheduling.budgets import StepBudget, prompt_chunk
 
 
 class Linear:
@@ -21,7 +21,7 @@ class Linear:
         return self.fixed + decoded + prompt
 
 
-def budget(fixed: float, most: int = 256, shared: bool = True) -> StepBudget:
+def budget(fixed: float, most: int | None = 256, shared: bool = True) -> StepBudget:
     return StepBudget(cast("CostModel", Linear(fixed)), most, shared)
 
 
@@ -56,3 +56,10 @@ def test_a_bundle_without_calibration_has_a_budget() -> None:
     model = TinyTransformer(0, (0.5, 0.5), 9, 32)
     made = StepBudget(CostModel.of(tiny_manifest(model, [1])), 256, shared=True)
     assert 16 <= made(1) <= made(16) <= 256
+
+
+@pytest.mark.parametrize(("fixed", "chunk"), [(0.0, 64), (3.0, 64), (7.0, 128), (14.0, 256), (200.0, 512)])
+def test_prompts_are_cut_as_small_as_launches_allow(fixed: float, chunk: int) -> None:
+    """Breaks: the time to the first token, half of which attention takes in large chunks and launches in small ones."""
+    assert prompt_chunk(cast("CostModel", Linear(fixed)), shared=True) == chunk == budget(fixed, None)(0)
+    assert prompt_chunk(cast("CostModel", Linear(fixed)), shared=False) == 512

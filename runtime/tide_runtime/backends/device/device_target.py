@@ -37,7 +37,7 @@ class DeviceTarget:
     packs_steps, has_prefix_blocks = False, False
     bits_key: Sequence[str] = ()
     state_bytes = 0  # models with recurrent layers are refused
-    padding_price, loop_costs, private_weights = 1.0, None, ""
+    loop_costs, private_weights = None, ""
     machine_key: Sequence[str] = ()
     step_graphs = StepGraphs(None)
     row_sampling: RowSampling | None = None

@@ -20,7 +20,7 @@ from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_r
 from tide_runtime.backends.onnxruntime.packed_weights import PackedWeights, packed_weights
 from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
-from tide_runtime.backends.pass_costs import kept_loop_costs, kept_pass_costs, padding_price
+from tide_runtime.backends.pass_costs import kept_loop_costs, kept_pass_costs
 from tide_runtime.backends.step_arrays import NO_PADDING, RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
@@ -83,17 +83,18 @@ class OnnxRuntimeBackend(HostSessions):
         backend.load_adapted = lambda adapters: load(
             backend.every_layer[0], AdaptedWeights(packed, adapters, backend.dtype, scales())
         )
-        backend.machine_key = key = machine_key(bundle, target, threads)
+        backend.machine_key = machine_key(bundle, target, threads)
+        shape = machine_key(bundle, target, threads, shape_only=True)
         passes = manifest.max_seq_len, target
-        backend.measure_passes = lambda view: kept_pass_costs([*key, str(view.default_padding)], view.context, *passes)
+        backend.measure_passes = lambda view: kept_pass_costs([*shape, str(view.default_padding)], view.context, *passes)
         if LOOP in layers:
             backend.measure_loops = lambda view: kept_loop_costs(
-                [*key, str(view.default_padding)], partial(view.context, loops_as_rows=True), *passes
+                [*shape, str(view.default_padding)], partial(view.context, loops_as_rows=True), *passes
             )
         return backend
 
     def with_bits(self, bits: str) -> OnnxRuntimeBackend:
-        return self if bits == self.bits else self._changed("row_padding", "padding_price", "pass_costs", "loop_costs", bits=bits)
+        return self if bits == self.bits else self._changed("row_padding", "pass_costs", "loop_costs", bits=bits)
 
     def with_adapters(self, adapters: Sequence[LoraAdapter]) -> OnnxRuntimeBackend:
         """The same sessions, and the graph of all layers with ``adapters``, for steps that have rows with one: with all of them,
@@ -110,7 +111,7 @@ class OnnxRuntimeBackend(HostSessions):
         if len(adapters) > 1:
             forms |= {adapted_form(number): [one] for number, one in enumerate(adapters, 1)}
         adapted = {form: self.load_adapted(chosen) for form, chosen in forms.items()}
-        return self._changed("row_padding", "padding_price", adapters=adapters, adapted=adapted)
+        return self._changed("row_padding", adapters=adapters, adapted=adapted)
 
     def adapted_contexts(self) -> list[Callable[..., OnnxRuntimeContext]]:
         """Makers of contexts of two rows: the model itself beside an adapter, and each adapter beside the next and the first
@@ -150,15 +151,6 @@ class OnnxRuntimeBackend(HostSessions):
     def default_padding(self) -> RowPadding:
         """How the launches of its contexts are padded."""
         return NO_PADDING if self.bits == "fast" else self.row_padding or LEAST_PADDING
-
-    @cached_property
-    def padding_price(self) -> float:
-        if self.row_padding is None or self.row_padding.launch == NO_PADDING.launch:
-            return 1.0
-        plain = self.row_padding._replace(launch=NO_PADDING.launch)
-        contexts = self.context(1), self.context(1, padding=plain)
-        with uncounted(self.launches):
-            return padding_price(*contexts, self.manifest.max_seq_len)
 
     @cached_property
     def pass_costs(self) -> CostTable | None:

@@ -17,6 +17,7 @@ tokens out of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ import numpy as np
 import onnxruntime as ort
 
 from tide_runtime.backends.launch_bits import TEXT_TOKENS
+from tide_runtime.backends.onnxruntime.sessions import ATTENTION_SWITCH
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import Rounding, RowPadding
 from tide_runtime.bundle import Bundle
@@ -76,11 +78,17 @@ def bundle_row_padding(
         raise BundleError(f"ONNX Runtime {ort.__version__} cannot run {file} ({error}); export the bundle again") from error
 
 
-def machine_key(bundle: Bundle, target: str, threads: ThreadOptions) -> list[str]:
-    """What results for a target depend on: its files, the kernels, and the threads, which divide a product among them."""
+def machine_key(bundle: Bundle, target: str, threads: ThreadOptions, shape_only: bool = False) -> list[str]:
+    """What results for a target depend on: its files, the kernels, and the threads, which divide a product among them.
+
+    ``shape_only``: for times, which the values of weights do not change. Bundles of one shape, as fine-tuned models are, have the
+    same graphs.
+    """
     info, files = bundle.manifest.targets[target], bundle.manifest.files
-    used = sorted(file for file in {info.weights, info.products, *info.graphs.values()} if file is not None)
-    return [processor(), ort.__version__, str(threads.resolved), *(files[file].sha256 for file in used if file in files)]
+    read = {info.products, *info.graphs.values(), None if shape_only else info.weights}
+    used = sorted(file for file in read if file is not None)
+    kernels = [processor(), ort.__version__, f"{ATTENTION_SWITCH}={os.environ.get(ATTENTION_SWITCH, '')}", str(threads.resolved)]
+    return [*kernels, *(files[file].sha256 for file in used if file in files)]
 
 
 def cached_row_padding(

@@ -10,6 +10,7 @@ and, in a bundle without exits, the segments and ``head``.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
@@ -27,6 +28,8 @@ from tide_runtime.bundle.manifest import HEAD, LOOP, UNCUT, Manifest, batched_gr
 from tide_runtime.errors import BundleError, TargetError, TideError
 
 CPU_PROVIDER = "CPUExecutionProvider"
+# Read when a session is made: attention multiplies whole matrices, in place of tiles whose softmax is corrected tile by tile.
+ATTENTION_SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 _PROCESSOR = "CPU EP"  # in the errors of sessions whose nodes must not run there
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
     "fp32": np.float32,
@@ -121,6 +124,8 @@ def load_session(
     """
     path = bundle.path(file)
     wanted = next(p if isinstance(p, str) else p[0] for p in providers)
+    if wanted == CPU_PROVIDER:
+        os.environ.setdefault(ATTENTION_SWITCH, "1")
     try:
         model = shared.model(path, options) if shared is not None else None
         session = ort.InferenceSession(model or str(path), options, providers=list(providers))
