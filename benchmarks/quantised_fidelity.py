@@ -77,7 +77,7 @@ class Form:
             max_seq_len=SLOTS,
             form=self.weights,
             quantizer=self.quantizer,
-            quantizer_data=language_reference(cache) if reads_text(4, self.quantizer) else None,
+            text=language_reference(cache) if reads_text(4, self.quantizer) else None,
         )
 
 

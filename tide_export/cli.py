@@ -10,7 +10,7 @@ from rich.console import Console
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.form import APP, COMMAND
 
-from tide_export.config import ExportConfig
+from tide_export.config import AUTO, ExportConfig
 from tide_export.progress import ExportProgress, peak_memory_bytes
 
 app = typer.Typer(**APP)
@@ -35,16 +35,17 @@ def export(
     weights: Annotated[
         str,
         typer.Option(
-            help="Precision of the matrices: source (as stored; blocks of GGUF, GPTQ, AWQ, compressed-tensors are kept), w8a8 "
-            "(products of integers on processors: the fastest for prompts, drafts and batches where its 8 bits a weight fit), "
-            "int8 or int4 (quantised here; embedding in 8 bits, head: --head-bits), fp32, fp16 or bf16 (dequantised)."
+            help="Precision of the matrices: auto (w8a8 where it fits this machine's memory, else 4 bits; source for GPUs), w8a8 "
+            "(products of integers on processors, 8 bits a weight), source (as stored; blocks of GGUF, GPTQ, AWQ, "
+            "compressed-tensors are kept), int8 or int4 (quantised here; embedding in 8 bits, head: --head-bits), fp32, fp16 or "
+            "bf16 (dequantised). auto takes what a --calibration was made for."
         ),
-    ] = _DEFAULTS.weights,
+    ] = AUTO,
     quantizer: Annotated[
         str,
         typer.Option(
             help="With --weights int4 (int8 is always rounded to nearest): rtn, k_quant (searches each block's scale), "
-            "hqq (minutes), gptq (minutes, reads text: --quantizer-data), gptq_mixed (gptq, but the eighth of the weights whose "
+            "hqq (minutes), gptq (minutes, reads text: --text), gptq_mixed (gptq, but the eighth of the weights whose "
             "rounding changes the output most has 8 bits: the most accurate, a tenth larger)."
         ),
     ] = _DEFAULTS.quantizer,
@@ -55,13 +56,13 @@ def export(
             "and the perplexity of a fixed text rises by at most 1%; the manifest has the figures."
         ),
     ] = _DEFAULTS.head_bits,
-    quantizer_data: Annotated[
+    text: Annotated[
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="Text for --quantizer gptq and gptq_mixed, like what the model will write, some 16,000 tokens: a file, a "
-            "directory or a hub data set. With --data they read that. With --calibration give the text that tide-calibrate read. "
-            "--weights w8a8 reads 1,024 tokens of it, or of Python's documentation.",
+            help="Text like what the model will write: a file, a directory or a hub data set. --weights w8a8 reads 1,024 tokens "
+            "of it, by default of Python's documentation; --quantizer gptq and gptq_mixed need some 16,000. With --data they "
+            "read that. With --calibration give the text that tide-calibrate read.",
         ),
     ] = None,
     kv: Annotated[
@@ -196,7 +197,7 @@ def export(
         weights=weights,
         quantizer=quantizer,
         head_bits=head_bits,
-        quantizer_data=quantizer_data,
+        text=text,
         kv=kv,
         tokenizer=tokenizer,
         draft_head=draft_head,

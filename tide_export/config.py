@@ -11,7 +11,8 @@ from tide_runtime.bundle.calibration import CalibrationInfo
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError, TargetError
 
-WEIGHTS = ("source", *DTYPES, "int8", "int4", "w8a8")
+AUTO = "auto"
+WEIGHTS = (AUTO, "source", *DTYPES, "int8", "int4", "w8a8")
 QUANTIZERS = ("rtn", "k_quant", "hqq", "gptq", "gptq_mixed")
 HEAD_BITS = ("auto", "4", "8")
 KV = ("model", "int8")
@@ -71,15 +72,16 @@ class ExportConfig:
 
     Args:
         dtype: precision of weights and caches, fp32, fp16 or bf16.
-        weights: ``source`` keeps weights as they are stored, in low bits or not; ``w8a8`` makes products of integers, see
+        weights: ``auto``, the default of the commands, chooses for the model and this machine, see `tide_export.chosen_weights`;
+            ``source`` keeps weights as they are stored, in low bits or not; ``w8a8`` makes products of integers, see
             `tide_export.integer_weights`; ``int8`` and ``int4`` quantise all matrices with
             ``quantizer``, embedding and head (but see ``head_bits``) in 8 bits, and leave those that have these bits already; a
             precision dequantises them, and is ``dtype`` too.
         quantizer: see `tide_export.quantization.quantizers`.
         head_bits: of the head with ``weights`` int4: ``auto`` takes 4 where that costs little perplexity; see
             `tide_export.head_bits`.
-        quantizer_data: text for the quantizer gptq and for w8a8, as ``data``; without it they read ``data``, and w8a8 without
-            either Python's documentation.
+        text: that the quantizer gptq and w8a8 read, as ``data``; without it they read ``data``, and w8a8 without either Python's
+            documentation.
         kv: ``model`` keeps keys and values in ``dtype``, ``int8`` rounds them; see `tide_export.kv_scales`.
         checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
             ``"auto"`` (the exits of the calibration; four even segments without one).
@@ -117,7 +119,7 @@ class ExportConfig:
     weights: str = "source"
     quantizer: str = QUANTIZERS[0]
     head_bits: str = HEAD_BITS[0]
-    quantizer_data: str | None = None
+    text: str | None = None
     kv: str = KV[0]
     tokenizer: str | None = None
     draft_head: str | None = None
@@ -143,12 +145,12 @@ class ExportConfig:
                 "both a calibration and data to calibrate on are given; leave out --data to use the calibration as it is, "
                 "or leave out --calibration to make a new one"
             )
-        if self.data is not None and self.quantizer_data is not None:
+        if self.data is not None and self.text is not None:
             raise ParamsError(
-                "both data and quantizer data are given; leave out --quantizer-data, as gptq reads the text that the exits are "
+                "both --data and --text are given; leave out --text, as the quantizer reads the text that the exits are "
                 "calibrated on, or leave out --data to calibrate no exits"
             )
-        self._check_quantizer_data()
+        self._check_text()
         if self.weights == "w8a8" and self.dtype != "fp32":
             raise ParamsError(f"weights w8a8 need activations in fp32, and dtype is {self.dtype}; leave out --dtype")
         if self.draft_head is not None and not re.fullmatch(rf"mtp|{EAGLE3_PREFIX}.+", self.draft_head):
@@ -161,24 +163,24 @@ class ExportConfig:
                 f"checkpoints is {self.checkpoints!r}; set it to layers such as 6,12,18, to every:6, to none, or to auto"
             )
 
-    def _check_quantizer_data(self) -> None:
+    def _check_text(self) -> None:
         needs = self.weights == "int4" and reads_text(4, self.quantizer)
-        if needs and self.text is None:
+        if needs and self.quantizer_text is None:
             others = ", ".join(name for name in QUANTIZERS if not reads_text(4, name))
             raise ParamsError(
                 f"the quantizer {self.quantizer} reads text like the text to be generated, and none is given; add "
-                f"--quantizer-data FILE (some 16,000 tokens), or choose one that needs none: {others}"
+                f"--text FILE (some 16,000 tokens), or choose one that needs none: {others}"
             )
-        if self.quantizer_data is not None and not needs and self.weights != "w8a8":
+        if self.text is not None and not needs and self.weights not in (AUTO, "w8a8"):
             raise ParamsError(
-                "quantizer data is given, and only --weights w8a8 and --weights int4 --quantizer gptq read it; leave it out or "
+                "--text is given, and only --weights w8a8 and --weights int4 --quantizer gptq read it; leave it out or "
                 "choose those"
             )
 
     @property
-    def text(self) -> str | None:
-        """The text for the quantizer."""
-        return self.quantizer_data if self.quantizer_data is not None else self.data
+    def quantizer_text(self) -> str | None:
+        """What gptq and w8a8 read."""
+        return self.text if self.text is not None else self.data
 
     @property
     def trt(self) -> TrtOptions:

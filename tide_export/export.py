@@ -26,7 +26,8 @@ from tide_export.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.bundle_writer import check_room, hash_files, list_files, new_directory, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.checks import check_loaded
-from tide_export.config import ExportConfig, checkpoint_layers, reads_text
+from tide_export.chosen_weights import chosen_weights
+from tide_export.config import AUTO, ExportConfig, checkpoint_layers, reads_text
 from tide_export.cut import LoweredModel
 from tide_export.draft_graph import trace_drafter
 from tide_export.drafters.base import MeasuredDrafter
@@ -79,24 +80,27 @@ def export(
     could not be built.
     """
     config, progress = config or ExportConfig(), progress or ExportProgress(quiet=True)
-    check_options(config.trt, *choose_targets(config.targets, config.dtype, config.kv))  # fails before minutes of work
+    targets, refused = choose_targets(config.targets, config.dtype, config.kv)
+    check_options(config.trt, targets, refused)  # fails before minutes of work
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
     with new_directory(Path(out), force) as directory, ExitStack() as stack:
-        if config.data is not None:
-            options = {"weights": config.weights, "quantizer": config.quantizer, "tokenizer": config.tokenizer}
-            first = _calibrator()(source, config.data, Path(out), revision, trust_remote_code, progress, **options)
-            calibration = stack.enter_context(first)
         choices = (config.dtype, revision, trust_remote_code, config.weights, config.tokenizer)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, *choices, stream=True, note=progress.note)
         if config.verify:
             with progress.phase("check tokens and positions"):
                 check_loaded(loaded, own_tokenizer=config.tokenizer is None)
+        if config.weights == AUTO:
+            config = _with_weights(config, loaded, targets, calibration, progress)
+        if config.data is not None:
+            options = {"weights": config.weights, "quantizer": config.quantizer, "tokenizer": config.tokenizer}
+            first = _calibrator()(source, config.data, Path(out), revision, trust_remote_code, progress, **options)
+            calibration = stack.enter_context(first)
         if loaded.embedding is not None:
             check_options_of_embedding(config)
         if config.draft_head is not None:
             check_draft_head(config.draft_head, loaded)
-        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.text, config.head_bits)
+        loaded = quantize_loaded(loaded, config.weights, config.quantizer, progress, config.quantizer_text, config.head_bits)
         drafter = None
         if config.draft_head is not None:
             loaded = held_in_memory(loaded, "the draft head is measured on replies that it writes", progress.note)
@@ -105,6 +109,22 @@ def export(
     if progress.failures:
         raise IncompleteBundleError(_incomplete(out, manifest, progress.failures, config))
     return manifest
+
+
+def _with_weights(
+    config: ExportConfig,
+    loaded: LoadedModel,
+    targets: Sequence[Target],
+    calibration: ExitCalibration | None,
+    progress: ExportProgress,
+) -> ExportConfig:
+    """``config`` with weights in the place of `AUTO`: those of the calibration, if there is one."""
+    if calibration is not None:
+        form, _, quantizer = calibration.file.weights.partition(" ")
+        return replace(config, weights=form, quantizer=quantizer or config.quantizer)
+    weights, reason = chosen_weights(loaded, config, targets)
+    progress.console.print(f"  weights {weights}: {reason}", highlight=False)
+    return replace(config, weights=weights)
 
 
 def quantize_loaded(

@@ -38,7 +38,7 @@ def export_bundle(
     max_seq_len: int | None = None,
     form: str | None = None,
     quantizer: str | None = None,
-    quantizer_data: Path | None = None,
+    text: Path | None = None,
     kv: str | None = None,
     tokenizer: str | None = None,
     head_bits: str | None = None,
@@ -47,11 +47,11 @@ def export_bundle(
     """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed.
 
     Args:
-        form, quantizer, quantizer_data, kv, tokenizer, head_bits, targets: as ``tide-export --weights``, ``--quantizer``,
-            ``--quantizer-data``, ``--kv``, ``--tokenizer``, ``--head-bits`` and ``--target`` take them; None: its defaults.
+        form, quantizer, text, kv, tokenizer, head_bits, targets: as ``tide-export --weights``, ``--quantizer``,
+            ``--text``, ``--kv``, ``--tokenizer``, ``--head-bits`` and ``--target`` take them; None: its defaults.
     """
-    data = str(quantizer_data) if quantizer_data is not None else None
-    chosen: dict[str, Any] = {"weights": form, "quantizer": quantizer, "quantizer_data": data, "kv": kv, "tokenizer": tokenizer}
+    data = str(text) if text is not None else None
+    chosen: dict[str, Any] = {"weights": form, "quantizer": quantizer, "text": data, "kv": kv, "tokenizer": tokenizer}
     chosen |= {"head_bits": head_bits, "targets": targets}
     given = {name: value for name, value in chosen.items() if value is not None}
     options = {"checkpoints": checkpoints, "dtype": dtype, "max_seq_len": max_seq_len, **given}

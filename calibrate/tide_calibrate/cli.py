@@ -99,7 +99,7 @@ def calibrate(
         str,
         _model(
             help=f"With --weights int8 or int4: {', '.join(QUANTIZERS)}; export with the same. gptq and gptq_mixed read --data; "
-            "export with --quantizer-data DATA."
+            "export with --text DATA."
         ),
     ] = _DEFAULTS.quantizer,
     reference: Annotated[

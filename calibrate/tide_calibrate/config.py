@@ -90,7 +90,7 @@ class CalibrationConfig:
         for name, known in (("router", ROUTERS), ("dtype", DTYPES)):
             if getattr(self, name) not in known:
                 raise ParamsError(f"{name} is {getattr(self, name)!r}; set it to one of: {', '.join(known)}")
-        if self.reference == OWN_REFERENCE and self.dtype == "fp32" and self.weights not in ("int8", "int4"):
+        if self.reference == OWN_REFERENCE and self.dtype == "fp32" and self.weights in ("source", *DTYPES):
             raise ParamsError(
                 f"reference fp32 is the calibrated model itself with weights {self.weights}: nothing is rounded; add --weights "
                 "int8 or int4, or give the checkpoint that the source was made from, as a directory or hub id"

@@ -14,10 +14,12 @@ from tide_runtime import Engine, GenerationParams
 from tide_runtime.bundle.manifest import INTEGER_PRODUCTS, SMOOTHING_FILE
 from tide_runtime.errors import ParamsError
 
+from tide_export.chosen_weights import chosen_weights
 from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.targets import TARGETS
 
 QUIET = ExportProgress(quiet=True)
 CONFIG = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, weights="w8a8")
@@ -58,3 +60,30 @@ def test_other_precisions_are_refused() -> None:
     """ONNX Runtime's products of integers give fp32 on processors."""
     with pytest.raises(ParamsError, match="w8a8 need activations in fp32"):
         ExportConfig(weights="w8a8", dtype="fp16")
+
+
+@pytest.mark.parametrize(
+    "name, options, targets, free, weights, reason",
+    [
+        ("llama", {}, ["cpu"], 1e9, "w8a8", "products of integers"),
+        ("llama", {}, ["cpu"], 1e5, "int4", "8 bits a weight would take 0.0 GB"),
+        ("llama", {}, ["cpu", "torch"], 1e9, "source", "every target"),
+        ("llama", {"dtype": "fp16"}, ["cpu"], 1e9, "source", "every target"),
+        ("llama", {"quantizer": "rtn", "head_bits": "8"}, ["cpu"], 1e9, "int4", "--head-bits"),
+        ("mixtral", {}, ["cpu"], 1e9, "int4", "experts"),
+    ],
+)
+def test_weights_that_a_command_chooses(
+    name: str,
+    options: dict[str, str],
+    targets: list[str],
+    free: float,
+    weights: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A 7B would not fit the memory that is there; a GPU would get products that it does not have."""
+    monkeypatch.setattr("tide_export.chosen_weights.free_memory", lambda: int(free))
+    loaded = LoadedModel(tiny_model(name), None, name)
+    found, why = chosen_weights(loaded, ExportConfig(weights="auto", **options), [TARGETS[target] for target in targets])
+    assert found == weights and reason in why

@@ -78,9 +78,9 @@ def test_a_file_is_exported_once(gguf: Path, cache: Path, capsys: pytest.Capture
     first, again = bundle_of(str(gguf), export=export), bundle_of(str(gguf), export=export)
     assert first == again and first.parent == cache and first.name.startswith("model.q4-")
     [arguments] = export.arguments
-    assert arguments == [str(gguf), "--weights", "source", "--out", str(first)]
+    assert arguments == [str(gguf), "--weights", "auto", "--out", str(first)]
     said = capsys.readouterr().err
-    assert str(first) in said and f"tide-export {gguf} --weights source --out DIR" in said
+    assert str(first) in said and f"tide-export {gguf} --weights auto --out DIR" in said
 
 
 def test_another_spelling_of_a_path_is_the_same_file(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,17 +109,7 @@ def test_a_longer_context_is_another_bundle(gguf: Path) -> None:
     made = [bundle_of(str(gguf), max_seq_len=length, export=export) for length in (None, 8192, 16384, 8192)]
     assert len(set(made)) == 3 and made[1] == made[3]
     options = [arguments[1:-2] for arguments in export.arguments]
-    assert options == [["--weights", "source", *more] for more in ([], ["--max-seq-len", "8192"], ["--max-seq-len", "16384"])]
-
-
-def test_weights_by_default(tmp_path: Path, gguf: Path) -> None:
-    """A file in low bits runs as it is stored; a folder in full precision would be four times as large as anyone runs it."""
-    export = Exports()
-    for name, config in {"full": CONFIG, "low": CONFIG[:-1] + ', "quantization_config": {"quant_method": "awq"}}'}.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(config, encoding="utf-8")
-        bundle_of(str(tmp_path / name), export=export)
-    assert [arguments[2] for arguments in export.arguments] == ["int4", "source"]
+    assert options == [["--weights", "auto", *more] for more in ([], ["--max-seq-len", "8192"], ["--max-seq-len", "16384"])]
 
 
 def test_a_hub_id_is_pinned_to_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

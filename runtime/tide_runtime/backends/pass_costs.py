@@ -34,7 +34,7 @@ LOOP_SHAPES = tuple((sequences, tokens) for sequences in (1, 8) for tokens in (1
 _MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
 _CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
 _ROUNDS, _BUDGET_S = 3, 0.6  # after so many seconds nothing more is measured
-_LEAST_SHAPES = 3  # that are measured in any case
+_MIN_SHAPES = 3  # that are measured in any case
 _MOST_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 next to four busy processes
 _GUESSES = 7  # of a draft head, of which a low quantile counts
 _QUANTILE = 0.25
@@ -142,7 +142,7 @@ def _fastest_ms(
     times: dict[tuple[int, ...], float] = {}
     began = clock()
     for finished in range(_ROUNDS * len(shapes)):
-        if finished >= _LEAST_SHAPES and clock() - began > _BUDGET_S:
+        if finished >= _MIN_SHAPES and clock() - began > _BUDGET_S:
             break
         counts = shapes[finished % len(shapes)]
         times[counts] = min(times.get(counts, math.inf), run(counts) * 1e3)

@@ -44,8 +44,8 @@ MODEL_HELP = (
 )
 VERBOSE_HELP = "Show the figures of an export, and not only its phases."
 WEIGHTS_HELP = (
-    "Of a model that is no bundle yet: source (as stored), int4, int8, fp32. Default: source for GGUF files and quantised "
-    "checkpoints, int4 for others."
+    "Of a model that is no bundle yet: auto (the default: w8a8, products of integers, where they fit the memory), w8a8, source "
+    "(as stored), int4, int8, fp32; see `tide-export --help`."
 )
 MAX_SEQ_LEN_HELP = (
     "Of a model that is no bundle yet: tokens that prompt and output have together, as `tide-export --max-seq-len`. Default: the "
@@ -53,8 +53,7 @@ MAX_SEQ_LEN_HELP = (
 )
 _TOOLS = ("tide-llm", "torch", "transformers", "gguf", "onnx-ir", "onnxscript", "onnxruntime")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-# Of an export on two cores: seconds in any case, and for each GB of the model; the bundle's size as a share of it.
-_EXPORT_S, _EXPORT_S_PER_GB, _EXPORTED = 30, 45, {"source": 1.2, "int4": 0.35}
+_EXPORT_S, _EXPORT_S_PER_GB = 30, 45  # of an export on two cores: in any case, and for each GB of the model
 _SAMPLES, _SAMPLE, _ENDS = 64, 2**16, 2**23  # of a file's content: number, bytes of each, bytes of its beginning and end
 
 # Exports a model with the arguments of `tide-export` while the file of the lock stays open; returns the exit code.
@@ -68,7 +67,6 @@ class _Model:
     name: str
     identity: Sequence[object]
     arguments: list[str]
-    weights: str
     bytes: int = 0
 
 
@@ -103,7 +101,7 @@ def bundle_of(
             )
         return Path(model)
     found = _hub_model(model) if not Path(model).exists() and not model.endswith(".gguf") else _local_model(Path(model))
-    options = ["--weights", weights or found.weights]
+    options = ["--weights", weights or "auto"]
     if max_seq_len is not None:
         options += ["--max-seq-len", str(max_seq_len)]
     key = json.dumps([found.identity, options, SCHEMA_VERSION, [_version(tool) for tool in _TOOLS]])
@@ -114,7 +112,7 @@ def bundle_of(
             console.print(f"bundle {kept}", style="dim")
             return kept
     _check_exporter(model)
-    console.print(f"exports {model} once{_estimate(found.bytes, options[1])}; later calls find its bundle")
+    console.print(f"exports {model} once{_estimate(found.bytes)}; later calls find its bundle")
     build = partial(_build, [*found.arguments, *options], export or partial(run_exporter, verbose=verbose), console)
     try:
         made = folders.make(name, build, lambda: console.print(f"another process exports {model}; waiting for it"))
@@ -160,13 +158,9 @@ def _build(arguments: list[str], export: Exporter, console: Console, path: Path,
         raise SystemExit(code or 1)
 
 
-def _estimate(size: int, weights: str) -> str:
-    """What an export of ``size`` bytes takes, as docs/measured-runtime.md has it; nothing for a model on the hub."""
-    if not size:
-        return ""
-    minutes, ratio = (_EXPORT_S + _EXPORT_S_PER_GB * size / 1e9) / 60, _EXPORTED.get(weights)
-    disk = "" if ratio is None else f" and {ratio * size / 1e9:.1f} GB"
-    return f" (about {max(1, round(minutes))} min{disk})"
+def _estimate(size: int) -> str:
+    """What an export of ``size`` bytes takes; nothing for a model on the hub, whose size is not known yet."""
+    return f" (about {max(1, round((_EXPORT_S + _EXPORT_S_PER_GB * size / 1e9) / 60))} min)" if size else ""
 
 
 def run_exporter(arguments: list[str], lock: IO[bytes], verbose: bool = False) -> int:
@@ -225,10 +219,8 @@ def _local_model(path: Path) -> _Model:
                     raise ModelFilesError(f"{path} is no GGUF file: it does not begin with GGUF; download it again")
     except OSError as error:
         raise ModelFilesError(f"{path} cannot be read ({error}); make its files readable") from error
-    weights = "source" if path.is_file() else _default_weights(path / "config.json")
-    return _Model(
-        path.stem if path.is_file() else path.resolve().name, identity, [str(path)], weights, sum(p.stat().st_size for p in files)
-    )
+    name = path.stem if path.is_file() else path.resolve().name
+    return _Model(name, identity, [str(path)], sum(p.stat().st_size for p in files))
 
 
 def _sampled_digest(path: Path) -> str:
@@ -261,15 +253,7 @@ def _hub_model(model: str) -> _Model:
             why = f"there is no folder {model} here, and the hub gives no such model: {reason}"
         raise ModelFilesError(why) from error
     commit = config.parent.name
-    return _Model(model.replace("/", "--"), [model, commit], [model, "--revision", commit], _default_weights(config))
-
-
-def _default_weights(config: Path) -> str:
-    """Quantised checkpoints as they are; others in 4 bits, as `llama-cli -hf` takes a 4-bit file of a model on the hub."""
-    try:
-        return "source" if "quantization_config" in json.loads(config.read_text(encoding="utf-8")) else "int4"
-    except (OSError, ValueError, TypeError):  # the exporter says what is wrong
-        return "source"
+    return _Model(model.replace("/", "--"), [model, commit], [model, "--revision", commit])
 
 
 def _version(package: str) -> str:

@@ -75,10 +75,10 @@ def test_unusable_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(weights="int4", quantizer="gptq"), "add --quantizer-data FILE"),
-        (dict(weights="int4", quantizer="gptq", data="a", quantizer_data="b"), "leave out --quantizer-data"),
-        (dict(weights="int4", quantizer_data="b"), "only --weights w8a8 and"),
-        (dict(weights="int8", quantizer="gptq", quantizer_data="b"), "only --weights w8a8 and"),
+        (dict(weights="int4", quantizer="gptq"), "add --text FILE"),
+        (dict(weights="int4", quantizer="gptq", data="a", text="b"), "leave out --text"),
+        (dict(weights="int4", text="b"), "only --weights w8a8 and"),
+        (dict(weights="int8", quantizer="gptq", text="b"), "only --weights w8a8 and"),
     ],
 )
 def test_contradictory_options(options: dict[str, str], words: str) -> None:
@@ -89,7 +89,7 @@ def test_contradictory_options(options: dict[str, str], words: str) -> None:
 
 def test_either_option_gives_the_text() -> None:
     """--data calibrates exits too, which minutes of work for a model without exits would be wasted on."""
-    assert ExportConfig(weights="int4", quantizer="gptq", quantizer_data="a").text == "a"
+    assert ExportConfig(weights="int4", quantizer="gptq", text="a").text == "a"
     assert ExportConfig(weights="int4", quantizer="gptq", data="a").text == "a"
 
 
@@ -107,8 +107,8 @@ def test_command_line(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run = cli_runner("tide-export", cli.main, monkeypatch, capsys, 200)
     options = (model, "--out", tmp_path / "engine", "--weights", "int4", "--quantizer", "gptq", "--max-seq-len", "64")
     refused = run(*options)
-    assert refused.code == TideError.exit_code and "--quantizer-data FILE" in refused.err
+    assert refused.code == TideError.exit_code and "--text FILE" in refused.err
     assert not (tmp_path / "engine").exists()
-    done = run(*options, "--quantizer-data", TEXT, "--head-bits", "8")
+    done = run(*options, "--text", TEXT, "--head-bits", "8")
     assert done.code == 0, done.err  # the bundle was compared with the eager model
     assert read_manifest(tmp_path / "engine").weights == {"int8 rtn": 2, "int4 gptq": 14}

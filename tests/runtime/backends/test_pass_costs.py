@@ -17,7 +17,7 @@ def ms_of(counts: Sequence[int]) -> float:
     """10 ms and 0.5 ms a token of a matrix product."""
     padded = len(counts) * max(counts)
     tokens = sum(counts) if sum(counts) == padded else rounded_tokens(sum(counts), padded)
-    return 10 + 0.5 * tokens
+    return 1 + 0.05 * tokens
 
 
 class MadeUpMachine:

@@ -1,0 +1,47 @@
+"""Weights ``auto``, the commands' default: the form in which this machine runs a model fastest, of those that fit its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tide_runtime.scheduling.budgets import free_memory
+from torch import nn
+
+from tide_export.config import ExportConfig
+from tide_export.load import LoadedModel
+from tide_export.quantization.quantized_weight import INTEGER
+from tide_export.quantization.quantizers import integer_matrices
+from tide_export.targets import CPU
+from tide_export.targets.base import Target
+
+_SHARE = 0.5  # of the free memory; the rest is for keys and values, and for what else runs there
+
+
+def chosen_weights(loaded: LoadedModel, config: ExportConfig, targets: Sequence[Target]) -> tuple[str, str]:
+    """A value of `ExportConfig.weights`, and the reason as a sentence.
+
+    Products of integers cost least for prompts, drafts and batches; `benchmarks.integer_products` has the figures. Where they are
+    not possible, low-bit weights stay as they are, and others get 4 bits.
+    """
+    low = "source" if loaded.quantized else "int4"
+    if config.dtype != ExportConfig.dtype or any(target is not CPU for target in targets) or loaded.embedding is not None:
+        return "source", "as they are stored, which every target runs"
+    if (config.quantizer, config.head_bits) != (ExportConfig.quantizer, ExportConfig.head_bits):
+        return "int4", "as --quantizer or --head-bits are given"
+    modules = list(loaded.model.modules())
+    products = {id(one.weight) for name, one in integer_matrices(loaded.model).items()}
+    tables = {id(one.weight) for one in modules if isinstance(one, nn.Embedding)}
+    in_products = in_tables = others = 0
+    for parameter in loaded.model.parameters():
+        if id(parameter) in products:
+            in_products += parameter.numel()
+        elif id(parameter) in tables:
+            in_tables += parameter.numel()
+        else:
+            others += parameter.numel()
+    if others > in_products:
+        return low, "as most of them are experts', for which there are no products of integers"
+    size, free = in_products + in_tables + 4 * others, free_memory()
+    if size > _SHARE * free:
+        return low, f"as 8 bits a weight would take {size / 1e9:.1f} GB of the {free / 1e9:.1f} GB that are free here"
+    return INTEGER, f"products of integers, {size / 1e9:.2f} GB; --weights {low} for smaller and, in long answers alone, slower"
