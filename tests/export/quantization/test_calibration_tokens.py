@@ -89,8 +89,8 @@ def test_contradictory_options(options: dict[str, str], words: str) -> None:
 
 def test_either_option_gives_the_text() -> None:
     """--data calibrates exits too, which minutes of work for a model without exits would be wasted on."""
-    assert ExportConfig(weights="int4", quantizer="gptq", text="a").text == "a"
-    assert ExportConfig(weights="int4", quantizer="gptq", data="a").text == "a"
+    assert ExportConfig(weights="int4", quantizer="gptq", text="a").quantizer_text == "a"
+    assert ExportConfig(weights="int4", quantizer="gptq", data="a").quantizer_text == "a"
 
 
 def test_another_text_makes_another_model(model: Path) -> None:
