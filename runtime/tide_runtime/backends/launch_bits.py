@@ -9,6 +9,8 @@ import numpy as np
 from tide_runtime.backends.base import ExecutionContext
 
 TEXT_TOKENS = 12  # attention sums in blocks of four
+# Above `WIDE_HEAD`, MLAS sums a query's product with keys in two parts where a launch reads more than 64 of them, else in one.
+WIDE_HEAD, LONG_TEXT_TOKENS = 128, 72
 
 
 def launches_agree(
@@ -17,8 +19,9 @@ def launches_agree(
     vocab_size: int,
     slots: int = TEXT_TOKENS,
     takes: Callable[[int, int], bool] = lambda rows, tokens: True,
+    tokens: int = TEXT_TOKENS,
 ) -> bool:
-    """Whether a text of a few tokens has the same logits, bit for bit, token by token, in one launch, and in a batch with another
+    """Whether a text of ``tokens`` has the same logits, bit for bit, token by token, in one launch, and in a batch with another
     text.
 
     This compares what products alone do not show: attention, norms, and the graphs together.
@@ -29,7 +32,7 @@ def launches_agree(
         takes: whether steps of so many sequences, and so many tokens of each, can be run; otherwise they are left out.
         slots: cache slots of a sequence; the texts end where the cache does.
     """
-    tokens = min(TEXT_TOKENS, slots)
+    tokens = min(tokens, slots)
     texts = np.random.default_rng(0).integers(0, vocab_size, (2, tokens))
     plans = [[[tokens]], [[5], [5], [2]], [[1, 3], [3, 1], [1, 1], [1, 1], [2, 2], [3, 2], [1, 1]]]  # tokens of each text by step
     plans = [plan for plan in plans if all(takes(len(counts), max(counts)) for counts in plan)]

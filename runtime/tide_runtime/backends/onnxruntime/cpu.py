@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from tide_runtime.backends.base import uncounted
 from tide_runtime.backends.graph_contract import decoder_layers
-from tide_runtime.backends.launch_bits import launches_agree
+from tide_runtime.backends.launch_bits import LONG_TEXT_TOKENS, TEXT_TOKENS, WIDE_HEAD, launches_agree
 from tide_runtime.backends.onnxruntime.activation_bits import set_activation_bits
 from tide_runtime.backends.onnxruntime.adapted_graph import ADAPTED, AdaptedWeights, adapted_form, smoothing_scales
 from tide_runtime.backends.onnxruntime.bound_steps import OnnxRuntimeContext
@@ -69,12 +69,17 @@ class OnnxRuntimeBackend(HostSessions):
         backend = cls(manifest, layers, load, set(files) - set(layers))
         backend.private_weights = packed.reason
         chains = [backend.every_layer, *([[s.name for s in manifest.segments]] if manifest.calibration is not None else [])]
+        has_wide_head = any(layer.kv is not None and layer.kv.key_dim > WIDE_HEAD for layer in manifest.layers)
+        text_tokens = (TEXT_TOKENS, LONG_TEXT_TOKENS) if has_wide_head else (TEXT_TOKENS,)
         backend.measure_padding = lambda view: bundle_row_padding(
             bundle,
             target,
             threads,
             lambda padding: all(
-                launches_agree(partial(context, padding=padding), chains, manifest.model.vocab_size, manifest.max_seq_len)
+                launches_agree(
+                    partial(context, padding=padding), chains, manifest.model.vocab_size, manifest.max_seq_len, tokens=tokens
+                )
+                for tokens in text_tokens
                 for context in (backend.context, *view.adapted_contexts())
             ),
             [*(adapter.digest for adapter in view.adapters), *view.adapted],

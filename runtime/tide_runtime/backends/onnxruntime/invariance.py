@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime as ort
 
-from tide_runtime.backends.launch_bits import TEXT_TOKENS
+from tide_runtime.backends.launch_bits import LONG_TEXT_TOKENS, TEXT_TOKENS, WIDE_HEAD
 from tide_runtime.backends.onnxruntime.sessions import ATTENTION_SWITCH
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import Rounding, RowPadding
@@ -104,7 +104,14 @@ def cached_row_padding(
             raise ValueError(f"{kept} is not measured")
         return padding
 
-    return kept_result("row-padding", [*key, str((PADDINGS, SIZES, _ROWS, TEXT_TOKENS))], measure, lambda p: p, decode, folder)
+    return kept_result(
+        "row-padding",
+        [*key, str((PADDINGS, SIZES, _ROWS, TEXT_TOKENS, WIDE_HEAD, LONG_TEXT_TOKENS))],
+        measure,
+        lambda p: p,
+        decode,
+        folder,
+    )
 
 
 def products_agree(session: ProductSession, padding: Rounding) -> bool:

@@ -161,11 +161,14 @@ class FakeModel:
         return step
 
 
-@pytest.mark.parametrize(("odd", "agree"), [([], True), ([12], False), ([5], False), ([1, 1], False), ([3, 1], False)])
-def test_launches_agree_bit_by_bit(odd: list[int], agree: bool) -> None:
+@pytest.mark.parametrize(
+    ("odd", "tokens", "agree"),
+    [([], 12, True), ([12], 12, False), ([5], 12, False), ([1, 1], 12, False), ([3, 1], 12, False), ([72], 72, False)],
+)
+def test_launches_agree_bit_by_bit(odd: list[int], tokens: int, agree: bool) -> None:
     """Drafts would be verified with other logits than those of single tokens: in one launch, in a batch, or in an uneven one."""
     make_context: Any = partial(FakeModel(odd).context, padding=LEAST_PADDING)
-    assert launches_agree(make_context, [["uncut"]], 50) == agree
+    assert launches_agree(make_context, [["uncut"]], 50, 100, tokens=tokens) == agree
 
 
 @pytest.mark.parametrize("slots", [1, 4, 7])
