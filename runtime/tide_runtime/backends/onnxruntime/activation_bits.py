@@ -39,10 +39,11 @@ EIGHT, SEVEN = ActivationBits(8), ActivationBits(7)
 
 
 @cache
-def activation_bits() -> ActivationBits:
-    """Those of this processor, by the largest products of every kernel's rows."""
+def activation_bits(shared: bool = False) -> ActivationBits:
+    """Those of this processor, by the largest products of every kernel's rows. ``shared``: see `ThreadOptions`."""
     matrix = np.full((64, 32), 127, np.int8)
     options = ort.SessionOptions()
+    options.use_per_session_threads = not shared
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # which would compute it by other kernels
     for count in _ROWS:
         rows = np.full((count, 64), 255, np.uint8)
@@ -54,7 +55,7 @@ def activation_bits() -> ActivationBits:
 
 def set_activation_bits(options: ort.SessionOptions) -> None:
     """Let a session with ``options``, whose graph rounds to 8 bits, round to those of this processor."""
-    if activation_bits() is SEVEN:
+    if activation_bits(shared=not options.use_per_session_threads) is SEVEN:
         for name, value in _SEVEN_BITS.items():
             options.add_initializer(name, value)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -39,6 +42,16 @@ def test_a_session_takes_seven_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(options), "add_initializer", lambda _, name, value: added.update({name: value.numpy()}))
     module.set_activation_bits(options)
     assert set(added) == (set() if activation_bits() is EIGHT else {module.STEP, module.ZERO_POINT})
-    monkeypatch.setattr(module, "activation_bits", lambda: SEVEN)
+    monkeypatch.setattr(module, "activation_bits", lambda shared: SEVEN)
     module.set_activation_bits(options)
     assert added[module.ZERO_POINT] == 64 and added[module.STEP] == np.float32(1 / 63)
+
+
+def test_a_process_that_shares_its_threads() -> None:
+    """Breaks: tide-run and tide-serve, whose sessions share threads, load no bundle with integer products."""
+    code = (
+        "from tide_runtime.backends.onnxruntime.activation_bits import set_activation_bits\n"
+        "from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options\n"
+        "set_activation_bits(session_options(ThreadOptions(1, shared=True), chained=False))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
