@@ -151,11 +151,12 @@ def _divergence(wanted: np.ndarray, found: Sequence[np.ndarray]) -> float:
 
 def _is_unclear(error: TideError) -> bool:
     """Whether the message has the words of a library: those of the error behind it, or what looks like them."""
-    message, cause = str(error), error.__cause__
-    while cause is not None:
+    message = str(error)
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:  # transformers raises an error from itself
         if not isinstance(cause, TideError) and _line(cause) and _line(cause)[:40] in message:
             return True
-        cause = cause.__cause__
+        causes.append(cause)
     return bool(_LIBRARY.search(message))
 
 
