@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from tide_runtime.errors import TideError, UnsupportedModelError
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from transformers import PreTrainedConfig
+from transformers import DynamicCache, PreTrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 _MOST_POSITIONS = 2**18  # that a mask is looked at; no model has a longer window
@@ -74,6 +74,19 @@ def check_masks(config: PreTrainedConfig, layers: Sequence[MaskedLayer], masks: 
             raise UnsupportedModelError(
                 f"a mask that hides more than its attention is told is not supported: layer {number} "
                 f"{f'({kind}) ' if kind else ''}attends to {_described(seen)}, the model's masks show {_listed(masks)}"
+            )
+    _check_caches(config, [layer.window for layer in layers], positions)
+
+
+def _check_caches(config: PreTrainedConfig, windows: Sequence[int | None], positions: int) -> None:
+    """Raise UnsupportedModelError where a cache of transformers keeps fewer tokens than the layer sees in a pass: token by token
+    the model is another one."""
+    for number, (cache, window) in enumerate(zip(DynamicCache(config=config).layers, windows, strict=False)):
+        kept = getattr(cache, "sliding_window", None) or positions
+        if window is not None and kept < min(window or positions, positions):
+            raise UnsupportedModelError(
+                f"a model that differs from itself is not supported: layer {number} attends to {_described(window)} in one pass, "
+                f"and its cache in transformers keeps {kept}"
             )
 
 

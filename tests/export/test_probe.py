@@ -123,6 +123,12 @@ def test_windows_that_only_the_mask_has_are_refused() -> None:
     probed(PhimoeConfig(**BASE, num_local_experts=2, sliding_window=128))  # of all positions
 
 
+def test_caches_that_forget_what_a_pass_sees_are_refused() -> None:
+    """Breaks: Moshi attends to all earlier tokens in a pass, and to a window of them in text that it writes."""
+    with pytest.raises(UnsupportedModelError, match=r"Moshi.*attends to all earlier tokens in one pass, and its cache .* keeps"):
+        probed(tiny_config("moshi"))
+
+
 def test_masks_that_a_model_computes_are_refused() -> None:
     """Breaks: Doge drops all but the keys that its mask scores highest, from 2,048 tokens on, and the bundle keeps all."""
     with pytest.raises(UnsupportedModelError, match=r"Doge.*a mask that the model makes itself"):
