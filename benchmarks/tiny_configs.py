@@ -21,7 +21,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"patch_size", 14),
     (r"(max_position|max_seq|max_(source|target)_pos|model_max_length|context_length|n_positions|n_ctx).*", POSITIONS),
     (r"(num_(hidden|encoder|decoder)_|n_|num_|encoder_|decoder_)layers?|depth|num_blocks", LAYERS),
-    (r"num_layers_per_stack", 2),
+    (r"num_layers_per_stack|layer_group_size", 2),
     (r".*head_dim|.*d_head|d_kv|kv_channels|attention_head_size|dim_head|mamba_headdim|rotary_dim", 16),
     (r"n_mamba_heads|mamba_num_heads", 8),
     (r"((num|n)_)?(local_|routed_)?experts|moe_num_experts|zero_expert_num", 4),

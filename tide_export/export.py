@@ -393,12 +393,18 @@ def _manifest(
 
 
 def _cache_slots(loaded: LoadedModel, config: ExportConfig, note: Callable[[str], None]) -> int:
-    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_MAX_SEQ_LEN
+    limit = _positions(loaded) or _DEFAULT_MAX_SEQ_LEN
     if config.max_seq_len is not None and config.max_seq_len > limit:
         raise ParamsError(f"max_seq_len is {config.max_seq_len}, the model knows {limit} positions; set it to at most {limit}")
     if config.max_seq_len is None and limit > _DEFAULT_MAX_SEQ_LEN:
         note(f"the context is {_DEFAULT_MAX_SEQ_LEN} tokens of the model's {limit}; --max-seq-len takes more")
     return config.max_seq_len or min(limit, _DEFAULT_MAX_SEQ_LEN)
+
+
+def _positions(loaded: LoadedModel) -> int:
+    """Positions that the model knows; 0: its config has no limit. Decoders of speech models have another name for it."""
+    text = loaded.model.config.get_text_config()
+    return getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None) or 0
 
 
 def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelInfo:
@@ -413,7 +419,7 @@ def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelIn
         hidden_size=text.hidden_size,
         vocab_size=vocab,
         parameters=model.num_parameters(),
-        max_position_embeddings=getattr(text, "max_position_embeddings", 0) or 0,
+        max_position_embeddings=_positions(loaded),
         fingerprint=fingerprint(loaded),
         loops=loaded.loops,
         exit_threshold=own_threshold(loaded.model),
