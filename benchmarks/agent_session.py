@@ -36,13 +36,13 @@ from tide_bench.tables import console
 from tokenizers import Tokenizer
 
 from benchmarks.chosen_names import chosen_names
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import TITLE, smollm2_file, smollm2_identity, smollm2_weights
 from benchmarks.models.model_folders import CACHE
 from benchmarks.serving.agent_dialects import DIALECTS, Answer
 from benchmarks.serving.agent_script import Session, Turn, session
 from benchmarks.serving.http_server import tide_serve
 
-MODEL, CONTEXT = GGUF_MODELS["smollm2"], 8192
+CONTEXT = 8192
 ARMS = {"tide": "tide-serve", "llamacpp": "llama.cpp server"}
 _NAME = "agent"
 _WARM_UP = Turn("Say hello.", 8)
@@ -134,10 +134,10 @@ def main(
     names = chosen_names(dialects, DIALECTS, "dialects")
     if weights not in ("int4", "source"):
         raise typer.BadParameter(f"weights {weights}; choose int4 or source")
-    report = Report("agent_session", model=MODEL.title, weights=weights, dialects=dialects, rounds=rounds, context=CONTEXT)
-    model, file = MODEL.weights(cache), MODEL.gguf(cache)
-    source = MODEL.source(cache) if weights == "source" else model
-    bundle = export_bundle(source, MODEL.identity(), cache / "smollm2" / f"agent_{weights}", max_seq_len=CONTEXT, form=weights)
+    report = Report("agent_session", model=TITLE, weights=weights, dialects=dialects, rounds=rounds, context=CONTEXT)
+    model, file = smollm2_weights(cache), smollm2_file()
+    source = smollm2_file() if weights == "source" else model
+    bundle = export_bundle(source, smollm2_identity(), cache / "smollm2" / f"agent_{weights}", max_seq_len=CONTEXT, form=weights)
     script = session(Tokenizer.from_file(str(model / "tokenizer.json")))
     cells = list[list[str]]()
     try:

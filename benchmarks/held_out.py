@@ -1,24 +1,16 @@
-"""Prompts from text that the demo models were not trained on: windows of tokens, spread evenly over the held-out files.
-
-python -m benchmarks.held_out build/prompts.jsonl      # for tide-bench --prompts
-"""
+"""Prompts from text that the demo models were not trained on: windows of tokens, spread evenly over the held-out files."""
 
 from __future__ import annotations
 
-import json as json_text
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from tide_bench.report import Report
 from tokenizers import Tokenizer
 
 from benchmarks.exits.exit_traces import held_out_documents
 from benchmarks.models.model_folders import DEMO_MODELS
 
-SOURCES = ("demo", "library")
 TOKENIZER = DEMO_MODELS / "layerskip" / "tokenizer.json"  # all demo models have it
 
 
@@ -74,27 +66,3 @@ def _middle(length: int, nth: int, parts: int, width: int) -> int:
     """Offset of a window in the middle of part ``nth`` of ``parts`` equal parts."""
     begin, end = nth * length // parts, (nth + 1) * length // parts
     return begin + (end - begin - width) // 2
-
-
-def main(
-    out: Annotated[Path, typer.Argument(help="Where the prompts go, as JSON lines of token ids.")],
-    count: Annotated[int, typer.Option(min=1, help="Prompts.")] = 120,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 128,
-    data: Annotated[str, typer.Option(help=f"Where they come from, of {','.join(SOURCES)}.")] = "library",
-    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
-) -> None:
-    """Write held-out prompts for the demo models."""
-    report = Report("held_out", count=count, tokens=tokens, data=data)
-    prompts = held_out_prompts(count, tokens, data)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json_text.dumps({"ids": prompt.ids, "file": prompt.file}) for prompt in prompts]
-    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    report.rows += [{"file": prompt.file, "offset": prompt.offset} for prompt in prompts]
-    report.add("prompts", len(prompts))
-    report.add("prompt_tokens", sum(len(prompt.ids) for prompt in prompts))
-    report.add("prompt_files", len({prompt.file for prompt in prompts}))
-    report.finish(json)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -28,7 +28,7 @@ from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.scoring import Score
 
 from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
-from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
+from benchmarks.models.gguf_files import folder_of
 from benchmarks.models.model_folders import CACHE
 
 TASKS = Path(__file__).resolve().parent / "lm_eval_tasks"
@@ -150,7 +150,7 @@ def cases(bundle: Path | None, percent: int, cache: Path) -> list[Case]:
     if bundle is not None:
         return [Case(bundle.name, bundle, TEXT + CODE)]
     return [
-        Case("SmolLM2-135M", folder_of("fp32", GGUF_MODELS["smollm2"], cache / "smollm2"), TEXT),
+        Case("SmolLM2-135M", folder_of("fp32", cache), TEXT),
         Case("layerskip demo", calibrated_bundles("layerskip", cache)[percent], CODE),
     ]
 

@@ -24,15 +24,14 @@ from typing import Annotated
 
 import typer
 from tide_bench.arms.process import ArmError
-from tide_bench.load import LengthMix, Request, requests
 from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
-from benchmarks.models.gguf_files import folder_of
+from benchmarks.models.gguf_files import TITLE, folder_of, smollm2_prompts
 from benchmarks.models.model_folders import CACHE
 from benchmarks.serving.http_server import TideServe, several_models
-from benchmarks.serving.load_arms import MODEL
+from benchmarks.serving.load import LengthMix, Request, requests
 
 FORMS = ("int4", "int8", "source")
 CLIENTS, PROMPTS, SWAPS, ROUNDS = 8, 12, 12, 3
@@ -105,9 +104,9 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure a server that swaps models."""
-    report = Report("model_swap", model=MODEL.title, requests=count, seed=seed)
-    text = MODEL.prompts(cache, 1, TEXT_TOKENS)[0]
-    bundles = {form: folder_of(form, MODEL, cache / "smollm2") for form in FORMS}
+    report = Report("model_swap", model=TITLE, requests=count, seed=seed)
+    text = smollm2_prompts(cache, 1, TEXT_TOKENS)[0]
+    bundles = {form: folder_of(form, cache) for form in FORMS}
     asked, long = requests(text, MIX, PROMPTS, [seed, 1]), requests(text, LONG_MIX, ROUNDS, [seed, 2])
     texts = texts_alone(bundles, asked)
     try:

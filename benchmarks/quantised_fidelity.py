@@ -38,7 +38,7 @@ from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions
 
-from benchmarks.models.gguf_files import GGUF_MODELS, SLOTS, folder_of, write_gguf
+from benchmarks.models.gguf_files import SLOTS, TITLE, folder_of, smollm2_file, smollm2_identity, smollm2_weights, write_gguf
 from benchmarks.models.model_folders import CACHE, random_llama
 from benchmarks.models.peer_files import PeerFiles, peer_files
 from benchmarks.models.random_blocks import CHECKPOINTS, quantise_folder
@@ -52,7 +52,6 @@ GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 WINDOW = 512  # tokens read from an empty cache
 EAGER, SOURCE = "eager, fp32 activations", "source"
 ROOT = Path(__file__).resolve().parents[1]
-SMOLLM2 = GGUF_MODELS["smollm2"]
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,10 @@ class Form:
         if files is not None:
             return files.of(f"tide-{self.weights}")
         if self.quantizer is None:
-            return folder_of(self.weights, SMOLLM2, cache / "smollm2")
+            return folder_of(self.weights, cache)
         return export_bundle(
-            SMOLLM2.weights(cache),
-            SMOLLM2.identity(),
+            smollm2_weights(cache),
+            smollm2_identity(),
             cache / "smollm2" / f"weights_{self.weights}_{self.quantizer}",
             max_seq_len=SLOTS,
             form=self.weights,
@@ -232,9 +231,9 @@ def main(
 ) -> None:
     """Measure what low-bit weights and int8 activations change."""
     files = peer_files(str(model), cache) if model is not None else None
-    title = files.title if files is not None else SMOLLM2.title
+    title = files.title if files is not None else TITLE
     report = Report("quantised_fidelity", model=title, tokens=tokens, all=everything, window=WINDOW)
-    loaded = load_model(str(files.file if files is not None else SMOLLM2.source(cache)), "fp32")
+    loaded = load_model(str(files.file if files is not None else smollm2_file()), "fp32")
     mapped = mapped_rows(loaded, FORMS[0].bundle(cache, None)) if files is None else []
     if mapped:
         add_mapped_table(report, mapped)

@@ -25,16 +25,15 @@ import typer
 from rich.progress import Progress
 from tide_bench.arms.process import ArmError
 from tide_bench.counters import OtherLoad
-from tide_bench.load import Request
 from tide_bench.report import Report
 from tide_bench.tables import console
 
 from benchmarks.chosen_names import chosen_names
-from benchmarks.models.gguf_files import folder_of
+from benchmarks.models.gguf_files import TITLE, folder_of
 from benchmarks.models.model_folders import CACHE
 from benchmarks.serving.hostile_clients import ATTACKS, CONTROLS, REFUSALS, Attack, attacking
 from benchmarks.serving.http_server import TideServe, tide_serve
-from benchmarks.serving.load_arms import MODEL
+from benchmarks.serving.load import Request
 
 CLIENTS, PROMPT_TOKENS, NEW_TOKENS = 2, 16, 8
 BAR = 1.5
@@ -105,9 +104,9 @@ def main(
 ) -> None:
     """Attack a server while others use it."""
     chosen = chosen_names(attacks, ATTACKS, "attack")
-    model = MODEL.title if bundle is None else bundle.name
+    model = TITLE if bundle is None else bundle.name
     report = Report("serve_hostile", model=model, rounds=rounds, seconds=seconds, rate=rate, attacks=attacks)
-    folder = folder_of("int4", MODEL, cache / "smollm2") if bundle is None else bundle
+    folder = folder_of("int4", cache) if bundle is None else bundle
     try:
         with tide_serve(folder, "--no-prefix-cache") as server, Progress(console=console()) as progress:
             load = OtherLoad([server.process.pid])

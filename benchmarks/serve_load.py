@@ -30,16 +30,16 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 from tide_bench.arms.process import ArmError
-from tide_bench.load import LengthMix, requests
 from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams
 
 from benchmarks.chosen_names import chosen_names
-from benchmarks.models.gguf_files import FORMS, folder_of
+from benchmarks.models.gguf_files import FORMS, TITLE, folder_of, smollm2_prompts
 from benchmarks.models.model_folders import CACHE
 from benchmarks.serving.http_server import Text, TideServe
-from benchmarks.serving.load_arms import MODEL, LoadArm, LoadArms, llamacpp_arm
+from benchmarks.serving.load import LengthMix, requests
+from benchmarks.serving.load_arms import LoadArm, LoadArms, llamacpp_arm
 from benchmarks.serving.load_parts import CONTEXT, SEQUENCES, ClosedPart, report_closed, run_closed, run_open
 
 PARTS = ("closed", "open", "soak")
@@ -55,7 +55,7 @@ def _serve(clients: int, weights: str, policy: str = "full") -> LoadArm:
 
 
 def _engine(clients: int, weights: str) -> LoadArm:
-    return LoadArm("tide", "engine", "bare engine, callers in its process", weights, clients)
+    return LoadArm("engine", "engine", "bare engine, callers in its process", weights, clients)
 
 
 def _closed(weights: str) -> tuple[ClosedPart, ...]:
@@ -76,7 +76,7 @@ def run_soak(
 ) -> None:
     """Texts of many clients, a fifth of which hang up, against the texts of an idle engine."""
     texts = requests(text, SOAK_MIX, SOAK_TEXTS, [seed, 9])
-    folder = folder_of(weights, MODEL, cache / "smollm2")
+    folder = folder_of(weights, cache)
     with Engine.load(folder, EngineOptions(policy="full", max_batch=1, verify=False)) as engine:
         wanted = [
             engine.generate(one.prompt, GenerationParams(max_new_tokens=one.new_tokens, ignore_eos=True))[0].text or ""
@@ -124,9 +124,9 @@ def main(
     """Measure the server under load."""
     chosen, closed = chosen_names(parts, PARTS, "part"), _closed(weights)
     report = Report(
-        "serve_load", model=MODEL.title, weights=weights, parts=parts, minutes=minutes, seconds=seconds, requests=count, seed=seed
+        "serve_load", model=TITLE, weights=weights, parts=parts, minutes=minutes, seconds=seconds, requests=count, seed=seed
     )
-    text = MODEL.prompts(cache, 1, TEXT_TOKENS)[0]
+    text = smollm2_prompts(cache, 1, TEXT_TOKENS)[0]
     try:
         with LoadArms(cache, MAX_BATCH) as arms, Progress(console=console()) as progress:
             if "closed" in chosen:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from tide_bench.tables import Table, where
-
-from benchmarks.gpu.kit_report import gpu_kit_not_run, gpu_kit_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -25,26 +22,13 @@ START, END = "<!-- tables: benchmarks/tables -->", "<!-- /tables -->"
 # Page → the benchmarks whose newest runs it shows, in order.
 PAGES = {
     "README.md": ("quantised_decode",),
-    "docs/measured.md": (
-        "quantised_decode", "quantised_decode_avx2", "engine_load", "engine_soak",
-    ),
-    "docs/measured-policies.md": (
-        "tasks", "tasks_avx2", "tasks_second", "adversarial_depth", "lm_eval_policies",
-        "exact_identity", "exact_identity_low_bits",
-    ),
-    "docs/depth.md": ("looped", "drafters", "tasks_calibrated", "tasks_calibrated_int4", "predicted_speedup"),
-    "docs/measured-runtime.md": (
-        "export_scale", "large_model", "hybrids", "long_chat",
-    ),
-    "docs/certificate.md": (
-        "certificate", "certificate_joint", "policy_quality", "calibration_quality", "capture_memory", "capture_memory_demo",
-    ),
-    "docs/serving.md": (
-        "sizing", "serve_load", "agent_session", "restart", "model_swap", "lora", "structured_outputs", "http_loglik",
-        "serve_hostile",
-    ),
+    "docs/measured.md": ("quantised_decode", "quantised_decode_avx2", "export_scale"),
+    "docs/measured-policies.md": ("tasks", "tasks_avx2", "tasks_second", "lm_eval_policies"),
+    "docs/depth.md": ("looped", "drafters", "tasks_calibrated", "tasks_calibrated_int4"),
+    "docs/certificate.md": ("certificate", "certificate_joint"),
+    "docs/serving.md": ("serve_load", "agent_session", "restart", "model_swap", "serve_hostile"),
     "docs/targets.md": ("gpu_kit",),
-}  # fmt: skip
+}
 BRIEF = ("README.md",)  # pages that show the first table of a run and no other
 # Benchmark → ends of the arms that brief pages show of it; of others they show all.
 SHOWN = {
@@ -52,10 +36,6 @@ SHOWN = {
         "int4, bits same", "int4, exact", "source, bits same", "source, exact", "llama.cpp", "onnxruntime-genai int4",
     ),
 }  # fmt: skip
-# Runs on a GPU have no tables of their own, and a page says when there is none: (run → Markdown, Markdown without a run).
-GPU: dict[str, tuple[Callable[[dict[str, Any]], str], Callable[[], str]]] = {
-    "gpu_kit": (gpu_kit_table, gpu_kit_not_run),
-}
 
 
 def latest(benchmark: str) -> dict[str, Any] | None:
@@ -67,9 +47,6 @@ def latest(benchmark: str) -> dict[str, Any] | None:
 def run_tables(benchmark: str, brief: bool) -> list[str]:
     """The tables of the newest run as Markdown; none while there is no run."""
     run = latest(benchmark)
-    if benchmark in GPU:
-        drawn, not_run = GPU[benchmark]
-        return [drawn(run) if run is not None else not_run()]
     tables = [Table(**kept) for kept in run["tables"]] if run is not None else []
     if brief:
         tables = tables[:1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.hybrids.families import FAMILIES
+from benchmarks.models.families import FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

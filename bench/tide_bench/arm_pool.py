@@ -23,9 +23,9 @@ from tide_bench.arms.base import ArmDevice, Timing, use_all_cores
 from tide_bench.arms.process import ArmError, ArmProcess
 from tide_bench.report import Phases
 
-# TIDE's arm first, as static skip takes its depth from it; then what takes longest, so that nothing waits for it at the end.
+# TIDE's arm first; then what takes longest, so that nothing waits for it at the end.
 _FIRST = (OURS, "compile")
-_BY_TORCH = ("eager", "predecessor")  # compiled code is for as many threads as it was compiled with
+_BY_TORCH = ("eager",)  # compiled code is for as many threads as it was compiled with
 _CANNOT_RUN = (TideError, ArmError, RuntimeError, ImportError)
 _LOADS = 3  # of a model, when its time is measured
 

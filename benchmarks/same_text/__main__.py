@@ -38,13 +38,12 @@ from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from benchmarks.chosen_names import chosen_names
 from benchmarks.held_out import held_out_prompts
 from benchmarks.models.calibrated_bundles import calibrated_bundles
-from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
+from benchmarks.models.gguf_files import folder_of, smollm2_file
 from benchmarks.models.model_folders import CACHE, DEMO_MODELS
 from benchmarks.same_text.ways import REFERENCE, Ask, Outcome, Way, outcomes
 from benchmarks.serving.http_server import tide_serve
 from benchmarks.tasks.task_set import load_tasks
 
-MODEL = GGUF_MODELS["smollm2"]
 DEMO, PROMPT_TOKENS = "layerskip", 64  # a demo model, and the tokens of its prompts
 WEIGHTS = ("source", "int4", "int8", "fp32")
 CROWDS = (2, 8, 32)
@@ -134,7 +133,7 @@ def row(weights: str, way: str, texts: int, differ: int, outcome: Outcome | None
 def measure(weights: str, count: int, new_tokens: int, report: Report, advance: Callable[[], None]) -> list[Ask]:
     """Add the rows of one form of the weights; returns the requests."""
     demo = weights == DEMO
-    bundle = calibrated_bundles(DEMO, CACHE)[1] if demo else folder_of(weights, MODEL, CACHE / "smollm2")
+    bundle = calibrated_bundles(DEMO, CACHE)[1] if demo else folder_of(weights, CACHE)
     options = EngineOptions(target="cpu", threads=ThreadOptions(shared=True), verify=False)
     with Engine.load(bundle, options) as engine:
         if demo:
@@ -196,7 +195,7 @@ def add_llamacpp(requests: Sequence[Ask], report: Report, advance: Callable[[], 
     """Add the rows of llama.cpp, whose texts are compared with its own first ones; the demo model is no GGUF file."""
     try:
         differ, reference = 0, list[list[int]]()
-        for name, texts in llamacpp_texts(MODEL.gguf(CACHE), requests):
+        for name, texts in llamacpp_texts(smollm2_file(), requests):
             reference = reference or texts
             own = sum(a != b for a, b in zip(texts, reference, strict=True))
             report.rows.append(row("Q4_1", name, len(texts), own))

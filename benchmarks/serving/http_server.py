@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 from tide_bench.arms.process import ArmError
-from tide_bench.load import Request
+
+from benchmarks.serving.load import Request
 
 _START_S, _STOP_S = 120, 60
 _HOST, _EVENT = "127.0.0.1", b"data: {"
@@ -32,7 +33,7 @@ class Text:
 
 
 class TideServe:
-    """A running server: `tide_bench.load.Server` over HTTP, streamed, greedy, past end tokens.
+    """A running server: `benchmarks.serving.load.Server` over HTTP, streamed, greedy, past end tokens.
 
     Args:
         address: host and port.

@@ -1,27 +1,32 @@
-"""The arms of a load on SmolLM2: which weights each has, its process, and how it runs requests."""
+"""The arms of a load on SmolLM2: tide-serve, the bare engine and llama.cpp's server, and how each runs requests.
+
+Clients of the servers are threads of the caller's process; those of the bare engine are threads of the engine's.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from tide_bench.arms.process import ArmProcess
-from tide_bench.load import LoadRun, Request, Served, Server, closed_loop, open_loop
+from tide_bench.arms.process import ArmError, ArmProcess
+from tide_bench.arms.tide import load_engine
 from tide_bench.rounds import SETTLE_S
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
-from benchmarks.models.gguf_files import GGUF_MODELS, folder_of
-from benchmarks.serving.http_server import tide_serve
-from benchmarks.serving.servers import GenaiEngine, LlamacppClient, TideServer
+from benchmarks.models.gguf_files import folder_of
+from benchmarks.serving.http_server import event_lines, tide_serve
+from benchmarks.serving.load import LoadRun, Request, Server, closed_loop, open_loop
 
-Kind = Literal["tide", "generate", "serve", "llamacpp", "genai-engine", "genai-batch"]
-MODEL = GGUF_MODELS["smollm2"]
-Q4_1, GENAI = "Q4_1 of the GGUF file", "int4 by genai's builder"
-_FILE_OF = {"llamacpp": "llamacpp", "genai-engine": "genai-int4", "genai-batch": "genai-int4"}
+Q4_1 = "Q4_1 of the GGUF file"
 
 
 @dataclass(frozen=True)
@@ -29,14 +34,15 @@ class LoadArm:
     """One way to serve ``clients`` at once.
 
     Args:
+        kind: tide-serve, the bare engine in a process of its own, or llama.cpp's server.
         label: of its results.
-        weights: ``fp32`` or ``int4`` of TIDE; what the table says for the others.
+        weights: of TIDE; what the table says for llama.cpp.
         clients: requests at once. llama.cpp's server holds as many sequences.
         context: tokens of a sequence at most, for llama.cpp's caches.
         policy: of ``serve``.
     """
 
-    kind: Kind
+    kind: Literal["serve", "engine", "llamacpp"]
     label: str
     title: str
     weights: str
@@ -46,17 +52,12 @@ class LoadArm:
 
     @property
     def name(self) -> str:
-        """As in results: ``tide_int4_8``."""
+        """As in results: ``serve_auto_8``."""
         return f"{self.label}_{self.clients}"
 
     @property
     def over_http(self) -> bool:
-        """Whether its clients are threads of the benchmark's own process."""
-        return self.kind in ("serve", "llamacpp")
-
-
-def tide_arm(weights: str, clients: int) -> LoadArm:
-    return LoadArm("tide", f"tide_{weights}", f"TIDE {weights}, submit", weights, clients)
+        return self.kind != "engine"
 
 
 def llamacpp_arm(clients: int, context: int = 256) -> LoadArm:
@@ -66,12 +67,11 @@ def llamacpp_arm(clients: int, context: int = 256) -> LoadArm:
 class LoadArms:
     """Processes of arms, started when first used, on the bundles and files in ``cache``. Close it to end them.
 
-    TIDE's arms of the same weights share an engine of ``max_batch`` sequences. Raises ArmError when a process does not start.
+    Bare engines hold ``max_batch`` sequences. Raises ArmError when a process does not start.
     """
 
     def __init__(self, cache: Path, max_batch: int) -> None:
         self._cache, self._max_batch, self._stack = cache, max_batch, ExitStack()
-        self._processes: dict[str, ArmProcess] = {}
         self._servers: dict[str, Any] = {}
 
     def __enter__(self) -> LoadArms:
@@ -80,81 +80,73 @@ class LoadArms:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes.values()]
-
-    def process(self, arm: LoadArm) -> ArmProcess:
-        """The arm's process; llama.cpp has one for each number of clients, as its caches are sized when it is loaded."""
-        key = f"tide {arm.weights}" if arm.kind in ("tide", "generate") else arm.kind
-        if arm.kind in ("llamacpp", "genai-engine"):
-            key = f"{key} {arm.clients} x {arm.context}"
-        if key not in self._processes:
-            self._processes[key] = self._start(arm)
-        return self._processes[key]
-
     def server(self, arm: LoadArm) -> Any:
-        """What clients in this process call, of an arm over HTTP; tide-serve is one process for each policy."""
-        key = arm.policy if arm.kind == "serve" else f"{arm.name} {arm.context}"
+        """What clients call; tide-serve is one process for each policy, llama.cpp's server one for each number of clients, as its
+        caches are sized when it is loaded. Of a bare engine: its process."""
+        key = f"{arm.name} {arm.context}" if arm.kind == "llamacpp" else f"{arm.kind} {arm.policy} {arm.weights}"
         if key not in self._servers:
-            if arm.kind == "serve":
-                options = ("--policy", arm.policy, "--max-batch", self._max_batch)
-                self._servers[key] = self._stack.enter_context(tide_serve(self._folder(arm), *options))
-            else:
-                self._servers[key] = LlamacppClient(self.process(arm).call("serve", arm.clients, arm.context))
+            self._servers[key] = self._started(arm)
         return self._servers[key]
 
-    def start(self, arm: LoadArm) -> None:
-        """Start the arm's process, untimed."""
-        if arm.over_http:
-            self.server(arm)
-        else:
-            self.process(arm)
+    def _started(self, arm: LoadArm) -> Any:
+        folder = folder_of("llamacpp" if arm.kind == "llamacpp" else arm.weights, self._cache)
+        if arm.kind == "serve":
+            return self._stack.enter_context(tide_serve(folder, "--policy", arm.policy, "--max-batch", self._max_batch))
+        load = partial(BareEngine, max_batch=self._max_batch) if arm.kind == "engine" else None
+        process = self._stack.enter_context(closing(ArmProcess(arm.kind, folder, load=load)))
+        return process if arm.kind == "engine" else LlamacppClient(process.call("serve", arm.clients, arm.context))
 
     def closed(self, arm: LoadArm, requests: Sequence[Request]) -> LoadRun:
         """All of ``requests`` in a closed loop of the arm's clients."""
-        self.start(arm)
+        server = self.server(arm)
         time.sleep(SETTLE_S)
         if arm.over_http:
-            server: Server = self.server(arm)
             return closed_loop(server, requests, arm.clients)
-        process = self.process(arm)
-        if arm.kind == "tide":
-            run: LoadRun = process.apply(closed_loop, requests, arm.clients)
-        elif arm.kind == "generate":
-            run = process.call("generate", requests)
-        elif arm.kind == "genai-engine":
-            run = process.call("closed_loop", requests, arm.clients)
-        else:
-            run = _one_batch(process, requests)
+        run: LoadRun = server.apply(closed_loop, requests, arm.clients)
         return run
 
     def open(self, arm: LoadArm, requests: Sequence[Request]) -> LoadRun:
-        """``requests`` at their times of arrival; for TIDE's engine, tide-serve and llama.cpp."""
-        self.start(arm)
+        """``requests`` at their times of arrival, over HTTP."""
+        server: Server = self.server(arm)
         time.sleep(SETTLE_S)
-        if arm.over_http:
-            return open_loop(self.server(arm), requests)
-        run: LoadRun = self.process(arm).apply(open_loop, requests)
-        return run
-
-    def _folder(self, arm: LoadArm) -> Path:
-        return folder_of(_FILE_OF.get(arm.kind, arm.weights), MODEL, self._cache / "smollm2")
-
-    def _start(self, arm: LoadArm) -> ArmProcess:
-        loads: dict[str, Callable[[Path], Any]] = {
-            "tide": partial(TideServer, max_batch=self._max_batch),
-            "generate": partial(TideServer, max_batch=self._max_batch),
-            "genai-engine": partial(GenaiEngine, batch=arm.clients),
-        }
-        name = "genai" if arm.kind == "genai-batch" else arm.kind
-        return self._stack.enter_context(closing(ArmProcess(name, self._folder(arm), load=loads.get(arm.kind))))
+        return open_loop(server, requests)
 
 
-def _one_batch(process: ArmProcess, requests: Sequence[Request]) -> LoadRun:
-    """All of ``requests``, of equal lengths, as one batch of genai's generator."""
-    new_tokens = requests[0].new_tokens
-    timing = process.generate([request.prompt for request in requests], new_tokens)
-    seconds = timing.first_token_s + timing.decode_s
-    served = [Served.at(0.0, (timing.first_token_s, seconds), new_tokens) for _ in requests]
-    return LoadRun(seconds, served, 0.0)
+class BareEngine:
+    """An engine of policy `full`; every request has a cache salt of its own, so that none finds another's prefix."""
+
+    def __init__(self, folder: Path, max_batch: int) -> None:
+        load_engine(folder).close()  # what a process loads first runs faster: see `tide_bench.arms.tide.load_second`
+        gc.collect()
+        options = EngineOptions(policy="full", max_batch=max_batch, threads=ThreadOptions(shared=True), verify=False)
+        self.engine = Engine.load(folder, options, device="cpu")
+        self._salts = count()
+
+    def stream(self, request: Request) -> Iterator[None]:
+        salt, tokens = f"request {next(self._salts)}", 0
+        params = GenerationParams(max_new_tokens=request.new_tokens, ignore_eos=True, cache_salt=salt)
+        for _ in self.engine.submit(request.prompt, params):
+            tokens += 1
+            yield
+        if tokens != request.new_tokens:
+            raise ArmError(f"TIDE made {tokens} tokens, expected {request.new_tokens}")
+
+
+class LlamacppClient:
+    """The native HTTP interface of llama.cpp's server at ``address``, streamed: greedy, end-of-sequence never sampled."""
+
+    def __init__(self, address: str) -> None:
+        self._netloc = urlsplit(address).netloc
+
+    def stream(self, request: Request) -> Iterator[None]:
+        """An item for each event: a token, or two where the first one ends in the middle of a character."""
+        body = {"prompt": request.prompt, "n_predict": request.new_tokens, "temperature": 0, "samplers": ["temperature"]}
+        body |= {"ignore_eos": True, "cache_prompt": False, "stream": True}
+        predicted = None
+        for line in event_lines(self._netloc, "/completion", body, "llama.cpp's server"):
+            if b'"stop":true' in line:
+                predicted = json.loads(line)["tokens_predicted"]
+            else:
+                yield
+        if predicted != request.new_tokens:
+            raise ArmError(f"llama.cpp made {predicted} tokens, expected {request.new_tokens}")

@@ -1,19 +1,17 @@
-"""What engine_load and serve_load measure alike: a closed loop of clients, and requests that arrive at random."""
+"""A closed loop of clients, and requests that arrive at random: what is run, and what is reported of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from statistics import median
 from time import monotonic
-from typing import Any
 
 from rich.progress import Progress
-from tide_bench.load import PERCENTILES, LengthMix, LoadRun, capacity, latency_row, requests, speed_ratio, with_arrivals
 from tide_bench.report import Report
 
+from benchmarks.serving.load import PERCENTILES, LengthMix, LoadRun, capacity, latency_row, requests, speed_ratio, with_arrivals
 from benchmarks.serving.load_arms import LoadArm, LoadArms
 
 CLOSED_MIX, OPEN_MIX = LengthMix((64, 64), (64, 64)), LengthMix((16, 900), (16, 96))
@@ -76,9 +74,8 @@ def report_closed(
             | ({"client_cpu": cpu} if arm.over_http else {})
         )
         report.add(f"tokens_per_s_{arm.name}", row["tokens_per_s"])
-        whole = arm.kind in ("generate", "genai-batch")  # their tokens come all at once
         cells = [str(arm.clients), arm.title, arm.weights, f"{row['tokens_per_s']:.0f}", _latencies(row, "ttft", (50, 95))]
-        shown.append([*cells, "" if whole else _latencies(row, "itl", digits=1), f"{cpu:.1%}" if arm.over_http else ""])
+        shown.append([*cells, _latencies(row, "itl", digits=1), f"{cpu:.1%}" if arm.over_http else ""])
     report.table(
         title,
         ["clients", "arm", "weights", "tokens/s", "first token, p50 / p95", "between tokens, p50 / p95 / p99", "client CPU"],
@@ -144,29 +141,3 @@ def run_open(
 
 def _latencies(row: Mapping[str, float], kind: str, percentiles: Sequence[int] = PERCENTILES, digits: int = 0) -> str:
     return " / ".join(f"{row[f'{kind}_ms_p{q}']:.{digits}f}" for q in percentiles)
-
-
-def draw_latency(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a PNG: percentiles of latency over the load. ``rows``: of `run_open`; a colour for each arm, a marker for each
-    percentile."""
-    from tide_calibrate.report.canvas import COLOURS, MARKERS, house_style, legend_below, panels, png  # matplotlib
-
-    kinds = {"ttft": "time to first token, ms", "itl": "time between tokens, ms"}
-
-    @house_style
-    def draw() -> bytes:
-        figure, axes = panels(list(kinds.values()), share_y=False)
-        for axis, kind in zip(axes, kinds, strict=True):
-            for colour, arm in zip(COLOURS, dict.fromkeys(row["arm"] for row in rows), strict=False):
-                own = sorted((row for row in rows if row["arm"] == arm), key=lambda row: row["share"])
-                for marker, q in zip(MARKERS, PERCENTILES, strict=False):
-                    values, label = [row[f"{kind}_ms_p{q}"] for row in own], f"{own[0]['title']}, p{q}"
-                    shares = [row["share"] for row in own]
-                    axis.plot(shares, values, color=colour, marker=marker, alpha=0.4 + 0.006 * q, label=label)
-            axis.set_yscale("log")
-            axis.set_xlabel("load, % of TIDE's capacity")
-        legend_below(figure, axes[0], columns=3)
-        return png(figure)
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(draw())

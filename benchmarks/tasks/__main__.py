@@ -13,9 +13,8 @@ defaults, on all cores, which is the faster of its settings), the file's own blo
 Times are of decoding, behind the first token of each reply. A round runs every task once, in a fixed order and under a cache
 salt of its own: an engine's table of successors starts empty, and what drafts for a task is its own text and the replies that
 the same engine gave to the tasks before it, never another run of the task. In batches the first turns of eight tasks, one of each
-kind, are submitted together, and every batch has its own salt. The score is what a program can check of a reply (`checks`): 0 to
-1, and above 0 for some tasks whatever the reply is. The folder benchmarks/tasks/second_prompts is a second set, written after the
-policies were final and never used to change them.
+kind, are submitted together, and every batch has its own salt. The folder benchmarks/tasks/second_prompts is a second set,
+written after the policies were final and never used to change them.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ from tide_runtime import Engine, EngineOptions, ThreadOptions, TideError
 from tide_runtime.bundle.manifest import read_manifest
 
 from benchmarks.chosen_names import chosen_names
-from benchmarks.models.gguf_files import GGUF_MODELS, SLOTS, folder_of
+from benchmarks.models.gguf_files import SLOTS, folder_of
 from benchmarks.models.model_folders import CACHE
-from benchmarks.tasks.checks import score
 from benchmarks.tasks.task_run import (
     PairedBatch,
     PairedTask,
@@ -69,7 +67,7 @@ PROMPTS_HELP = (
     "to change them."
 )
 
-KIND_COLUMNS = ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "over peer", "score")
+KIND_COLUMNS = ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "over peer")
 # Names of results: of the mean over all tasks, and before all others, by weights.
 PREFIXES = {"fp32": "", "int4": "int4_", "w8a8": "w8a8_", "source": "source_"}
 PREFIXES |= {"calibrated fp32": "calibrated_", "calibrated int4": "calibrated_int4_"}
@@ -83,11 +81,10 @@ def load_pair(folder: Path, batch: int) -> tuple[Engine, Engine]:
     return full, full.with_options(replace(full.options, policy="auto"))
 
 
-def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str, title: str) -> dict[str, Any]:
+def task_row(paired: PairedTask, weights: str, title: str) -> dict[str, Any]:
     """What the JSON file keeps of a task. ``title``: of its weights, with what the default policy is on them."""
     full, other = paired.full_run, paired.other_run
     assert full is not None and other is not None
-    task = next(task for task in kinds[paired.kind].tasks if task.id == paired.id)
     drafted = sum(sum(reply.stats.drafted.values()) for reply in other.replies)
     accepted = sum((Counter(reply.stats.accepted) for reply in other.replies), Counter[str]())
     passes = sum(reply.stats.deep_passes for reply in other.replies)
@@ -107,8 +104,6 @@ def task_row(paired: PairedTask, kinds: dict[str, TaskKind], weights: str, title
         "tokens_per_pass": other.decoded_tokens / passes if passes else 1.0,
         "layers_per_token": fmean(reply.stats.layers_per_token for reply in other.replies),
         "differing_tokens": differing_tokens(other.token_ids, full.token_ids),
-        "score_full": score(task, full.texts),
-        "score": score(task, other.texts),
     }
 
 
@@ -129,7 +124,6 @@ def _cells(kind: str, rows: Sequence[dict[str, Any]]) -> list[str]:
         f"{fmean(row['tokens_per_pass'] for row in rows):.2f}",
         f"{sum(row['accepted'] for row in rows) / drafted:.0%}" if drafted else "",
         f"{geometric_mean(row['over_peer'] for row in rows):.2f}" if rows[0]["over_peer"] is not None else "",
-        f"{fmean(row['score'] for row in rows):.2f}",
     ]
 
 
@@ -162,7 +156,7 @@ def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
         f"{report.settings['model']}, the default policy against `full`, "
         "batch 1, chat template, greedy; drafts come from the text and from replies to earlier tasks. Speedup of decoding over "
         "`full`, median and worst task. Over peer: int4 and w8a8 over onnxruntime-genai int4, source over llama.cpp, for as many "
-        "tokens of the same prompts. Score: 0 to 1.",
+        "tokens of the same prompts.",
         [note],
     )
 
@@ -201,7 +195,7 @@ def start_peer(weights: str, cache: Path, stack: ExitStack) -> ArmProcess | None
         return None
     arm, title = PEERS[weights]
     try:
-        peer = ArmProcess(arm, folder_of(arm, GGUF_MODELS["smollm2"], cache / "smollm2"))
+        peer = ArmProcess(arm, folder_of(arm, cache))
         stack.callback(peer.close)
         if arm == "llamacpp":
             peer.call("serve", 1, SLOTS)  # or every longer prompt would load the model again
@@ -250,9 +244,7 @@ def main(
     report = Report("tasks", model="SmolLM2-135M-Instruct", weights=weights, tasks=tasks, prompts=prompts.name, rounds=rounds)
     groups = mixed_groups(kinds, BATCH) if batches and BATCH_WEIGHTS in chosen else []
     measured: list[PairedBatch] = []
-    folders: dict[str, Callable[[], Path]] = {
-        name: partial(folder_of, name, GGUF_MODELS["smollm2"], cache / "smollm2") for name in chosen
-    }
+    folders: dict[str, Callable[[], Path]] = {name: partial(folder_of, name, cache) for name in chosen}
     for bundle in calibrated:
         folders[f"calibrated {'int4' if read_manifest(bundle).weights else 'fp32'}"] = partial(Path, bundle)
     total = len(groups) + rounds * sum(len(kind.tasks) for name in folders for kind in kinds_of[name])
@@ -265,9 +257,8 @@ def main(
                 full, auto = (stack.enter_context(engine) for engine in load_pair(folder(), BATCH))
                 title = with_limitation(name, limitation(auto))
                 peer = start_peer(name, cache, stack) if peers else None
-                by_name = {kind.kind: kind for kind in kinds_of[name]}
                 done = measure(name, (full, auto), peer, kinds_of[name], rounds, tick)
-                report.rows += [task_row(paired, by_name, name, title) for paired in done]
+                report.rows += [task_row(paired, name, title) for paired in done]
                 for group in groups if name == BATCH_WEIGHTS else []:
                     measured.append(run_batch(full, auto, group))
                     tick()

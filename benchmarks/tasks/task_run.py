@@ -28,10 +28,6 @@ class Conversation:
         return [token for reply in self.replies for token in reply.token_ids]
 
     @property
-    def texts(self) -> list[str]:
-        return [reply.text or "" for reply in self.replies]
-
-    @property
     def decode_s(self) -> float:
         """Seconds behind the first token of every reply."""
         return sum(reply.stats.decode_time for reply in self.replies)

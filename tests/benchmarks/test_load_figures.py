@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tide_bench.arms.process import ArmError
-from tide_bench.load import LoadRun, Request, Served, capacity, closed_loop, latency_row, open_loop, percentiles, speed_ratio
+from benchmarks.serving.load import LoadRun, Request, Served, capacity, closed_loop, latency_row, open_loop, percentiles, speed_ratio
 
 from benchmarks.serving.load_parts import draw_latency
 from benchmarks.serving.python_share import SessionRun, decode_step_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tide_bench.load import LengthMix, requests, with_arrivals
+from benchmarks.serving.load import LengthMix, requests, with_arrivals
 
 MIX = LengthMix(prompt=(16, 900), new=(16, 96))
 TEXT = list(range(20_000))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tide_runtime.bundle.manifest import Manifest
 
-from benchmarks.hybrids.families import SLOTS, family_model
+from benchmarks.models.families import SLOTS, family_model
 from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
 from tide_export.load import LoadedModel

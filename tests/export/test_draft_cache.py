@@ -29,7 +29,7 @@ from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import ParamsError, VerificationError
 from transformers import PreTrainedModel
 
-from benchmarks.hybrids.families import family_model
+from benchmarks.models.families import family_model
 from tide_export import ExportConfig
 from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.draft_graph import trace_drafter

@@ -161,7 +161,7 @@ def _build(arguments: list[str], export: Exporter, console: Console, path: Path,
 
 
 def _estimate(size: int, weights: str) -> str:
-    """What an export of ``size`` bytes takes, as docs/measured-runtime.md has it; nothing for a model on the hub."""
+    """What an export of ``size`` bytes takes, as docs/measured.md has it; nothing for a model on the hub."""
     if not size:
         return ""
     minutes, ratio = (_EXPORT_S + _EXPORT_S_PER_GB * size / 1e9) / 60, _EXPORTED.get(weights)

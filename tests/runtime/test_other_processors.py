@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from benchmarks.cpu_kinds import CPUS, FORMS, export_forms, on_processor, unavailable
+from runtime.other_processors import CPUS, FORMS, export_forms, on_processor, unavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))]
 

@@ -1,7 +1,5 @@
 """Whether texts and logits are the same on processors that this machine is not: ONNX Runtime's kernels for AVX2, AVX and SSE4.
 
-    python -m benchmarks.cpu_kinds
-
 Newer instruction sets are hidden (`benchmarks.cpu_mask`); where that cannot be had, qemu emulates (Debian's package qemu-user).
 
 A tiny random Llama is exported in fp32, int8 and int4, and a model of each kind of recurrent layer in fp32. On each processor
@@ -21,10 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Annotated
 
-import typer
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks import cpu_mask
@@ -35,8 +30,6 @@ CPUS = dict(zip(cpu_mask.SETS[1:], ("Haswell", "SandyBridge", "Denverton"), stri
 FORMS = {"fp32": "source", "w8a8": "w8a8", "int8": "int8", "int4": "int4"}  # → --weights of tide-export
 RECURRENT = ("lfm2", "qwen3_5", "mamba")  # convolutions, the gated delta rule, a gated scan without attention
 SLOTS = 80
-
-
 WAYS = (REFERENCE, Way("full", 3, cached=True), Way("full", 3, cached=True), Way("auto", 1), Way("auto", 3, scarce=True))
 
 
@@ -88,12 +81,11 @@ def texts_of(form: str, bundle: Path) -> Texts:
 
 def export_forms(folder: Path) -> dict[str, Path]:
     """The tiny Llama in every form, and the recurrent models: form or name → bundle."""
-    from benchmarks.hybrids.families import family_model
-    from benchmarks.models.model_folders import write_tiny_llama
+    from benchmarks.models.families import family_model
     from tide_export import export
     from tide_export.config import ExportConfig
 
-    write_tiny_llama(folder / "model", 1, SLOTS)
+    _write_tiny_llama(folder / "model")
     for name in RECURRENT:
         family_model(name).save_pretrained(folder / f"{name}.model")
     sources = {form: ("model", weights) for form, weights in FORMS.items()}
@@ -103,13 +95,34 @@ def export_forms(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in (*FORMS, *RECURRENT)}
 
 
+def _write_tiny_llama(folder: Path) -> None:
+    """A random Llama of one layer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=SLOTS,
+        initializer_range=0.3,  # text does not fall into a loop at once
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
 def on_processor(kind: str, bundles: Mapping[str, Path], folder: Path) -> Iterator[Texts]:
     """The texts of ``bundles`` with the instruction sets of ``kind``. Raises RuntimeError with the last line of its errors.
 
     ``folder``: for what the runtime keeps of a machine, and for what hides its instruction sets.
     """
-    arguments = [argument for form, bundle in bundles.items() for argument in ("--run", f"{form}={bundle}")]
-    command = [os.path.realpath(sys.executable), "-m", "benchmarks.cpu_kinds", *arguments]
+    arguments = [f"{form}={bundle}" for form, bundle in bundles.items()]
+    command = [os.path.realpath(sys.executable), "-m", "runtime.other_processors", *arguments]
     if cpu_mask.unavailable() is None:
         environment = cpu_mask.masked_environment(kind, folder)
     else:
@@ -132,31 +145,6 @@ def unavailable() -> str | None:
     return f"{reason}, and {EMULATOR} is not installed (apt-get install qemu-user)"
 
 
-def main(
-    run: Annotated[list[str] | None, typer.Option(help="FORM=BUNDLE, to make its texts on this processor.", hidden=True)] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
-) -> None:
-    """Compare texts on other processors' kernels."""
-    if run:
-        for form, _, bundle in (one.partition("=") for one in run):
-            print(json.dumps(asdict(texts_of(form, Path(bundle)))), flush=True)
-        return
-    if (reason := unavailable()) is not None:
-        raise typer.BadParameter(reason)
-    from tide_bench.report import Report
-
-    report, differ = Report("cpu_kinds", by="qemu" if cpu_mask.unavailable() else "cpu_mask"), 0
-    with TemporaryDirectory() as folder:
-        bundles = export_forms(Path(folder))
-        for kind in CPUS:
-            for one in on_processor(kind, bundles, Path(folder)):
-                report.rows.append({"instructions": kind, **asdict(one)})
-                differ += sum(one.differ.values())
-                print(f"{kind} {asdict(one)}", flush=True)
-    report.add("cpu_kinds", len({row["instructions"] for row in report.rows}))
-    report.add("cpu_kinds_differ", differ)
-    report.finish(json_file)
-
-
 if __name__ == "__main__":
-    typer.run(main)
+    for form, _, bundle in (one.partition("=") for one in sys.argv[1:]):
+        print(json.dumps(asdict(texts_of(form, Path(bundle)))), flush=True)

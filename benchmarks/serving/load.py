@@ -1,6 +1,6 @@
 """The load generator: requests, their clients in a closed loop (the next one after an answer) or an open one, and latencies.
 
-A server is anything that streams tokens: an engine in this process, one behind HTTP, another library's.
+A server is anything that streams tokens: one behind HTTP, or an engine in this process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from time import perf_counter
 from typing import Protocol
 
 import numpy as np
-
 from tide_bench.paired_ratio import PairedRatio, paired_ratio
 
 PERCENTILES = (50, 95, 99)
@@ -75,9 +74,8 @@ def with_arrivals(planned: Sequence[Request], rate: float, seed: int) -> list[Re
 class Server(Protocol):
     """What clients call, from many threads at once."""
 
-    def stream(self, request: Request) -> Iterator[float | None]:
-        """Send the request. An item for each token as it comes: None, or its moment by `perf_counter` where it came earlier.
-        Raises ArmError when there are not ``new_tokens`` of them."""
+    def stream(self, request: Request) -> Iterator[None]:
+        """Send the request. An item for each token as it comes. Raises ArmError when there are not ``new_tokens`` of them."""
 
 
 @dataclass(frozen=True)
@@ -136,13 +134,10 @@ def closed_loop(server: Server, requests: Sequence[Request], clients: int) -> Lo
     return LoadRun(perf_counter() - start, served, time.process_time() - cpu)
 
 
-def open_loop(server: Server, requests: Sequence[Request], workers: int | None = None) -> LoadRun:
-    """Each request is sent at its ``arrival_s``, however many are still unanswered.
-
-    ``workers``: of those that have arrived, so many are sent at once and the others wait in order; None: as many as there are.
-    """
+def open_loop(server: Server, requests: Sequence[Request]) -> LoadRun:
+    """Each request is sent at its ``arrival_s``, however many are still unanswered."""
     cpu, start, running = time.process_time(), perf_counter(), []
-    with ThreadPoolExecutor(workers or len(requests)) as pool:
+    with ThreadPoolExecutor(len(requests)) as pool:
         for request in requests:
             time.sleep(max(0.0, start + request.arrival_s - perf_counter()))
             running.append(pool.submit(_answered, server, request, start, request.arrival_s))
@@ -151,7 +146,7 @@ def open_loop(server: Server, requests: Sequence[Request], workers: int | None =
 
 
 def _answered(server: Server, request: Request, start: float, sent: float) -> Served:
-    times = [(perf_counter() if came is None else came) - start for came in server.stream(request)]
+    times = [perf_counter() - start for _ in server.stream(request)]
     return Served.at(sent, times, request.new_tokens)
 
 
