@@ -20,8 +20,6 @@ import numpy as np
 import typer
 from lm_eval import evaluate
 from lm_eval.tasks import TaskManager
-from rich.console import Console
-from rich.table import Table
 from tide_bench.lm_eval_model import TideLM
 from tide_bench.report import Report
 from tide_runtime.bundle.manifest import read_manifest
@@ -35,7 +33,6 @@ TASKS = Path(__file__).resolve().parent / "lm_eval_tasks"
 TEXT, CODE = ("tide_choice", "tide_quote"), ("tide_python",)
 BATCH = 8
 ALONE = 1  # `exit` may run all layers where several sequences share a step
-COLUMNS = ("model", "policy", "task", "items", "differ from full", "metric", "value")
 
 
 @dataclass(frozen=True)
@@ -167,11 +164,6 @@ def main(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of every data set that is loaded by a function
     report = Report("lm_eval_policies", bundle=bundle.name if bundle else None, percent=percent, batch=BATCH)
     differ = [measure(report, case) for case in cases(bundle, percent, cache)]
-    table = Table(*COLUMNS, title="lm-evaluation-harness, by policy")
-    for row in report.rows:
-        cells = [row[name] for name in ("model", "policy", "task", "items", "differing", "metric")]
-        table.add_row(*map(str, cells), f"{row['value']:.4f}")
-    Console(width=max(110, Console().width)).print(table)
     report.add("lm_eval_exact_differs", sum(differ))
     items = sum({(row["model"], row["task"]): row["items"] for row in report.rows}.values())
     exits = ""

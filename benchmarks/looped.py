@@ -4,7 +4,7 @@
     python -m benchmarks.looped --quick          # fewer prompts, no certificates
 
 The demo is calibrated and exported with default options. Policies take turns with `full` on the same weights, greedily, on
-prompts that neither the model nor its calibration has seen. `exit` is certified at 5%: held-out files are read token by token, and
+prompts that neither the model nor its calibration has seen. `exit` is certified at 5%: held-out files are read token by token;
 where its token differs from `full`'s is what the certificate bounds, a document's mean. The certificate is also chosen anew on
 random quarters of the held-out documents and judged on the others.
 """

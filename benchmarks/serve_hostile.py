@@ -11,7 +11,6 @@ rate; server, attackers and normal clients share the processor. The prefix cache
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,29 +55,16 @@ def latencies(server: TideServe, seconds: float, seed: str) -> list[float]:
         return [one for own in pool.map(client, range(CLIENTS)) for one in own]
 
 
-class Memory:
-    """The server's resident memory in MiB, watched in a thread: ``peak`` since it was last read."""
+def memory_mib(server: TideServe) -> float:
+    return float(server.process.memory_info().rss / 2**20)
 
-    def __init__(self, server: TideServe) -> None:
-        self._process, self._peak, self._ended = server.process, 0.0, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
 
-    @property
-    def now(self) -> float:
-        return self._process.memory_info().rss / 2**20
-
-    def peak(self) -> float:
-        peak, self._peak = max(self._peak, self.now), 0.0
-        return peak
-
-    def close(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(0.1):
-            self._peak = max(self._peak, self.now)
+def peak_mib(server: TideServe) -> float:
+    """The most memory that the server held since this was last called."""
+    folder = Path(f"/proc/{server.process.pid}")
+    peak = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("VmHWM:"))
+    (folder / "clear_refs").write_text("5")  # proc(5): count anew
+    return int(peak.split()[1]) / 1024
 
 
 def run_phase(
@@ -128,13 +114,12 @@ def measure(
 ) -> None:
     """Each attack in rounds with what it is compared with."""
     latencies(server, 2 * seconds, "warm-up")
-    memory, unexpected = Memory(server), 0
-    before = memory.now
+    before, unexpected = memory_mib(server), 0
     bar = progress.add_task("attacks", total=2 * rounds * len(attacks))
     for name in attacks:
         phases: dict[str, Attack | None] = {"attacked": ATTACKS[name], "compared": CONTROLS.get(name)}
         found, answers = {phase: list[float]() for phase in phases}, Counter[int]()
-        memory.peak()
+        peak_mib(server)
         for number in range(rounds):
             for phase in list(phases)[:: 1 if number % 2 else -1]:
                 times, statuses = run_phase(server, phases[phase], seconds, rate, f"{name} {phase} {number}")
@@ -151,15 +136,14 @@ def measure(
                 "p95_ms": p95,
                 "compared_p95_ms": usual,
                 "ratio": p95 / usual,
-                "peak_growth_mib": memory.peak() - before,
+                "peak_growth_mib": peak_mib(server) - before,
                 "answers": {str(status): count for status, count in sorted(answers.items())},
             }
         )
         report.add(f"p95_ratio_{name}", p95 / usual)
     report.add("hostile_worst_p95_ratio", max(row["ratio"] for row in report.rows))
-    report.add("memory_growth_mib", memory.now - before)
+    report.add("memory_growth_mib", memory_mib(server) - before)
     report.add("memory_peak_growth_mib", max(row["peak_growth_mib"] for row in report.rows))
-    memory.close()
     report.add("unexpected_answers", unexpected)
     report.add("server_alive", float(server.process.is_running() and server.metric("tide_running") == 0))
 

@@ -125,10 +125,6 @@ class ArmPool:
             if name in self._processes:
                 self._processes.pop(name).close()
 
-    def stop_others(self, name: str) -> None:
-        """End all processes but that of this name."""
-        self.stop([other for other in self._processes if other != name])
-
     def close(self) -> None:
         self.stop(list(self._processes))
 

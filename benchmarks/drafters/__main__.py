@@ -8,7 +8,6 @@ layer is MiMo's: the demo's weights are saved as a MiMo checkpoint, whose model 
 
 accepted   tokens per verification: decoded tokens over runs to the last layer, where the head alone drafts.
 speedup    decoding by `full` over `exact`, the same bundle in turn: with the head alone, and as a user gets it (text drafts too).
-own path   the EAGLE-3 head given to the exporter as an object, as a trainer in this process would, against the imported one.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ from tide_export.drafters.guesses import in_best_form, tokens_per_pass
 from tide_export.drafters.importing import load_drafter
 from tide_export.drafters.mtp import MtpDrafter, load_mtp
 from tide_export.drafters.replies import reply_to
-from tide_export.export import write_bundle
 from tide_export.load import load_model
-from tide_export.progress import ExportProgress
 
 PROMPT_TOKENS = 48
 DRAFT_VOCABULARY = 1024
@@ -93,14 +90,6 @@ def bundle_of(source: Path, draft_head: str, folder: Path) -> Path:
     return folder
 
 
-def own_bundle(drafter: MeasuredDrafter, folder: Path) -> Path:
-    """The bundle of the demo model with a drafter in memory."""
-    folder.mkdir(parents=True)
-    config = ExportConfig(max_seq_len=CACHE_SLOTS, targets=("cpu",), verify=False)
-    write_bundle(load_model(str(MODEL), "fp32"), folder, config, ExportProgress(quiet=True), drafter=drafter)
-    return folder
-
-
 def compare(report: Report, bundles: Mapping[str, Path], prompts: list[list[int]], params: GenerationParams, rounds: int) -> None:
     """`full` and, beside it, `exact` with the head alone and with all drafters; one prompt a turn."""
     rows, differ = [], 0
@@ -122,14 +111,6 @@ def compare(report: Report, bundles: Mapping[str, Path], prompts: list[list[int]
             report.add(f"{name}_speedup{kind}", _speedup(own))
     report.table("exact against full", ["drafter", "drafts", "tokens a verification", "head's right", "speedup"], rows)
     report.add("draft_differs", differ)
-
-
-def own_path_speed(imported: Path, own: Path, prompts: list[list[int]], params: GenerationParams, rounds: int) -> float:
-    """Speed of the own bundle over the imported one's, with the head alone, in turn."""
-    options = EngineOptions(policy="exact", max_batch=1, depth=DepthOptions(draft="head"))
-    with Engine.load(imported, options, device="cpu") as first, Engine.load(own, options, device="cpu") as second:
-        _, turns = _turns(EngineArm("imported", first), {"own": EngineArm("own", second)}, prompts, params, rounds)
-    return _speedup(turns["own"])
 
 
 def _turns(
@@ -174,8 +155,6 @@ def main(
         bundles = {name: bundle_of(source, head, Path(scratch) / "bundles" / name) for name, (source, head) in sources.items()}
         params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True)
         compare(report, bundles, texts, params, rounds)
-        own = own_bundle(drafters["eagle3"], Path(scratch) / "own")
-        report.add("own_path_speed", own_path_speed(bundles["eagle3"], own, texts, params, rounds))
     report.finish(json)
 
 

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -73,33 +75,32 @@ def body(**fields: Any) -> bytes:
     return json.dumps(_SHORT | fields).encode()
 
 
-async def large_bodies(target: Target) -> None:
-    """10 MB, with and without their size in the headers."""
-    large, turn = body(prompt="x" * 10 * _MIB), iter(range(10**9))
-    await target.steadily(lambda: target.send(large, chunked=next(turn) % 2 == 1))
-
-
-async def stop_lists(target: Target) -> None:
-    """100,000 stop strings, and one with as many characters."""
-    bodies = [body(stop=[f"{number:05}" for number in range(100_000)]), body(stop="x" * 100_000)]
-    turn = iter(range(10**9))
-    await target.steadily(lambda: target.send(bodies[next(turn) % 2]))
-
-
-async def nested_schemas(target: Target) -> None:
-    """A JSON schema of 300 levels, and a body of a million brackets."""
+def _nested_schema(levels: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "object"}
-    for _ in range(300):
+    for _ in range(levels):
         schema = {"type": "object", "properties": {"a": schema}}
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    bodies, turn = [body(response_format=form), b"[" * 1_000_000], iter(range(10**9))
-    await target.steadily(lambda: target.send(bodies[next(turn) % 2]))
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
-async def invalid_utf8(target: Target) -> None:
-    """A megabyte of text that ends in bytes that are not UTF-8."""
-    invalid = body(prompt="x" * _MIB + "END").replace(b"END", b"\xff\xfe")
-    await target.steadily(lambda: target.send(invalid))
+# Bodies that are sent in turn; every other one of the large ones without its size in the headers.
+BODIES: dict[str, Callable[[], list[bytes]]] = {
+    "large_bodies": lambda: [body(prompt="x" * 10 * _MIB)],
+    "stop_lists": lambda: [body(stop=[f"{number:05}" for number in range(100_000)]), body(stop="x" * 100_000)],
+    "nested_schemas": lambda: [body(response_format=_nested_schema(300)), b"[" * 1_000_000],
+    "invalid_utf8": lambda: [body(prompt="x" * _MIB + "END").replace(b"END", b"\xff\xfe")],
+}
+REFUSALS = {"large_bodies": 413, "stop_lists": 400, "nested_schemas": 400, "invalid_utf8": 400}
+
+
+async def bodies(name: str, target: Target) -> None:
+    """The bodies of that name."""
+    sent, turn = BODIES[name](), count()
+
+    async def attack() -> None:
+        number = next(turn)
+        await target.send(sent[number % len(sent)], chunked=name == "large_bodies" and number % 2 == 1)
+
+    await target.steadily(attack)
 
 
 async def slow_headers(target: Target) -> None:
@@ -137,17 +138,8 @@ async def _forever(hold: Callable[[int], Awaitable[None]], number: int) -> None:
         await _quietly(hold(number))
 
 
-async def slow_readers(target: Target) -> None:
-    """Streams whose client does not read. See `readers`."""
-    await _streams(target, read=False)
-
-
-async def readers(target: Target) -> None:
-    """The same streams, read at once: what the generations of `slow_readers` cost by themselves."""
-    await _streams(target, read=True)
-
-
-async def _streams(target: Target, read: bool) -> None:
+async def streams(read: bool, target: Target) -> None:
+    """Streams whose client does not read; or the same streams, read at once: what the generations cost by themselves."""
     held = list[StreamWriter]()  # an unread answer stays unread
 
     async def attack() -> None:
@@ -171,16 +163,12 @@ async def _streams(target: Target, read: bool) -> None:
 Attack = Callable[[Target], Awaitable[None]]
 
 ATTACKS: dict[str, Attack] = {
-    "slow_readers": slow_readers,
+    "slow_readers": partial(streams, False),
     "slow_headers": slow_headers,
-    "large_bodies": large_bodies,
-    "stop_lists": stop_lists,
-    "nested_schemas": nested_schemas,
-    "invalid_utf8": invalid_utf8,
+    **{name: partial(bodies, name) for name in BODIES},
     "idle_connections": idle_connections,
 }
-CONTROLS: dict[str, Attack] = {"slow_readers": readers}  # what an attack is compared with, where that is not silence
-REFUSALS = {"large_bodies": 413, "stop_lists": 400, "nested_schemas": 400, "invalid_utf8": 400}
+CONTROLS: dict[str, Attack] = {"slow_readers": partial(streams, True)}  # compared with, where that is not silence
 
 
 @contextmanager
