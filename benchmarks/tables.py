@@ -25,7 +25,7 @@ PAGES = {
     "docs/measured.md": ("quantised_decode", "quantised_decode_avx2", "export_scale"),
     "docs/measured-policies.md": ("tasks", "tasks_avx2", "tasks_second", "lm_eval_policies"),
     "docs/depth.md": ("looped", "drafters", "tasks_calibrated", "tasks_calibrated_int4"),
-    "docs/certificate.md": ("certificate", "certificate_joint"),
+    "docs/certificate.md": ("certificate",),
     "docs/serving.md": ("serve_load", "agent_session", "restart", "model_swap", "serve_hostile"),
     "docs/targets.md": ("gpu_kit",),
 }

@@ -28,7 +28,7 @@ from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.manifest import read_manifest
 
 from benchmarks.models.calibrated_bundles import demo_identity
-from benchmarks.models.gguf_files import GGUF_MODELS
+from benchmarks.models.gguf_files import smollm2_file, smollm2_identity
 from benchmarks.models.model_folders import CACHE, DEMO_MODELS
 
 MODELS = ("demo", "smollm2")
@@ -45,8 +45,7 @@ def bundle_of(model: str, cache: Path) -> Path:
     if model == "demo":
         source, identity = DEMO_MODELS / "layerskip", demo_identity("layerskip")
     else:
-        gguf = GGUF_MODELS[model]
-        source, identity = gguf.source(cache / model), gguf.identity()
+        source, identity = smollm2_file(), smollm2_identity()
     folder = cache / model / "target_identity"
     bundle = export_bundle(source, identity, folder, max_seq_len=SLOTS, form="fp32", targets=TARGETS)
     changed = folder / "exits"

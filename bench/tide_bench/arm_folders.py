@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Lock
 
 from tide_runtime.bundle.manifest import Manifest
 
@@ -37,7 +36,6 @@ class ArmFolders:
         self._bundle, self._manifest, self._source = bundle, manifest, source
         self._gguf, self._target = gguf, target
         self._cache = cache / manifest.model.fingerprint[:16]
-        self._one_at_a_time = Lock()
 
     def __call__(self, kind: str) -> Path:
         """What the arm loads. Raises ArmError when it needs the model and there is none."""
@@ -65,5 +63,4 @@ class ArmFolders:
         """The HuggingFace folder; made from a GGUF file when the model is one."""
         if source.folder.suffix != SUFFIX:
             return source.folder
-        with self._one_at_a_time:
-            return huggingface_folder(source.folder, source.identity, self._cache / "weights")
+        return huggingface_folder(source.folder, source.identity, self._cache / "weights")

@@ -22,7 +22,6 @@ from tide_bench.prompts import joined, read_prompts, windows
 from tide_bench.report import Phases
 from tide_bench.source_model import SourceModel, find_source
 
-_ROOMY = 8  # arms that fit into memory where two may get ready at once: making one may hold the model several times
 _PROCESS_SHARE = 2.2  # memory of an arm over its fp32 weights: runtimes keep them packed for their kernels as well
 _GPU_SHARE = 1.5  # GPU memory of an arm over its weights: caches and workspaces
 _WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -51,10 +50,9 @@ class Bench:
         self._phases = phases
         with phases("find the HuggingFace model"):
             source = _source(bundle, config, model)
-        lanes = 2 if self._most_in_memory() >= _ROOMY else 1
         best = device.targets[0]
         folders = ArmFolders(bundle.directory, bundle.manifest, source, cache, gguf, best)
-        self.pool = ArmPool(folders, lanes, phases, device.of_arms)
+        self.pool = ArmPool(folders, phases, device.of_arms)
 
     def __enter__(self) -> Bench:
         return self

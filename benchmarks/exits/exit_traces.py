@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tide_calibrate.capture.capture import capture
-from tide_calibrate.capture.reference import ReferenceTokens, capture_reference
-from tide_calibrate.capture.store import Capture
-from tide_calibrate.exit_heads import ExitHead, make_head
+from tide_calibrate.exit_heads import make_head
 from tide_calibrate.exit_heads.train import train_head
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.routers import MaxProbability
@@ -21,8 +18,7 @@ from benchmarks.models.model_folders import DEMO_MODELS
 from examples.demo_data import held_out_files
 from examples.demo_training.corpus import library_folders, python_files
 from tide_export.documents import Document, load_documents
-from tide_export.load import LoadedModel, load_model, quantized
-from tide_export.progress import ExportProgress
+from tide_export.load import load_model
 
 ROUTER = "max_probability"
 FRACTIONS = (0.4, 0.15, 0.45)  # certificates are judged on threshold and test documents together
@@ -52,48 +48,19 @@ def exit_traces(
         limit: windows of 256 tokens in all.
         work: folder for the capture.
     """
-    loaded = load_model(str(DEMO_MODELS / model), "fp32")
-    return traces_of(loaded, held_out_documents(data), checkpoints, head, limit, work)
-
-
-def traces_of(
-    loaded: LoadedModel,
-    documents: Sequence[Document],
-    checkpoints: Sequence[int],
-    head: str,
-    limit: int,
-    work: Path,
-    weights: str = "source",
-) -> tuple[SplitTrace, list[SplitTrace]]:
-    """`exit_traces` of any model and documents.
-
-    ``weights``: ``int8`` or ``int4`` rounds every matrix, and held-out agreement is with the model before; ``source``: with its
-    own last layer. The model is changed in place.
-    """
+    loaded, documents = load_model(str(DEMO_MODELS / model), "fp32"), held_out_documents(data)
     assert loaded.tokenizer is not None
     split = split_documents(documents, fractions=FRACTIONS)
     cut = windows(documents, split, loaded.tokenizer, limit=limit)
-    references: dict[SplitName, ReferenceTokens] = {}
-    if weights != "source":
-        quiet = ExportProgress(quiet=True)
-        references = {part: capture_reference(loaded, cut, split, part, work / part, quiet) for part in HELD_OUT}
-        loaded = quantized(replace(loaded, quantized={}), weights, "rtn")
     frozen = FrozenModel(loaded.model)
     heads = {(checkpoint, head): make_head(head, frozen, checkpoint) for checkpoint in checkpoints}
     states = {boundary for one in heads.values() for boundary in one.boundaries} | {frozen.num_layers}
-    captured = capture(loaded, cut, split, sorted(states), work / "states")
+    captured = capture(loaded, cut, split, sorted(states), work)
     for one in heads.values():
         train_head(one, captured)
-    held_out = [_trace(captured, part, frozen, heads, references.get(part)) for part in HELD_OUT]
-    return _trace(captured, "train", frozen, heads), held_out
-
-
-def _trace(
-    captured: Capture,
-    split: SplitName,
-    frozen: FrozenModel,
-    heads: dict[tuple[int, str], ExitHead],
-    reference: ReferenceTokens | None = None,
-) -> SplitTrace:
     routers = {exit: [MaxProbability()] for exit in heads}
-    return trace_split(captured, split, frozen.lm_head, heads, routers, reference=reference)
+
+    def trace(part: SplitName) -> SplitTrace:
+        return trace_split(captured, part, frozen.lm_head, heads, routers)
+
+    return trace("train"), [trace(part) for part in HELD_OUT]

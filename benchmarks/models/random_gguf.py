@@ -79,7 +79,6 @@ class Qwen2Shape:
 SHAPES = {
     "05b": Qwen2Shape(24, 896, 4864, 14, 2, 151936, True, "Q4_K"),
     "18b": Qwen2Shape(28, 1536, 8960, 12, 2, 151936, False, "Q4_0"),
-    "3b": Qwen2Shape(36, 2048, 11008, 16, 2, 151936, True, "Q4_0"),
     "7b": Qwen2Shape(28, 3584, 18944, 28, 4, 152064, False, "Q4_0"),
 }
 

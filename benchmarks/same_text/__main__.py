@@ -2,16 +2,11 @@
 
     python -m benchmarks.same_text                                # source, int4, int8 and fp32 weights
     python -m benchmarks.same_text --weights int4 --chats 12      # a few minutes
-    python -m benchmarks.same_text --weights layerskip --chats 200 --new-tokens 128    # a demo model with exits, and HF eager
 
 The reference is policy `full`, one caller, nothing cached. Against it: prompts from the prefix cache, 2, 8 and 32 callers, policy
 `auto` (drafts), after preemption with prompts in chunks, and over HTTP with 8 callers. llama.cpp's server makes the same chats
 alone, again and with 8 callers; its texts are compared with its own first ones. On processors where launches of one token are
 padded, the price of that is printed.
-
-`layerskip` is the demo model with calibrated exits; its prompts are 64 tokens of held-out files, continued past end tokens. Its
-greedy reference is compared with HF eager's continuations too. Two correct programs may differ where two logits are nearly equal:
-a difference is explained when eager's logits of the two tokens are less than 1e-4 apart.
 """
 
 from __future__ import annotations
@@ -29,40 +24,29 @@ from urllib.request import Request, urlopen
 import typer
 from rich.progress import Progress
 from tide_bench.arms.process import ArmError, ArmProcess
-from tide_bench.build_cache import run_in_process
-from tide_bench.output_checks import first_difference
 from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks.chosen_names import chosen_names
-from benchmarks.held_out import held_out_prompts
-from benchmarks.models.calibrated_bundles import calibrated_bundles
 from benchmarks.models.gguf_files import folder_of, smollm2_file
-from benchmarks.models.model_folders import CACHE, DEMO_MODELS
+from benchmarks.models.model_folders import CACHE
 from benchmarks.same_text.ways import REFERENCE, Ask, Outcome, Way, outcomes
 from benchmarks.serving.http_server import tide_serve
 from benchmarks.tasks.task_set import load_tasks
 
-DEMO, PROMPT_TOKENS = "layerskip", 64  # a demo model, and the tokens of its prompts
 WEIGHTS = ("source", "int4", "int8", "fp32")
 CROWDS = (2, 8, 32)
 HTTP_CALLERS = 8
 TEMPERATURE, TOP_P = 0.7, 0.95
 MESSAGE_CHARACTERS = 120
-NEAR_TIE = 1e-4  # logits closer than this may change places with the order of a sum
-EAGER = "HF eager, greedy"  # sums in other orders: near ties may part
-EAGER_ROWS = 25  # prompts that HF continues at once
-COLUMNS = ("weights", "way", "ran", "texts", "differ", "unexplained", "drafted", "accepted", "prefix_tokens", "preemptions")
+COLUMNS = ("weights", "way", "ran", "texts", "differ", "drafted", "accepted", "prefix_tokens", "preemptions")
 
 
-def ways(crowds: Sequence[int], drafts: str = "auto") -> list[Way]:
-    """The reference first. The first crowd of a policy finds an empty prefix cache, which it fills for the later ones.
-
-    ``drafts``: the policy that drafts; `auto` may be `exit` on a calibrated bundle, which promises other texts.
-    """
-    cached = [Way(policy, callers, cached=True) for policy in ("full", drafts) for callers in (*crowds, 1)]
-    return [REFERENCE, *cached, Way(drafts, max(crowds), scarce=True)]
+def ways(crowds: Sequence[int]) -> list[Way]:
+    """The reference first. The first crowd of a policy finds an empty prefix cache, which it fills for the later ones."""
+    cached = [Way(policy, callers, cached=True) for policy in ("full", "auto") for callers in (*crowds, 1)]
+    return [REFERENCE, *cached, Way("auto", max(crowds), scarce=True)]
 
 
 def chats(count: int) -> list[str]:
@@ -132,18 +116,14 @@ def row(weights: str, way: str, texts: int, differ: int, outcome: Outcome | None
 
 def measure(weights: str, count: int, new_tokens: int, report: Report, advance: Callable[[], None]) -> list[Ask]:
     """Add the rows of one form of the weights; returns the requests."""
-    demo = weights == DEMO
-    bundle = calibrated_bundles(DEMO, CACHE)[1] if demo else folder_of(weights, CACHE)
+    bundle = folder_of(weights, CACHE)
     options = EngineOptions(target="cpu", threads=ThreadOptions(shared=True), verify=False)
     with Engine.load(bundle, options) as engine:
-        if demo:
-            prompts = [prompt.ids for prompt in held_out_prompts(count, PROMPT_TOKENS, "demo")]
-        else:
-            messages = chats(count)
-            prompts = [engine.chat_prompt([{"role": "user", "content": message}]) for message in messages]
-        requests = asks(prompts, GenerationParams(max_new_tokens=new_tokens, ignore_eos=demo))
+        messages = chats(count)
+        prompts = [engine.chat_prompt([{"role": "user", "content": message}]) for message in messages]
+        requests = asks(prompts, GenerationParams(max_new_tokens=new_tokens))
         done: list[Outcome] = []
-        for outcome in outcomes(engine, requests, ways(CROWDS, "exact" if demo else "auto")):
+        for outcome in outcomes(engine, requests, ways(CROWDS)):
             done.append(outcome)
             advance()
         reference = done[0]
@@ -156,43 +136,15 @@ def measure(weights: str, count: int, new_tokens: int, report: Report, advance: 
         report.settings[f"row_padding_{weights}"] = str(engine.row_padding)
         if engine.bits_limitation is not None:
             report.settings[f"limitation_{weights}"] = engine.bits_limitation
-    if demo:
-        texts = [text.tokens for text in reference.texts[: len(prompts)]]
-        differing, unexplained = run_in_process(eager_differences, DEMO_MODELS / DEMO, prompts, texts)
-        report.rows.append(row(weights, EAGER, len(prompts), differing) | {"unexplained": unexplained})
-        report.add("texts_unlike_eager", differing)
-        report.add("unexplained_differences", unexplained)
-    else:
-        served = http_texts(bundle, messages, new_tokens)
-        different = sum(own != other for own, other in zip(served, alone, strict=True))
-        report.rows.append(row(weights, f"HTTP, {HTTP_CALLERS} callers", len(served), different))
+    served = http_texts(bundle, messages, new_tokens)
+    different = sum(own != other for own, other in zip(served, alone, strict=True))
+    report.rows.append(row(weights, f"HTTP, {HTTP_CALLERS} callers", len(served), different))
     advance()
     return requests
 
 
-def eager_differences(folder: Path, prompts: Sequence[list[int]], texts: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """How many of ``texts`` are not HF eager's greedy continuations of ``prompts``, and how many of these part without a near
-    tie. Prompts and texts have one length each."""
-    import torch
-    from tide_bench.arms.eager import load_eager
-
-    model: Any = load_eager(folder)
-    differing = unexplained = 0
-    with torch.inference_mode():
-        for start in range(0, len(prompts), EAGER_ROWS):
-            ids = torch.tensor(prompts[start : start + EAGER_ROWS])
-            output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=len(texts[0]), do_sample=False)
-            for prompt, own, theirs in zip(ids.tolist(), texts[start:], output[:, ids.shape[1] :].tolist(), strict=False):
-                place = first_difference(own, theirs)
-                if place is not None:
-                    logits = model(torch.tensor([[*prompt, *theirs[:place]]])).logits[0, -1]
-                    differing += 1
-                    unexplained += float((logits[own[place]] - logits[theirs[place]]).abs()) >= NEAR_TIE
-    return differing, unexplained
-
-
 def add_llamacpp(requests: Sequence[Ask], report: Report, advance: Callable[[], None]) -> None:
-    """Add the rows of llama.cpp, whose texts are compared with its own first ones; the demo model is no GGUF file."""
+    """Add the rows of llama.cpp, whose texts are compared with its own first ones."""
     try:
         differ, reference = 0, list[list[int]]()
         for name, texts in llamacpp_texts(smollm2_file(), requests):
@@ -207,25 +159,23 @@ def add_llamacpp(requests: Sequence[Ask], report: Report, advance: Callable[[], 
 
 
 def main(
-    weights: Annotated[str, typer.Option(help=f"Some of {', '.join((*WEIGHTS, DEMO))}.")] = ",".join(WEIGHTS),
+    weights: Annotated[str, typer.Option(help=f"Some of {', '.join(WEIGHTS)}.")] = ",".join(WEIGHTS),
     chats_: Annotated[int, typer.Option("--chats", min=1, help="Chats; each is made greedily and sampled.")] = 48,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply at most.")] = 10,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Make the same texts in many ways and count those that differ."""
-    chosen = chosen_names(weights, (*WEIGHTS, DEMO), "weights")
+    chosen = chosen_names(weights, WEIGHTS, "weights")
     report = Report("same_text", weights=weights, chats=chats_, new_tokens=new_tokens)
     requests: list[Ask] = []
     with Progress(console=console()) as progress:
-        bar = progress.add_task("texts", total=len(chosen) * (len(ways(CROWDS)) + 1) + 3 * (chosen != [DEMO]))
+        bar = progress.add_task("texts", total=len(chosen) * (len(ways(CROWDS)) + 1) + 3)
         for name in chosen:
             progress.update(bar, description=name)
-            made = measure(name, chats_, new_tokens, report, lambda: progress.advance(bar))
-            requests = requests if name == DEMO else made
-        report.add("same_text_differs", sum(one["differ"] for one in report.rows if one["way"] != EAGER))
-        if requests:
-            progress.update(bar, description="llama.cpp")
-            add_llamacpp(requests, report, lambda: progress.advance(bar))
+            requests = measure(name, chats_, new_tokens, report, lambda: progress.advance(bar))
+        report.add("same_text_differs", sum(one["differ"] for one in report.rows))
+        progress.update(bar, description="llama.cpp")
+        add_llamacpp(requests, report, lambda: progress.advance(bar))
     shown = [[str(one.get(column, "")) for column in COLUMNS] for one in report.rows]
     report.table("Texts that are not those of a single caller under full", [c.replace("_", " ") for c in COLUMNS], shown)
     for name, value in report.settings.items():

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-
-from benchmarks.models.gguf_files import write_llama
+from export.quantization.llama_gguf import write_llama
 from export.quantization.llamacpp import LlamaCpp
 from export.quantization.tokenizer_files import write_byte_pairs, write_sentencepiece
+from numpy.typing import NDArray
+
 from tide_export.quantization.gguf_pretokenizers import PRE_TOKENIZERS
 from tide_export.quantization.gguf_tokenizer import read_gguf_tokenizer
 

@@ -1,9 +1,10 @@
-"""The requests of engine_load: their lengths, prompts and times of arrival."""
+"""The requests of the load generator: their lengths, prompts and times of arrival."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from benchmarks.serving.load import LengthMix, requests, with_arrivals
 
 MIX = LengthMix(prompt=(16, 900), new=(16, 96))

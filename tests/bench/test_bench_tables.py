@@ -21,20 +21,16 @@ def test_every_row_has_a_cell_for_every_heading() -> None:
     for mode, gpu in product(("decode", "prefill"), (False, True)):
         columns = Columns(mode, ("eager", "cuda-graph", "unsplit"), gpu)
         assert {len(columns.cells(r)) for r in (row("full", 1.0, rank=1), failed)} == {len(columns.headings)}
-    served = {"arm": "full", "title": "full", "rate": 2.0, "share": 0.5, "tokens_per_s": 9.0}
-    served |= {f"{name}{end}": 1.0 for name in ("first_token_ms", "request_ms") for end in ("", "_p95")}
-    columns = Columns("load")
-    assert len(columns.cells(served)) == len(columns.cells(failed)) == len(columns.headings)
 
 
 def test_a_table_shows_why_an_arm_is_not_ranked() -> None:
     """README would show a speed that was bought with another text."""
     report = Report("tide_bench", mode="decode", model="tiny", new_tokens=8, baselines=("eager", "unsplit"), device="cpu")
-    report.rows = [row("full", 1.0, rank=1), row("static-skip", 3.0, mark="promises nothing about its text")]
+    report.rows = [row("full", 1.0, rank=1), row("exit", 3.0, mark="its thresholds are not certified")]
     add_tables(report)
     (table,) = report.tables
-    assert table.rows[1][:2] == ["–", "<static-skip>"] and table.faint == [1]
-    assert "- <static-skip>: promises nothing about its text" in table.markdown("today, here")
+    assert table.rows[1][:2] == ["–", "<exit>"] and table.faint == [1]
+    assert "- <exit>: its thresholds are not certified" in table.markdown("today, here")
 
 
 def test_a_gpus_table_shows_its_memory_its_baseline_and_what_drove_decoding() -> None:
@@ -63,17 +59,17 @@ def test_pages_show_the_cells_that_the_terminal_showed(
     """The documentation would show figures that no run has printed, or those of an older run."""
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     for date, speed in (("2026-01-01", "7.5"), ("2026-01-02", "8.5")):
-        report = Report("engine_soak")
+        report = Report("restart")
         report.table("Speed", ["arm", "tokens/s"], [["full | greedy", speed]], "Medians.", ["A note."])
         report.statement("Second", f"it took {speed} s.")
         report.date = f"{date}T00:00:00+00:00"
-        report.finish(tmp_path / f"{date}-engine_soak.json")
+        report.finish(tmp_path / f"{date}-restart.json")
     assert "8.5" in capsys.readouterr().out
-    first, second = tables.run_tables("engine_soak", brief=False)
-    assert first.startswith(f"**Speed** ({where(json.loads((tmp_path / '2026-01-02-engine_soak.json').read_text()))}): Medians.")
+    first, second = tables.run_tables("restart", brief=False)
+    assert first.startswith(f"**Speed** ({where(json.loads((tmp_path / '2026-01-02-restart.json').read_text()))}): Medians.")
     assert "| full \\| greedy | 8.5 |" in first and first.endswith("- A note.")
     assert second == "**Second**: it took 8.5 s."
-    assert tables.run_tables("engine_soak", brief=True) == [first] and tables.run_tables("restart", brief=False) == []
+    assert tables.run_tables("restart", brief=True) == [first] and tables.run_tables("model_swap", brief=False) == []
 
 
 def test_brief_pages_show_the_arms_that_users_choose_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Clients of engine_load on a made-up server, and the figures made of what they saw."""
+"""Clients of the load generator on a made-up server, and the figures made of what they saw."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tide_bench.arms.process import ArmError
-from benchmarks.serving.load import LoadRun, Request, Served, capacity, closed_loop, latency_row, open_loop, percentiles, speed_ratio
 
-from benchmarks.serving.load_parts import draw_latency
-from benchmarks.serving.python_share import SessionRun, decode_step_time
+from benchmarks.serving.load import (
+    LoadRun,
+    Request,
+    Served,
+    capacity,
+    closed_loop,
+    latency_row,
+    open_loop,
+    percentiles,
+    speed_ratio,
+)
 
 
 class CountingServer:
@@ -108,28 +115,3 @@ def test_ratios_are_paired_by_round() -> None:
     ratio = speed_ratio(rounds, "ours", "theirs")
     assert ratio is not None and ratio.median == pytest.approx(2.0)
     assert speed_ratio(rounds, "ours", "absent") is None
-
-
-def test_python_of_a_step_is_the_time_between_sessions() -> None:
-    """Prefill would count as a step, or the wait before the first one as Python."""
-    prefill = [SessionRun(1, 0.0, 4.0), SessionRun(2, 4.0, 8.0)]
-    steps = [SessionRun(s, 10.0 + i + d, 10.4 + i + d) for i in range(8) for s, d in ((1, 0.0), (2, 0.45))]
-    measured = decode_step_time(prefill + steps)
-    assert measured.step_ms == pytest.approx(1000) and measured.python_ms == pytest.approx(200)
-    assert measured.python_pct == pytest.approx(20)
-    with pytest.raises(ValueError, match="0 decode steps"):
-        decode_step_time([])
-
-
-def test_sessions_of_two_loops_have_no_step() -> None:
-    """Callers with loops of their own would have a negative share of Python."""
-    with pytest.raises(ValueError, match="at the same time"):
-        decode_step_time([SessionRun(1, 0.5 * i, 0.5 * i + 0.9) for i in range(8)])
-
-
-def test_the_chart_is_a_picture(tmp_path: Path) -> None:
-    """--plot would end a run of 15 minutes with a traceback."""
-    row = latency_row(LoadRun(2.0, [_served()], 0.0))
-    rows = [{"arm": arm, "title": arm, "share": share} | row for arm in ("tide", "llamacpp") for share in (80, 50)]
-    draw_latency(rows, tmp_path / "new" / "latency.png")
-    assert (tmp_path / "new" / "latency.png").read_bytes().startswith(b"\x89PNG")
