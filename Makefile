@@ -63,8 +63,9 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json
 	$(BIN)/python -m benchmarks.same_text --json docs/results/$(DATE)-same_text.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
+	$(BIN)/python -m benchmarks.models.calibrated_bundles smollm2
 	$(BIN)/python -m benchmarks.tasks --weights fp32,int4,source --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json
-	$(BIN)/python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks_second.json
+	$(BIN)/python -m benchmarks.tasks --prompts bench/benchmarks/tasks/second_prompts --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks_second.json
 
 # llama.cpp's number of a build is its package's version. Its server's pages would come from a hub; nothing here opens them. GCC before
 # 12.4 drops what is stored before _tile_loadconfig (its bug 114098), and AMX then ends with an illegal instruction: hence the sed.
@@ -113,7 +114,7 @@ kernels: $(READY) ## every CUDA kernel for every architecture, and the table of 
 
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu-check: ## everything that only a GPU can tell, in eight minutes; needs no registry (docs/gpu-kit.md)
-	$(GPU_PYTHON) -m benchmarks.gpu.kit --plan short
+	$(GPU_PYTHON) bench/benchmarks/gpu/kit.py
 
 clean:
 	rm -rf $(VENV) build engine engine-exits*

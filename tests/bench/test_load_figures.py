@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tide_bench.arms.process import ArmError
-
 from benchmarks.serving.load import (
     LoadRun,
     Request,
@@ -21,6 +19,7 @@ from benchmarks.serving.load import (
     percentiles,
     speed_ratio,
 )
+from tide_bench.arms.process import ArmError
 
 
 class CountingServer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from benchmarks.serving.load import LengthMix, requests, with_arrivals
 
 MIX = LengthMix(prompt=(16, 900), new=(16, 96))

@@ -50,9 +50,7 @@ def test_an_arm_that_fails_leaves_the_others_running(tmp_path) -> None:
     """One library's crash would end the benchmark."""
     failed: list[tuple[str, str]] = []
     entries = _entries([], a=None, b=2)
-    own = module.run_rounds(
-        entries, GROUPS[:3], 2, 9, 0, lambda c, why: failed.append((c.name, why)), NEVER
-    )
+    own = module.run_rounds(entries, GROUPS[:3], 2, 9, 0, lambda c, why: failed.append((c.name, why)), NEVER)
     assert failed == [("b", "out of memory")] and len(own["a"]) == 3 and len(own["b"]) == 1
 
 

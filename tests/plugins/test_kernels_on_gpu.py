@@ -1,4 +1,4 @@
-"""Every case of the CUDA kernels on a GPU: right results, and the same bits in every repetition. `benchmarks.gpu.kit` runs this."""
+"""Every case of the CUDA kernels on a GPU: right results, and the same bits in every repetition. The GPU kit runs this."""
 
 from __future__ import annotations
 

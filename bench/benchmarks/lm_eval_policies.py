@@ -3,8 +3,8 @@
     python -m benchmarks.lm_eval_policies                            # SmolLM2-135M fp32, and a demo model with exits
     python -m benchmarks.lm_eval_policies --bundle engine/ --json build/lm_eval.json
 
-The tasks are those of benchmarks/lm_eval_tasks; nothing is downloaded. An item is a document with all its requests: it differs
-where a log-likelihood, a greedy flag or a text is not `full`'s, compared without any tolerance.
+The tasks are those of bench/benchmarks/lm_eval_tasks; nothing is downloaded. An item is a document with all its requests: it
+differs where a log-likelihood, a greedy flag or a text is not `full`'s, compared without any tolerance.
 """
 
 from __future__ import annotations

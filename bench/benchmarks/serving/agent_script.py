@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _RULES, _RULES_TOKENS, _EXCERPT_TOKENS = "CONTRIBUTING.md", 300, 500
 
 
@@ -55,7 +55,7 @@ _TASKS = (
         "Write `api_keys` again so that it refuses keys of fewer than 16 characters.",
     ),
     _Task(
-        "bench/tide_bench/load.py",
+        "bench/benchmarks/serving/load.py",
         "def closed_loop",
         "The closed loop needs a time limit.",
         "Write `closed_loop` again with an argument `seconds` after which no request is sent.",

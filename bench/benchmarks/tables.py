@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from tide_bench.tables import Table, where
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 START, END = "<!-- tables: benchmarks/tables -->", "<!-- /tables -->"
 

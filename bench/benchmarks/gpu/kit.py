@@ -1,8 +1,8 @@
 """Everything that only a GPU can tell: this repository's own commands in turn, each within a time limit. See docs/gpu-kit.md.
 
-    python3 -m benchmarks.gpu.kit --dry-run                      # without a GPU: the same commands, small, on the processor
-    python3 -m benchmarks.gpu.kit --json kit.json                # on the GPU, in the repository's root; within 8 minutes
-    python3 -m benchmarks.gpu.kit --stages kernels,demo_fp16     # stages whose names begin so
+    python3 bench/benchmarks/gpu/kit.py --dry-run                # without a GPU: the same commands, small, on the processor
+    python3 bench/benchmarks/gpu/kit.py --json kit.json          # on the GPU, in the repository's root; within 8 minutes
+    python3 bench/benchmarks/gpu/kit.py --stages kernels,demo    # stages whose names begin so
 
 A command that fails or hangs costs only itself. Nothing has to be installed: the repository is put on the path.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = (".", "runtime", "calibrate", "plugins", "bench", "tests")
 PYTHON = "python"
 DEMO, WORK = "examples/demo_model/layerskip", "build/gpu-kit"

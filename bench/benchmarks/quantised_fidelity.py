@@ -40,7 +40,7 @@ from tide_export.load import LoadedModel, load_model
 
 WINDOW = 512  # tokens read from an empty cache
 EAGER, SOURCE = "eager, fp32 activations", "source"
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
     python -m benchmarks.tasks --quick                          # int4 and the file's own blocks, two of each kind: 2 minutes
     python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated, in fp32 or int4: 5 more
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
-    python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts    # a second set, of five tasks each
+    python -m benchmarks.tasks --prompts bench/benchmarks/tasks/second_prompts    # a second set, of five tasks each
 
 Each task runs under `full` and under `auto` of the same bundle in turn, with the model's chat template, greedy, then by a peer on
 the same prompts for as many tokens: int4 beside onnxruntime-genai int4 (made from the same dequantised weights by its own
@@ -13,7 +13,7 @@ defaults, on all cores, which is the faster of its settings), the file's own blo
 Times are of decoding, behind the first token of each reply. A round runs every task once, in a fixed order and under a cache
 salt of its own: an engine's table of successors starts empty, and what drafts for a task is its own text and the replies that
 the same engine gave to the tasks before it, never another run of the task. In batches the first turns of eight tasks, one of each
-kind, are submitted together, and every batch has its own salt. The folder benchmarks/tasks/second_prompts is a second set,
+kind, are submitted together, and every batch has its own salt. The folder bench/benchmarks/tasks/second_prompts is a second set,
 written after the policies were final and never used to change them.
 """
 
@@ -62,10 +62,7 @@ PEERS = {**dict.fromkeys(("int4", "w8a8"), ("genai-int4", "onnxruntime-genai")),
 GENAI_MEANS = (("int4", "auto_vs_genai_tasks", "auto_vs_genai"), ("w8a8", "w8a8_auto_vs_genai", "w8a8_auto_vs_genai"))
 BATCH = 8
 BATCH_WEIGHTS = "fp32"
-PROMPTS_HELP = (
-    "Folder of task files; benchmarks/tasks/second_prompts is a second set, written after the policies were final and never used "
-    "to change them."
-)
+PROMPTS_HELP = "Folder of task files; bench/benchmarks/tasks/second_prompts is a second set, never used to change a policy."
 
 KIND_COLUMNS = ("kind", "tasks", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted", "over peer")
 # Names of results: of the mean over all tasks, and before all others, by weights.

@@ -17,7 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     from tide_export.load import LoadedModel
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 CACHE = _ROOT / "build" / "bench-cache"  # weights and bundles between runs
 DEMO_MODELS = _ROOT / "examples" / "demo_model"
 _VOCABULARY = 32000

@@ -29,15 +29,11 @@ from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
 
 from benchmarks.arms.turns import EngineArm, Turn, take_turns
 from benchmarks.drafters.public_forms import new_eagle3, trainable, write_eagle3, write_mimo, write_mtp
-from benchmarks.drafters.training import REPLY_TOKENS, train, write_text
+from benchmarks.drafters.training import train, write_text
 from benchmarks.held_out import held_out_prompts
 from benchmarks.models.model_folders import DEMO_MODELS
 from tide_export import ExportConfig, export
-from tide_export.drafters.base import MeasuredDrafter
-from tide_export.drafters.guesses import in_best_form, tokens_per_pass
-from tide_export.drafters.importing import load_drafter
 from tide_export.drafters.mtp import MtpDrafter, load_mtp
-from tide_export.drafters.replies import reply_to
 from tide_export.load import load_model
 
 PROMPT_TOKENS = 48
@@ -66,23 +62,6 @@ def train_both(folder: Path, replies: int, steps: int, seed: int, report: Report
     write_mtp(mimo, folder / "mimo")
     seconds = {"reply_seconds": written - began, "training_seconds": perf_counter() - written}
     report.settings |= {"reply_tokens": text.tokens, "losses": losses, **seconds}
-
-
-def measured(source: Path, draft_head: str, prompts: list[list[int]]) -> MeasuredDrafter:
-    """The drafter in its best form, by the model's replies to ``prompts``."""
-    loaded = load_model(str(source), "fp32")
-    found = load_drafter(draft_head, loaded)
-    return in_best_form(found, reply_to(torch.tensor(prompts), loaded, found.taps, REPLY_TOKENS, seed=1))
-
-
-def add_forms(report: Report, drafters: Mapping[str, MeasuredDrafter]) -> None:
-    rows = []
-    for name, one in drafters.items():
-        rows += [[name, form, f"{tokens:.3f}", "x" if form == one.form else ""] for form, tokens in one.tried.items()]
-        report.add(f"{name}_first_guess_pct", 100 * one.acceptance[0])
-        report.add(f"{name}_possible", tokens_per_pass(one.acceptance))
-    headings = ["drafter", "way to read it", "tokens a verification of 4", "best"]
-    report.table("Ways to read the drafters", headings, rows, "In torch, on the model's replies to the held-out prompts.")
 
 
 def bundle_of(source: Path, draft_head: str, folder: Path) -> Path:
@@ -150,8 +129,6 @@ def main(
         if not (place / "eagle3").is_dir():
             train_both(place, replies, steps, seed, report)
         sources = {"eagle3": (MODEL, f"eagle3:{place / 'eagle3'}"), "mtp": (place / "mimo", "mtp")}
-        drafters = {name: measured(source, head, texts) for name, (source, head) in sources.items()}
-        add_forms(report, drafters)
         bundles = {name: bundle_of(source, head, Path(scratch) / "bundles" / name) for name, (source, head) in sources.items()}
         params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True)
         compare(report, bundles, texts, params, rounds)
