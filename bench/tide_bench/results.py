@@ -91,14 +91,8 @@ def places(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows by where they were measured, in words."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(_place(row), []).append(row)
+        found.setdefault(f"batch {row['batch']}, {row['prompt_tokens']} prompt tokens", []).append(row)
     return found
-
-
-def _place(row: Row) -> str:
-    if "batch" not in row:
-        return "could not run"
-    return f"batch {row['batch']}, {row['prompt_tokens']} prompt tokens"
 
 
 def ratio_cell(row: Row, baseline: str) -> str:
@@ -121,7 +115,7 @@ def add_results(report: Report) -> None:
     arms are marked, and how many ran where the fewest did."""
     lengths = sorted({row["prompt_tokens"] for row in report.rows if "prompt_tokens" in row})
     for row in report.rows:
-        if "batch" in row and "rounds" in row:
+        if "rounds" in row:
             place = f"b{row['batch']}" + (f"_p{row['prompt_tokens']}" if row["prompt_tokens"] != lengths[0] else "")
             arm = re.sub(r"\W", "_", row["arm"])
             for baseline in report.settings["baselines"]:
@@ -129,7 +123,7 @@ def add_results(report: Report) -> None:
                     report.add(re.sub(r"\W", "_", f"{arm}_vs_{baseline}_{place}"), row[f"vs_{baseline}"])
             if "agreement" in row:
                 report.add(f"{arm}_agreement_{place}", row["agreement"])
-    if report.rows and all("batch" in row for row in report.rows):
+    if report.rows:
         report.add("arms_marked", len({row["arm"] for row in report.rows if row.get("mark")}))
         ran = [sum("rounds" in row for row in rows) for rows in places(report.rows).values()]
         report.add("bench_device_arms", min(ran))

@@ -13,7 +13,6 @@ speedup    decoding by `full` over `exact`, the same bundle in turn: with the he
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -82,7 +81,7 @@ def compare(report: Report, bundles: Mapping[str, Path], prompts: list[list[int]
         for title, own in turns.items():
             differ += sum(ours.tokens != theirs.tokens for ours, theirs in zip(own, base, strict=True))
             accepted = sum(turn.decoded for turn in own) / sum(turn.passes for turn in own)
-            drafted, held = (sum(counts["head"] for counts in all_counts) for all_counts in _head_counts(own))
+            drafted, held = (sum(getattr(turn, name)["head"] for turn in own) for name in ("drafted", "accepted"))
             right = f"{100 * held / drafted:.0f}%" if drafted else ""
             rows.append([name, title, f"{accepted:.2f}", right, f"{_speedup(own):.2f}x"])
             kind = "" if title == "head alone" else "_with_text"
@@ -102,10 +101,6 @@ def _turns(
 
 def _speedup(turns: list[Turn]) -> float:
     return geometric_mean(turn.base_seconds / turn.seconds for turn in turns)
-
-
-def _head_counts(turns: list[Turn]) -> tuple[list[Counter[str]], list[Counter[str]]]:
-    return [turn.drafted for turn in turns], [turn.accepted for turn in turns]
 
 
 def _prompts(count: int, source: str) -> list[list[int]]:

@@ -47,11 +47,12 @@ def _export(name: str, source: str, limit: float, *options: str, dry: tuple[str,
 
 
 def _bench(name: str, model: str, limit: float, *options: str, dry: bool = True) -> Stage:
-    command = (PYTHON, "-m", "tide_bench.cli", f"{WORK}/{name}", "--model", model, "--target", "torch", "--policy", "full,exact")
-    command += ("--json", f"{WORK}/{name}.json")
-    small = ("--device", "cpu", "--vs", "eager", "--rounds", "1", "--new-tokens", "4", "--batch", "1")
+    command = (
+        f"{PYTHON} -m tide_bench.cli {WORK}/{name} --model {model} --target torch --policy full,exact --json {WORK}/{name}.json"
+    )
+    small = "--device cpu --vs eager --rounds 1 --new-tokens 4 --batch 1"
     arms = ("--device", "cuda", "--vs", "eager,cuda-graph,compile")
-    return Stage(name, (*command, *arms, *options), limit, small if dry else None)
+    return Stage(name, (*command.split(), *arms, *options), limit, tuple(small.split()) if dry else None)
 
 
 def _sanitized(tool: str) -> Stage:
