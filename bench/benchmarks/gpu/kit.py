@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = (".", "runtime", "calibrate", "plugins", "bench", "tests")
 PYTHON = "python"
 DEMO, WORK = "examples/demo_model/layerskip", "build/gpu-kit"
+IDENTITY = (PYTHON, "-m", "benchmarks.target_identity", "--models", "demo")
 KERNEL_TESTS = "tests/plugins/test_kernels_on_gpu.py"
 TAIL_LINES = 40  # of a command's output that are kept
 LEAST_S = 5.0  # a stage with less time left is not begun
@@ -67,7 +68,7 @@ STAGES = (
     *(_sanitized(tool) for tool in ("memcheck", "racecheck")),
     _export("demo_fp16", DEMO, 90, "--dtype", "fp16", "--max-seq-len", "512", dry=("--dtype", "fp32")),
     _bench("demo_fp16", DEMO, 150),
-    Stage("demo_fp32", (PYTHON, "-m", "benchmarks.target_identity", *("--models", "demo", "--device", "cuda")), 120, None),
+    Stage("demo_fp32", (*IDENTITY, "--texts", "16", "--device", "cuda"), 120, None),
     _export("demo_int4", DEMO, 90, "--dtype", "fp16", "--weights", "int4", "--max-seq-len", "512", dry=None),
     _bench("demo_int4", DEMO, 90, "--vs", "eager", dry=False),
     Stage("1b_weights", (PYTHON, "-m", "benchmarks.models.model_folders", f"{WORK}/1b"), 60, None),
