@@ -51,32 +51,21 @@ bindings: $(READY) ## TensorRT's Python bindings, which import without TensorRT:
 	test -d build/bindings/11.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/11.4 tensorrt-cu13-bindings==11.4.*
 	-test -d build/bindings/10.4 || $(BIN)/python -m pip install --quiet --no-deps --target build/bindings/10.4 tensorrt-cu12-bindings==10.4.*
 
-CALIBRATED_SMOLLM2 := build/bench-cache/smollm2/calibrated/bundle_1# predicted_speedup makes it
+CALIBRATED_SMOLLM2 := build/bench-cache/smollm2/calibrated/bundle_1
 bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.looped --json docs/results/$(DATE)-looped.json
-	$(BIN)/python -m benchmarks.engine_load --plot build/engine_load.png --json docs/results/$(DATE)-engine_load.json
-	$(BIN)/python -m benchmarks.engine_soak --json docs/results/$(DATE)-engine_soak.json
 	$(BIN)/python -m benchmarks.serve_load --json docs/results/$(DATE)-serve_load.json
 	$(BIN)/python -m benchmarks.agent_session --json docs/results/$(DATE)-agent_session.json
 	$(BIN)/python -m benchmarks.restart --json docs/results/$(DATE)-restart.json
 	$(BIN)/python -m benchmarks.model_swap --json docs/results/$(DATE)-model_swap.json
-	$(BIN)/python -m benchmarks.sizing --json docs/results/$(DATE)-sizing.json
-	$(BIN)/python -m benchmarks.structured_outputs --json docs/results/$(DATE)-structured_outputs.json
 	$(BIN)/python -m benchmarks.serve_hostile --json docs/results/$(DATE)-serve_hostile.json
-	$(BIN)/python -m benchmarks.lora --json docs/results/$(DATE)-lora.json
 	$(BIN)/python -m benchmarks.quantised_decode --json docs/results/$(DATE)-quantised_decode.json
 	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json
-	$(BIN)/python -m benchmarks.gguf_agreement --json docs/results/$(DATE)-gguf_agreement.json
-	$(BIN)/python -m benchmarks.hybrids --json docs/results/$(DATE)-hybrids.json
-	$(BIN)/python -m benchmarks.long_chat --json docs/results/$(DATE)-long_chat.json
 	$(BIN)/python -m benchmarks.same_text --json docs/results/$(DATE)-same_text.json
-	$(BIN)/python -m benchmarks.cpu_kinds --json docs/results/$(DATE)-cpu_kinds.json
-	$(BIN)/python -m benchmarks.predicted_speedup --json docs/results/$(DATE)-predicted_speedup.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
-	$(BIN)/python -m benchmarks.policy_quality --json docs/results/$(DATE)-policy_quality.json
+	$(BIN)/python -m benchmarks.models.calibrated_bundles smollm2
 	$(BIN)/python -m benchmarks.tasks --weights fp32,int4,source --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json
-	$(BIN)/python -m benchmarks.tasks --prompts benchmarks/tasks/second_prompts --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks_second.json
-	$(BIN)/python -m benchmarks.adversarial_depth --json docs/results/$(DATE)-adversarial_depth.json
+	$(BIN)/python -m benchmarks.tasks --prompts bench/benchmarks/tasks/second_prompts --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks_second.json
 
 # llama.cpp's number of a build is its package's version. Its server's pages would come from a hub; nothing here opens them. GCC before
 # 12.4 drops what is stored before _tile_loadconfig (its bug 114098), and AMX then ends with an illegal instruction: hence the sed.
@@ -125,7 +114,7 @@ kernels: $(READY) ## every CUDA kernel for every architecture, and the table of 
 
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu-check: ## everything that only a GPU can tell, in eight minutes; needs no registry (docs/gpu-kit.md)
-	$(GPU_PYTHON) -m benchmarks.gpu.kit --plan short
+	$(GPU_PYTHON) bench/benchmarks/gpu/kit.py
 
 clean:
 	rm -rf $(VENV) build engine engine-exits*

@@ -45,7 +45,7 @@ def main() -> None:
     print(f"RESULT tokens_outside_tests={token_count}")
     print(f"RESULT lines_outside_tests={sum(n for name, n in lines.items() if not name.startswith('tests/'))}")
     print(f"RESULT tokens_per_code_line={token_count / code_lines:.2f}")
-    print(f"RESULT bench_lines={sum(n for name, n in lines.items() if name.startswith(('bench/', 'benchmarks/')))}")
+    print(f"RESULT bench_lines={sum(n for name, n in lines.items() if name.startswith('bench/'))}")
     print(f"RESULT test_lines={sum(n for name, n in lines.items() if name.startswith('tests/'))}")
     print(f"RESULT tuple_assignments_pct={100 * tuples / len(assignments):.1f}")
 

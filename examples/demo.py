@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # for `benchmarks`, as this file is run by its path
+sys.path.insert(0, str(ROOT / "bench"))  # for `benchmarks`, as this file is run by its path
 
 console = Console()
 

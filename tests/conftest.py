@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 
 # Files that take long, the longest first: started last, one of them would run alone while the other processes are done.
 LONG = (
-    "benchmarks/test_cpu_kinds.py",
+    "runtime/test_other_processors.py",
     "test_readme.py",
     "serve/cluster/test_cluster.py",
     "calibrate/test_calibrate_cli.py",

@@ -1,15 +1,9 @@
-"""The pool of running arms: builds what they load, starts their processes, and records why one cannot run.
-
-Nothing is timed here, so arms are prepared two at a time where memory allows: compilers and exporters run on one core. Arms that
-run by torch keep to one core meanwhile: its threads wait for each other, ten times as long on cores that are in use.
-"""
+"""The pool of running arms: builds what they load, starts their processes, and records why one cannot run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -18,14 +12,11 @@ from typing import Any
 from tide_runtime import TideError
 from tide_runtime.bundle.manifest import Manifest
 
-from tide_bench.arms import OURS, POLICIES, ArmSpec
-from tide_bench.arms.base import ArmDevice, Timing, use_all_cores
+from tide_bench.arms import POLICIES, ArmSpec
+from tide_bench.arms.base import ArmDevice, Timing
 from tide_bench.arms.process import ArmError, ArmProcess
 from tide_bench.report import Phases
 
-# TIDE's arm first, as static skip takes its depth from it; then what takes longest, so that nothing waits for it at the end.
-_FIRST = (OURS, "compile")
-_BY_TORCH = ("eager", "predecessor")  # compiled code is for as many threads as it was compiled with
 _CANNOT_RUN = (TideError, ArmError, RuntimeError, ImportError)
 _LOADS = 3  # of a model, when its time is measured
 
@@ -51,33 +42,19 @@ class ArmPool:
 
     Args:
         folder: makes what a process loads, given its name (`ArmSpec.process`). Raises ArmError or TideError where it cannot.
-        lanes: arms that are prepared at once.
         device: where arms run, and the target of those of TIDE's that name none; None: the CPU.
     """
 
-    def __init__(self, folder: Callable[[str], Path], lanes: int, phases: Phases, device: ArmDevice | None = None) -> None:
+    def __init__(self, folder: Callable[[str], Path], phases: Phases, device: ArmDevice | None = None) -> None:
         self.failures: dict[str, str] = {}
-        self._folder, self._lanes, self._phases, self._device = folder, lanes, phases, device or ArmDevice()
+        self._folder, self._phases, self._device = folder, phases, device or ArmDevice()
         self._processes: dict[str, ArmProcess] = {}
         self._absent: dict[str, str] = {}  # process → why it could not be started
 
     def start(self, specs: Sequence[ArmSpec], rehearse: Callable[[RunningArm], None] = lambda entry: None) -> list[RunningArm]:
         """Start the arms that can run, and call ``rehearse`` with each; an arm that raises ArmError there is left out."""
-        names = sorted({c.process for c in specs}, key=lambda k: _FIRST.index(k) if k in _FIRST else len(_FIRST))
-        groups = [[c for c in specs if c.process == name] for name in names]
-        alone = groups[: names[:1] == [OURS]]
-        with ThreadPoolExecutor(self._lanes) as pool:
-            ready = [
-                *(self._ready(group, rehearse) for group in alone),
-                *pool.map(lambda group: self._ready(group, rehearse), groups[len(alone) :]),
-            ]
-        entries = {entry.spec.name: entry for entry in chain(*ready)}
-        return [entries[c.name] for c in specs if c.name in entries]
-
-    def _ready(self, group: Sequence[ArmSpec], rehearse: Callable[[RunningArm], None]) -> list[RunningArm]:
-        """Arms that share a process."""
         entries = []
-        for spec in group:
+        for spec in specs:
             try:
                 entry = self.running(spec)
                 rehearse(entry)
@@ -85,13 +62,6 @@ class ArmPool:
                 self.note_failure(spec, _first_line(error))
             else:
                 entries.append(entry)
-        if entries and self._keeps_to_one_core(entries[0].spec.kind):
-            try:
-                entries[0].process.apply(use_all_cores)
-            except ArmError as error:  # its process died in the rehearsal
-                for entry in entries:
-                    self.note_failure(entry.spec, _first_line(error))
-                return []
         return entries
 
     def note_failure(self, spec: ArmSpec, reason: str) -> None:
@@ -115,19 +85,14 @@ class ArmPool:
         with self._phases("make", spec.process):
             folder = self._folder(spec.process)
         with self._phases("load", spec.process):
-            threads = 1 if self._keeps_to_one_core(spec.kind) else None
             device = replace(self._device, target=spec.target) if spec.target else self._device
-            return ArmProcess(spec.kind, folder, threads, device=device)
+            return ArmProcess(spec.kind, folder, device=device)
 
     def stop(self, names: Iterable[str]) -> None:
         """End the processes of these names."""
         for name in names:
             if name in self._processes:
                 self._processes.pop(name).close()
-
-    def stop_others(self, name: str) -> None:
-        """End all processes but that of this name."""
-        self.stop([other for other in self._processes if other != name])
 
     def close(self) -> None:
         self.stop(list(self._processes))
@@ -139,10 +104,6 @@ class ArmPool:
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes.values()]
-
-    def _keeps_to_one_core(self, kind: str) -> bool:
-        """While it gets ready."""
-        return self._lanes > 1 and kind in _BY_TORCH
 
 
 def with_options(specs: Mapping[str, ArmSpec], manifest: Manifest) -> dict[str, ArmSpec]:

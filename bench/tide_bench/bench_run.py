@@ -13,26 +13,18 @@ from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool, with_options
-from tide_bench.arms import CUDA, OTHER_ARMS, OURS, POLICIES, ArmSpec, in_bits, on_target, title_on
-from tide_bench.arms.process import ArmError
+from tide_bench.arms import CUDA, OTHER_ARMS, POLICIES, ArmSpec, in_bits, on_target, title_on
 from tide_bench.comparison import Comparison, Place
 from tide_bench.config import BenchConfig
-from tide_bench.counters import EnergyMeter, free_gpu_bytes
-from tide_bench.curve import CurvePoint, measure_curve
+from tide_bench.counters import free_gpu_bytes
 from tide_bench.device_choice import BenchDevice
-from tide_bench.load_mode import load_rows
-from tide_bench.output_checks import Terms
 from tide_bench.prompts import joined, read_prompts, windows
 from tide_bench.report import Phases
 from tide_bench.source_model import SourceModel, find_source
-from tide_bench.tables import console
 
-_ROOMY = 8  # arms that fit into memory where two may get ready at once: making one may hold the model several times
 _PROCESS_SHARE = 2.2  # memory of an arm over its fp32 weights: runtimes keep them packed for their kernels as well
 _GPU_SHARE = 1.5  # GPU memory of an arm over its weights: caches and workspaces
 _WIDTH = {"fp32": 4, "fp16": 2, "bf16": 2}
-LOAD_PROMPTS = 16
-CURVE_TEXTS = 8
 
 
 class Bench:
@@ -50,7 +42,7 @@ class Bench:
         phases: Phases,
         gguf: Path | None = None,
     ) -> None:
-        self.manifest, self.config, self.meter, self._device = bundle.manifest, config, EnergyMeter(), device
+        self.manifest, self.config, self._device = bundle.manifest, config, device
         info = bundle.manifest.tokenizer
         tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
         self._prompts = read_prompts(prompts, tokenizer)
@@ -58,11 +50,9 @@ class Bench:
         self._phases = phases
         with phases("find the HuggingFace model"):
             source = _source(bundle, config, model)
-        kinds = [spec.kind for spec in self._specs()]
-        lanes = 2 if self._most_in_memory() >= _ROOMY else 1
         best = device.targets[0]
-        folders = ArmFolders(bundle.directory, bundle.manifest, source, cache, kinds, self._exit_depth, gguf, best)
-        self.pool = ArmPool(folders, lanes, phases, device.of_arms)
+        folders = ArmFolders(bundle.directory, bundle.manifest, source, cache, gguf, best)
+        self.pool = ArmPool(folders, phases, device.of_arms)
 
     def __enter__(self) -> Bench:
         return self
@@ -72,29 +62,13 @@ class Bench:
 
     def rows(self) -> list[dict[str, Any]]:
         """What the mode measures, a row for each arm and place."""
-        if self.config.mode == "load":
-            texts = [p for n in self._lengths for p in self._windows(n, LOAD_PROMPTS)]
-            return load_rows(self.pool, self._specs(), texts, Terms.of(self.manifest), self.config, self._phases)
         places = [
             Place(length, batch, _groups(self._windows(length, batch * self.config.rounds), batch))
             for length in self._lengths
             for batch in sorted(self.config.batches)
         ]
-        compared = Comparison(self.pool, self._specs(), places, self.manifest, self.config, self.meter, self._phases)
+        compared = Comparison(self.pool, self._specs(), places, self.manifest, self.config, self._phases)
         return compared.run(self._most_in_memory())
-
-    def curve(self) -> list[CurvePoint]:
-        """The sweep; empty, with the reason printed, when the bundle has no exits."""
-        length = self._lengths[0]
-        texts = self._windows(length + self.config.new_tokens, CURVE_TEXTS)
-        self.pool.stop_others(OURS)
-        entries = self.pool.start([POLICIES["full"]])
-        try:
-            with self._phases("curve"):
-                return measure_curve(entries[0].process, texts, length, self.meter)
-        except (ArmError, IndexError) as error:
-            console().print(f"No curve: {error}", style="yellow", markup=False)
-            return []
 
     def _specs(self) -> list[ArmSpec]:
         best, *further = self._device.targets
@@ -109,13 +83,6 @@ class Bench:
         if all(len(text) < tokens for text in texts):
             texts = joined(texts, tokens)
         return windows(texts, tokens, count)
-
-    def _exit_depth(self) -> int:
-        """Mean layers that `exit` runs for a token: the depth that static layer skip is compared at."""
-        entry = self.pool.running(POLICIES["exit"])
-        prompts = self._windows(self._lengths[0], 4)
-        depths = [entry.generate([prompt], self.config.new_tokens).depth or 0.0 for prompt in prompts]
-        return max(1, min(round(sum(depths) / len(depths)), self.manifest.model.num_layers - 1))
 
     def _most_in_memory(self) -> int:
         import psutil  # `tide-bench --help` works without it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,25 +15,13 @@ _KEY_FILE = "bench-key.txt"
 
 def cached_folder(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
     """``folder``, filled by ``make(folder)`` unless it was already filled for the same ``key``."""
-    cached_folders({folder: key}, lambda stale: make(stale[0]))
-    return folder
-
-
-def cached_folders(keys: Mapping[Path, str], make: Callable[[list[Path]], None]) -> None:
-    """Have ``make`` fill those folders at once that were not already filled for their key."""
-    stale = [folder for folder, key in keys.items() if _key_of(folder) != key]
-    for folder in stale:
+    stamp = folder / _KEY_FILE
+    if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    if stale:
-        make(stale)
-    for folder in stale:  # last: an interrupted `make` leaves folders without a key
-        (folder / _KEY_FILE).write_text(keys[folder], encoding="utf-8")
-
-
-def _key_of(folder: Path) -> str | None:
-    stamp = folder / _KEY_FILE
-    return stamp.read_text(encoding="utf-8") if stamp.is_file() else None
+        make(folder)
+        stamp.write_text(key, encoding="utf-8")  # last: an interrupted `make` leaves a folder without a key
+    return folder
 
 
 def files_digest(files: Iterable[Path]) -> str:

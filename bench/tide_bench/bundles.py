@@ -9,15 +9,12 @@ from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.bundle.manifest import MANIFEST_NAME, Manifest
 
-from tide_bench.build_cache import cached_folder, cached_folders, files_digest, run_in_process
-
-if TYPE_CHECKING:
-    from tide_export.load import LoadedModel
+from tide_bench.build_cache import cached_folder, files_digest, run_in_process
 
 DRAFT_LIMIT = 5
 
@@ -59,21 +56,6 @@ def export_bundle(
     return cached_folder(folder, key, lambda empty: run_in_process(_export, str(weights), empty / "bundle", options)) / "bundle"
 
 
-def export_cuts(
-    weights: Path, identity: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int, target: str = "cpu"
-) -> dict[Path, Path]:
-    """Folder of ``cuts`` → its bundle, cut at the given checkpoints; all that are missing or out of date come from one trace."""
-    on = "" if target == "cpu" else f"\n{target}"
-    keys = {folder: _key(identity, checkpoints, dtype, max_seq_len) + on for folder, checkpoints in cuts.items()}
-
-    def make(stale: list[Path]) -> None:
-        wanted = {folder / "bundle": cuts[folder] for folder in stale}
-        run_in_process(_export_cuts, str(weights), wanted, dtype, max_seq_len, target)
-
-    cached_folders(keys, make)
-    return {folder: folder / "bundle" for folder in cuts}
-
-
 def _key(identity: str, checkpoints: str, dtype: str, max_seq_len: int | None) -> str:
     key = export_key(identity) + ("" if checkpoints == "auto" else f"\ncut at {checkpoints}")
     return key + ("" if (dtype, max_seq_len) == ("fp32", None) else f"\n{dtype}, {max_seq_len} slots")
@@ -91,28 +73,6 @@ def _export(weights: str, out: Path, options: Mapping[str, Any]) -> None:
     from tide_export.config import ExportConfig
 
     export(weights, out, ExportConfig(verify=False, **options))
-
-
-def write_cuts(loaded: LoadedModel, cuts: Mapping[Path, str], dtype: str, max_seq_len: int, target: str = "cpu") -> None:
-    """Write a bundle into each folder of ``cuts``, made here, cut at the checkpoints given (see `ExportConfig`); unverified. All
-    come from one trace: tracing is most of an export."""
-    from tide_export.config import ExportConfig
-    from tide_export.export import write_bundle
-    from tide_export.progress import ExportProgress
-    from tide_export.trace import TracedModel, trace
-
-    traced = trace(loaded.model)
-    for folder, checkpoints in cuts.items():
-        folder.mkdir(parents=True)
-        config = ExportConfig(dtype, checkpoints, max_seq_len, targets=(target,), verify=False)
-        copy = TracedModel(traced.model.clone(), traced.layers)
-        write_bundle(loaded, folder, config, ExportProgress(quiet=True), traced=copy)
-
-
-def _export_cuts(weights: str, cuts: Mapping[Path, str], dtype: str, max_seq_len: int, target: str) -> None:
-    from tide_export.load import load_model
-
-    write_cuts(load_model(weights, dtype), cuts, dtype, max_seq_len, target)
 
 
 def write_changed(bundle: Path, folder: Path, manifest: Manifest) -> Path:

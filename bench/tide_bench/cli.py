@@ -20,7 +20,6 @@ from tide_runtime.targets.select import AUTO
 from tide_bench.arms import OTHER_ARMS, POLICIES
 from tide_bench.bench_run import Bench
 from tide_bench.config import BASELINES, MODES, BenchConfig, default_rivals
-from tide_bench.curve import CurvePoint
 from tide_bench.device_choice import choose_device
 from tide_bench.report import Phases, Report, phase_lines
 from tide_bench.results import add_results, add_tables
@@ -72,24 +71,18 @@ def bench(
     ] = _DEFAULTS.precision,
     mode: Annotated[
         str,
-        typer.Option(help=f"Of {_list(MODES)}: tokens after the first; time to the first; requests at random times."),
+        typer.Option(help=f"Of {_list(MODES)}: tokens after the first; time to the first."),
     ] = _DEFAULTS.mode,
-    rate: Annotated[str, typer.Option(help="Mode load: requests, as shares of what full can do.")] = _list(_DEFAULTS.rates),
-    seconds: Annotated[float, typer.Option(help="Mode load: how long requests come.")] = _DEFAULTS.seconds,
     long: Annotated[bool, typer.Option("--long", help="Prompts of half and of all of the cache as well.")] = False,
-    curve: Annotated[bool, typer.Option("--curve", help="Sweep the threshold of exit: cost against agreement.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a report, index.html and its charts, into this folder.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Where graphs of other arms are kept. Default: ~/.cache/tide-bench.")] = None,
 ) -> None:
     """Compare a bundle's depth policies with other ways to run its model: in turn, on the same prompts, outputs checked.
 
-    Example: `tide-bench engine/ --device cuda --vs eager,cuda-graph --batch 1 --html report/`
+    Example: `tide-bench engine/ --device cuda --vs eager,cuda-graph --batch 1`
     """
     import psutil  # noqa: F401  # what the extra brings is missed here, and not after minutes
 
-    if html is not None:
-        from tide_bench.page import write_report
     begin = perf_counter()
     opened = Bundle.open(bundle, verify=False)
     place = choose_device(opened.manifest, device, _names(target))
@@ -106,32 +99,21 @@ def bench(
         rounds=rounds,
         minutes=minutes,
         precision=precision,
-        rates=_numbers(rate, float, "--rate"),
-        seconds=seconds,
     )
     report = Report(
         "tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, targets=place.targets, **asdict(config)
     )
     if place.gpu:
         report.machine["gpu"] = place.gpu
-    points: list[CurvePoint] = []
     phases = Phases(lambda text: console().print(text, style="dim", markup=False))
     with Bench(opened, config, place, model, prompts, cache or _default_cache(), long, phases, gguf) as run:
         report.rows = run.rows()
         add_tables(report)
-        if run.meter.absent:
-            console().print(f"No energy: {run.meter.absent}", style="dim", markup=False)
-        report.settings["energy"] = run.meter.absent or "counted"
-        if curve:
-            points = run.curve()
-    report.settings["curve"] = [asdict(point) for point in points]
     add_results(report)
     report.add("bench_seconds", perf_counter() - begin)
     report.settings["phases"] = phases.seconds
     for line in phase_lines(phases.seconds):
         console().print(line, style="dim", markup=False)
-    if html is not None:
-        console().print(f"report: {write_report(report, points, html)}", markup=False)
     report.finish(json)
 
 

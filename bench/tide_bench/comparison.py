@@ -12,7 +12,7 @@ from tide_bench.arm_pool import ArmPool, RunningArm, meetings
 from tide_bench.arms import ArmSpec
 from tide_bench.arms.process import ArmError
 from tide_bench.config import BenchConfig
-from tide_bench.counters import EnergyMeter, OtherLoad
+from tide_bench.counters import OtherLoad
 from tide_bench.figures import decode_seconds, prefill_seconds, ratio_row, settled, speed_row, text_row
 from tide_bench.output_checks import Terms, broken_promise
 from tide_bench.report import Phases
@@ -53,11 +53,10 @@ class Comparison:
         places: Sequence[Place],
         manifest: Manifest,
         config: BenchConfig,
-        meter: EnergyMeter,
         phases: Phases,
     ) -> None:
         self._pool, self._specs, self._places, self._config = pool, specs, places, config
-        self._manifest, self._meter, self._phases = manifest, meter, phases
+        self._manifest, self._phases = manifest, phases
         self._records = [_Record() for _ in places]
         self._seconds = prefill_seconds if config.mode == "prefill" else decode_seconds
         self.new_tokens = 2 if config.mode == "prefill" else config.new_tokens
@@ -98,9 +97,7 @@ class Comparison:
         present = [entry for entry in present if self._warm_up(entry, place)]
         load = OtherLoad(self._pool.pids)
         with self._phases("turns", place.title):
-            turns = run_rounds(
-                present, place.groups, self.new_tokens, self._meter, seconds, number, self._pool.note_failure, self._settled
-            )
+            turns = run_rounds(present, place.groups, self.new_tokens, seconds, number, self._pool.note_failure, self._settled)
         record.other_load = max(record.other_load, load.share())
         for name, own in turns.items():
             record.turns.setdefault(name, []).extend(own)

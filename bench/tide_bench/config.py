@@ -10,7 +10,7 @@ from tide_runtime.errors import ParamsError
 
 from tide_bench.arms import CPU, CUDA, OTHER_ARMS, POLICIES
 
-MODES = ("decode", "prefill", "load")
+MODES = ("decode", "prefill")
 # Eager decoding on a GPU waits for Python: a graph of the same kernels does not.
 BASELINES = {CPU: ("eager", "unsplit"), CUDA: ("eager", "cuda-graph", "unsplit")}
 
@@ -25,8 +25,7 @@ class BenchConfig:
     """Options of one comparison.
 
     Args:
-        mode: ``decode`` (tokens after the first), ``prefill`` (time to the first token), ``load`` (requests that come when they
-            like).
+        mode: ``decode`` (tokens after the first) or ``prefill`` (time to the first token).
         device: ``cpu`` or ``cuda``: what all arms run on.
         rivals: other ways to run the model, names of `OTHER_ARMS` that run there, see `default_rivals`. Names are
             keys of kept results.
@@ -38,8 +37,6 @@ class BenchConfig:
         rounds: turns of each arm, at most.
         minutes: time for all turns together; each arm has `FEWEST_ROUNDS` turns even when that takes longer.
         precision: turns end early once every ratio's 95% interval is within this share of it.
-        rates: of mode ``load``: requests per second, as shares of the rate at which `full` serves one request after the other.
-        seconds: of mode ``load``: how long requests come.
         pivot: the arm that is in memory together with every other one, and whose texts theirs are compared with.
         baselines: arms over which the speed of the others is given; the first one that ran decides when turns may end.
     """
@@ -55,8 +52,6 @@ class BenchConfig:
     rounds: int = 12
     minutes: float = 2.0
     precision: float = 0.02
-    rates: tuple[float, ...] = (0.5, 0.9)
-    seconds: float = 10.0
     pivot: str = "full"
     baselines: tuple[str, ...] = BASELINES[CPU]
 
@@ -67,11 +62,11 @@ class BenchConfig:
         _known(self.rivals, here, f"on {self.device}, --vs")
         _known(self.policies, POLICIES, "--policy")
         _known((self.bits,), dict.fromkeys(BITS), "--bits")
-        for name, least in (("batches", 1), ("prompt_tokens", 1), ("rates", 0.01)):
+        for name, least in (("batches", 1), ("prompt_tokens", 1)):
             values = getattr(self, name)
             if not values or min(values) < least:
                 raise ParamsError(f"{name} is {values}; give numbers of at least {least}")
-        for name, least in (("new_tokens", 2), ("rounds", 1), ("minutes", 0), ("precision", 0), ("seconds", 1)):
+        for name, least in (("new_tokens", 2), ("rounds", 1), ("minutes", 0), ("precision", 0)):
             if getattr(self, name) < least:
                 raise ParamsError(f"{name} is {getattr(self, name)}; give at least {least}")
 

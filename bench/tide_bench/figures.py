@@ -26,8 +26,7 @@ def prefill_seconds(turn: TimedRun) -> float:
 
 
 def speed_row(title: str, turns: Sequence[TimedRun], seconds: Seconds) -> dict[str, Any]:
-    """``title`` of the arm with what limits it, times in ms, memory in MiB, energy in joules per token; uncounted figures are
-    left out."""
+    """``title`` of the arm with what limits it, times in ms, memory in MiB; uncounted figures are left out."""
     timings = [turn.timing for turn in turns]
     rows, steps = len(timings[0].tokens), [t.decode_ms_per_token for t in timings]
     row: dict[str, Any] = {"title": with_limitation(title, timings[0].limitation), "rounds": len(turns)}
@@ -42,9 +41,6 @@ def speed_row(title: str, turns: Sequence[TimedRun], seconds: Seconds) -> dict[s
         row["gpu_mib"] = max(held) / 2**20
     if timings[-1].drive is not None:  # of the last: a capture that fails shows after the first launches
         row["drive"] = timings[-1].drive
-    joules = [turn.joules for turn in turns if turn.joules is not None]
-    if len(joules) == len(turns):
-        row["joules_per_token"] = sum(joules) / sum(rows * len(t.tokens[0]) for t in timings)
     return row
 
 

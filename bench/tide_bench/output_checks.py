@@ -13,7 +13,6 @@ from tide_bench.arms import Promise
 Tokens = Sequence[Sequence[int]]  # [sequences][tokens]
 # Logits closer than this may change places with the order of a sum.
 NEAR_TIE = {"fp32": 1e-3, "fp16": 5e-2, "bf16": 5e-1}
-NO_PROMISE = "promises nothing about its text"
 _RESAMPLES = 2000
 
 Gap = Callable[[Sequence[int], int, int], float]  # distance of two tokens' logits behind a text
@@ -48,8 +47,6 @@ def broken_promise(promise: Promise, prompts: Tokens, texts: Tokens, references:
         texts, references: continuations of ``prompts``, [sequences][tokens].
         gap: by the model with every layer.
     """
-    if promise == "none":
-        return NO_PROMISE
     if promise == "rounded":
         return ""
     if promise == "certified":

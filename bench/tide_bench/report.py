@@ -16,7 +16,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -145,24 +144,22 @@ def _version(package: str) -> str:
 
 
 class Phases:
-    """``seconds``: phase → part → seconds, in the order they began. Arms may be prepared by several threads at once."""
+    """``seconds``: phase → part → seconds, in the order they began."""
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self.seconds: dict[str, dict[str, float]] = {}
-        self._announce, self._lock = announce, Lock()
+        self._announce = announce
 
     @contextmanager
     def __call__(self, phase: str, part: str = "") -> Iterator[None]:
         """Time what is done inside; time of the same phase and part adds up."""
         self._announce(f"{phase}: {part}" if part else phase)
-        with self._lock:
-            self.seconds.setdefault(phase, {}).setdefault(part, 0.0)
+        self.seconds.setdefault(phase, {}).setdefault(part, 0.0)
         start = perf_counter()
         try:
             yield
         finally:
-            with self._lock:
-                self.seconds[phase][part] += perf_counter() - start
+            self.seconds[phase][part] += perf_counter() - start
 
 
 def phase_lines(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -21,7 +21,7 @@ _MEMORY = (
     "GPU memory: what its process holds, its CUDA context included; torch's arms are timed by events, TIDE's until the host has "
     "the tokens; ",
 )
-_RANK = "no rank: its text is not what it promises, or nothing is promised"
+_RANK = "no rank: its text is not what it promises"
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,8 @@ class Columns:
 
     @property
     def headings(self) -> list[str]:
-        if self.mode == "load":
-            return ["arm", "requests/s", "first token p50 / p95", "request p50 / p95", "tokens/s"]
         ratios = [f"× {baseline} (95%)" for baseline in self.baselines]
-        memory = ["GPU memory" if self.gpu else "memory", "J/token"]
+        memory = ["GPU memory" if self.gpu else "memory"]
         if self.mode == "prefill":
             return ["", "arm", "first token (p10–p90)", *ratios, *memory]
         speed = ["", "arm", "ms per token (p10–p90)", "tokens/s", "first token"]
@@ -55,13 +53,11 @@ class Columns:
 
     def cells(self, row: Row) -> list[str]:
         """One row; missing figures are empty; an arm that could not run is marked."""
-        if self.mode == "load":
-            return _load_cells(row)
         rank = str(row["rank"]) if "rank" in row else "–"
         if "rounds" not in row:
             return [rank, row["title"], "could not run", *[""] * (len(self.headings) - 3)]
         ratios = [ratio_cell(row, baseline) for baseline in self.baselines]
-        memory = [_number(row, "gpu_mib" if self.gpu else "peak_mib", ".0f", " MiB"), _number(row, "joules_per_token", ".3g")]
+        memory = [_number(row, "gpu_mib" if self.gpu else "peak_mib", ".0f", " MiB")]
         if self.mode == "prefill":
             return [rank, row["title"], spread_cell(row, "first_token_ms", " ms"), *ratios, *memory]
         speed = [spread_cell(row, "ms_per_token"), f"{row['tokens_per_s']:.0f}", f"{row['first_token_ms']:.0f} ms"]
@@ -95,21 +91,8 @@ def places(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows by where they were measured, in words."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(_place(row), []).append(row)
+        found.setdefault(f"batch {row['batch']}, {row['prompt_tokens']} prompt tokens", []).append(row)
     return found
-
-
-def _place(row: Row) -> str:
-    if "batch" not in row:
-        return f"load {row['share']:.0%} of what full can do one by one" if "share" in row else "could not run"
-    return f"batch {row['batch']}, {row['prompt_tokens']} prompt tokens"
-
-
-def _load_cells(row: Row) -> list[str]:
-    if "request_ms" not in row:
-        return [row["title"], "could not run", "", "", ""]
-    first, last = (f"{row[name]:.0f} / {row[f'{name}_p95']:.0f} ms" for name in ("first_token_ms", "request_ms"))
-    return [row["title"], f"{row['rate']:.1f}", first, last, f"{row['tokens_per_s']:.0f}"]
 
 
 def ratio_cell(row: Row, baseline: str) -> str:
@@ -132,7 +115,7 @@ def add_results(report: Report) -> None:
     arms are marked, and how many ran where the fewest did."""
     lengths = sorted({row["prompt_tokens"] for row in report.rows if "prompt_tokens" in row})
     for row in report.rows:
-        if "batch" in row and "rounds" in row:
+        if "rounds" in row:
             place = f"b{row['batch']}" + (f"_p{row['prompt_tokens']}" if row["prompt_tokens"] != lengths[0] else "")
             arm = re.sub(r"\W", "_", row["arm"])
             for baseline in report.settings["baselines"]:
@@ -140,7 +123,7 @@ def add_results(report: Report) -> None:
                     report.add(re.sub(r"\W", "_", f"{arm}_vs_{baseline}_{place}"), row[f"vs_{baseline}"])
             if "agreement" in row:
                 report.add(f"{arm}_agreement_{place}", row["agreement"])
-    if report.rows and all("batch" in row for row in report.rows):
+    if report.rows:
         report.add("arms_marked", len({row["arm"] for row in report.rows if row.get("mark")}))
         ran = [sum("rounds" in row for row in rows) for rows in places(report.rows).values()]
         report.add("bench_device_arms", min(ran))

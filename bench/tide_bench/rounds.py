@@ -14,7 +14,6 @@ from tide_bench.arm_pool import RunningArm
 from tide_bench.arms import ArmSpec
 from tide_bench.arms.base import Timing
 from tide_bench.arms.process import ArmError
-from tide_bench.counters import EnergyMeter
 
 Group = list[list[int]]  # prompts of one run, [B][S] token ids
 SETTLE_S = 0.2  # thread pools spin for a while after their last work
@@ -29,14 +28,12 @@ class TimedRun:
         meeting, round: runs with the same two were neighbours in time and had the same prompts.
         peak_bytes: largest memory of its process during the run.
         gpu_bytes: of GPUs, see `ArmProcess`.
-        joules: of the whole machine during the run; None without counters.
     """
 
     meeting: int
     round: int
     timing: Timing
     peak_bytes: int
-    joules: float | None
     gpu_bytes: int | None = None
 
 
@@ -44,7 +41,6 @@ def run_rounds(
     entries: Sequence[RunningArm],
     groups: Sequence[Group],
     new_tokens: int,
-    meter: EnergyMeter,
     seconds: float,
     meeting: int,
     failed: Callable[[ArmSpec, str], None],
@@ -62,17 +58,14 @@ def run_rounds(
             break
         for entry in Random(f"{meeting} {number}").sample(running, len(running)):
             try:
-                runs[entry.spec.name].append(_timed(entry, group, new_tokens, meter, meeting, number))
+                runs[entry.spec.name].append(_timed(entry, group, new_tokens, meeting, number))
             except ArmError as error:
                 running.remove(entry)
                 failed(entry.spec, str(error))
     return runs
 
 
-def _timed(entry: RunningArm, group: Group, new_tokens: int, meter: EnergyMeter, meeting: int, number: int) -> TimedRun:
+def _timed(entry: RunningArm, group: Group, new_tokens: int, meeting: int, number: int) -> TimedRun:
     time.sleep(SETTLE_S)
-    before = meter.joules()
     timing = entry.generate(group, new_tokens)
-    after = meter.joules()
-    joules = None if before is None or after is None else after - before
-    return TimedRun(meeting, number, timing, entry.process.peak_bytes, joules, entry.process.gpu_bytes)
+    return TimedRun(meeting, number, timing, entry.process.peak_bytes, entry.process.gpu_bytes)

@@ -79,4 +79,5 @@ def where(run: Mapping[str, Any]) -> str:
     machine = run["machine"]
     versions = ", ".join(f"{name} {machine[name]}" for name in ("onnxruntime", "torch"))
     instructions = f", {machine['instructions']}" if "instructions" in machine else ""  # runs before 2026-11-27 did not note them
-    return f"{run['date'][:10]}, {machine['cpu']}{instructions}, {machine['cores']} cores, {versions}"
+    gpu = f", {machine['gpu']}" if "gpu" in machine else ""
+    return f"{run['date'][:10]}, {machine['cpu']}{instructions}, {machine['cores']} cores{gpu}, {versions}"

@@ -10,11 +10,9 @@ from tide_bench.arms.process import ArmError
 from tide_bench.rounds import TimedRun
 
 
-def turn(
-    seconds: float, number: int = 0, meeting: int = 0, tokens: list[list[int]] | None = None, joules: float | None = None
-) -> TimedRun:
+def turn(seconds: float, number: int = 0, meeting: int = 0, tokens: list[list[int]] | None = None) -> TimedRun:
     """``seconds`` of decoding two tokens behind the first."""
-    return TimedRun(meeting, number, Timing(tokens or [[1, 2, 3]], 0.01, seconds), 2**20, joules)
+    return TimedRun(meeting, number, Timing(tokens or [[1, 2, 3]], 0.01, seconds), 2**20)
 
 
 def row(arm: str, ratio: float, **more: Any) -> dict[str, Any]:

@@ -36,13 +36,6 @@ def test_chained_ratio_is_as_unsure_as_both_its_parts() -> None:
     assert ratio.median == 2 and ratio.low < 2 < ratio.high
 
 
-def test_energy_is_left_out_where_a_turn_was_not_counted() -> None:
-    """A total of some turns would be shown as the cost of all."""
-    assert "joules_per_token" not in speed_row("full", [turn(1, joules=3.0), turn(1)], decode_seconds)
-    counted = speed_row("full", [turn(1, joules=3.0), turn(1, joules=6.0)], decode_seconds)
-    assert counted["joules_per_token"] == pytest.approx(1.5)
-
-
 def test_a_row_says_what_ran_in_place_of_what_its_name_says() -> None:
     """Tables showed the speed of `exact` where the engine runs `full`."""
     limited = turn(1)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from export.quantization.llama_gguf import gguf_name, write_llama
 from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool
 from tide_bench.arms import OTHER_ARMS
@@ -22,8 +23,6 @@ from tide_bench.output_checks import Terms, broken_promise
 from tide_bench.report import Phases
 from tide_bench.source_model import find_gguf
 from tide_runtime.errors import ModelFilesError, ParamsError
-
-from benchmarks.models.gguf_files import gguf_name, write_gguf
 
 GGUF_ARMS = ("llamacpp", "openvino")
 
@@ -46,8 +45,8 @@ def test_without_a_gguf_file_the_user_learns_which_option_takes_one(given: Path 
 def test_a_missing_file_leaves_out_only_its_arm(name: str) -> None:
     """A bundle from HuggingFace weights could not be compared with anything when --vs names llama.cpp too."""
     manifest: Any = SimpleNamespace(model=SimpleNamespace(fingerprint="f" * 64, source="org/name"))
-    folders = ArmFolders(Path(), manifest, "no model here", Path(), [name], lambda: 1)
-    pool = ArmPool(folders, 1, Phases(lambda text: None))
+    folders = ArmFolders(Path(), manifest, "no model here", Path())
+    pool = ArmPool(folders, Phases(lambda text: None))
     assert pool.start([OTHER_ARMS[name]]) == [] and "--gguf" in pool.failures[name]
 
 
@@ -104,6 +103,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for module in ("xllamacpp", "gguf"):
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
+    import gguf
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -118,7 +118,8 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             steps.view(-1, 32)[:, 0] = -8  # the largest of a block gives its scale
             parameter.data = steps / 64.0
     model.save_pretrained(folder)
-    write_gguf(folder, folder / "tiny.gguf")
+    stored = gguf.GGMLQuantizationType.Q4_0
+    write_llama(folder, folder / "tiny.gguf", lambda name, matrix: (gguf.quantize(matrix, stored), stored))
     return folder, folder / "tiny.gguf"
 
 

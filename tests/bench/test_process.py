@@ -10,12 +10,9 @@ from threading import Thread
 from types import SimpleNamespace
 
 import pytest
-import torch
 from tide_bench.arms import ARMS
-from tide_bench.arms.base import FEW_THREADS, ArmDevice, use_all_cores
-from tide_bench.arms.eager import load_eager
+from tide_bench.arms.base import ArmDevice
 from tide_bench.arms.process import ArmError, ArmProcess, _serve
-from tide_bench.report import cores
 
 
 class Moody:
@@ -54,7 +51,7 @@ def test_a_call_that_fails_leaves_the_arm_for_the_next(pipe: Connection) -> None
 
 
 def test_a_function_is_applied_where_the_arm_is(pipe: Connection) -> None:
-    """Mixed load would be measured over the pipe."""
+    """What is measured inside would be measured over the pipe."""
     pipe.send(("__call__", (_twice, 4), {}))
     error, value, peak, _ = pipe.recv()
     assert (error, value) == (None, 8) and peak > 2**20
@@ -81,39 +78,3 @@ def test_an_arm_that_cannot_be_loaded_gives_the_reason(monkeypatch: pytest.Monke
     ours, theirs = Pipe()
     _serve(theirs, "absent", Path())
     assert ours.recv()[0] == "ImportError: no module named genai"
-
-
-DEMO = Path(__file__).parents[2] / "examples" / "demo_model" / "stock"
-
-
-class Threaded:
-    """Says how many threads torch has."""
-
-    def __init__(self) -> None:
-        load_eager(DEMO)
-
-    def threads(self) -> int:
-        return torch.get_num_threads()
-
-
-@pytest.mark.parametrize("few", [None, 1])
-def test_torch_begins_with_few_threads_and_goes_on_with_all(few: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A baseline on one core would flatter every other arm."""
-    monkeypatch.setenv(FEW_THREADS, "")  # is put back afterwards
-    monkeypatch.delenv(FEW_THREADS)
-    monkeypatch.setitem(ARMS, "threaded", lambda folder, device: Threaded())
-    before = torch.get_num_threads()
-    ours, theirs = Pipe()
-    thread = Thread(target=_serve, args=(theirs, "threaded", Path(), few))
-    thread.start()
-    try:
-        assert ours.recv()[0] is None
-        asked = []
-        for request in (("threads", (), {}), ("__call__", (use_all_cores,), {}), ("threads", (), {})):
-            ours.send(request)
-            asked.append(ours.recv()[1])
-        assert asked == [few or cores(), None, cores()]
-    finally:
-        ours.send(None)
-        thread.join(10)
-        torch.set_num_threads(before)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tide_bench.arms import tide
-from tide_bench.arms.tide import StaticSkipArm, TideArm, limitation
+from tide_bench.arms.tide import TideArm, limitation
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 
 PROMPTS = [[5, 9, 3, 7], [2, 4, 6, 8]]
@@ -29,16 +28,6 @@ def test_the_arm_gives_the_engines_own_text(exits_bundle: Path) -> None:
     assert timing.first_token_s > 0 and timing.decode_s > 0 and timing.layers_per_token
 
 
-def test_calls_at_once_run_together_and_keep_their_texts(exits_bundle: Path) -> None:
-    """Under load each call would wait for the one before it, or get the other's text."""
-    arm = TideArm(exits_bundle)
-    alone = [arm.generate([prompt], 24).tokens for prompt in PROMPTS]
-    with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda prompt: arm.generate([prompt], 24, concurrent=2).tokens, PROMPTS))
-    assert together == alone
-    assert arm._engine("full", None, 2).max_batch == 2
-
-
 def test_an_earlier_call_drafts_nothing_for_the_next(exits_bundle: Path) -> None:
     """The second turn of a prompt would copy the first one's answer, and look several times as fast."""
     arm = TideArm(exits_bundle)
@@ -58,12 +47,3 @@ def test_a_default_that_resolves_to_another_policy_is_said(bundle: Path) -> None
         assert limitation(engine) == f"auto runs {engine.policy.name}"
     with Engine.load(bundle, EngineOptions(policy="full", threads=ThreadOptions(1))) as engine:
         assert limitation(engine) is None
-
-
-def test_static_skip_stops_every_token_at_its_cut(exits_bundle: Path) -> None:
-    """The baseline would run more layers than its row says, or change the bundle that it was made from."""
-    before = {file.name: file.stat().st_mtime_ns for file in exits_bundle.iterdir()}
-    arm = StaticSkipArm(exits_bundle)
-    timing = arm.generate([PROMPTS[0]], 8, policy="exit")
-    assert timing.depth is not None and timing.depth < arm._loaded.depth
-    assert {file.name: file.stat().st_mtime_ns for file in exits_bundle.iterdir()} == before

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.models.families import SLOTS, family_model
 from tide_runtime.bundle.manifest import Manifest
 
-from benchmarks.hybrids.families import SLOTS, family_model
 from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
 from tide_export.load import LoadedModel

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.tiny_configs import tiny_config
 from export.architectures import tiny_model
 from export.planted_faults import BLOCKS, FACTORS, KEYS, TENSORS, TOKENS, Fault, caught_by
 from export.quantization.test_gguf_source import written
@@ -18,7 +19,6 @@ from tide_runtime.errors import VerificationError
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM
 
-from benchmarks.tiny_configs import tiny_config
 from tide_export import ExportConfig, export
 from tide_export.checks import check_loaded, compare_rest, stored_values
 from tide_export.checks.tokens import TEXTS

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from benchmarks.models.families import family_model
 from export.architectures import LAYERS, tiny_model
 from export.looped_tiny import made, nanbeige
 from export.stub_calibration import write_calibration
@@ -29,7 +30,6 @@ from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import ParamsError, VerificationError
 from transformers import PreTrainedModel
 
-from benchmarks.hybrids.families import family_model
 from tide_export import ExportConfig
 from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.draft_graph import trace_drafter

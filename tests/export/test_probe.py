@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from benchmarks.tiny_configs import tiny_config
 from export.architectures import LAYERS, MISTRAL3, tiny_model
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo
 from tide_runtime.errors import UnsupportedModelError
@@ -26,7 +27,6 @@ from transformers.masking_utils import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from benchmarks.tiny_configs import tiny_config
 from tide_export.attention_masks import recorded_windows
 from tide_export.boundaries import decoder_layers
 from tide_export.probe import probe_layers

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from benchmarks.models.families import FAMILIES, SLOTS, VOCAB, family_model
 from export.recurrent_models import write_recurrent_bundle
 from export.stub_calibration import write_calibration
 from numpy.typing import NDArray
@@ -25,7 +26,6 @@ from tide_runtime.errors import CalibrationError, TargetError, UnsupportedModelE
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
-from benchmarks.hybrids.families import FAMILIES, SLOTS, VOCAB, family_model
 from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
@@ -34,7 +34,7 @@ from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.probe import probe_layers
 from tide_export.progress import ExportProgress
 
-EACH_KIND = ("qwen3_5", "falcon_h1", "nemotron_h", "mamba")  # of layers; benchmarks.hybrids runs every family
+EACH_KIND = ("qwen3_5", "falcon_h1", "nemotron_h", "mamba")  # of layers
 Arrays = dict[str, NDArray[Any]]
 
 

@@ -147,7 +147,7 @@ def test_the_modules_of_an_extra_are_those_it_installs(extra: str) -> None:
 
 def test_extras_that_are_named_exist() -> None:
     """Breaks: pip only warns about an extra that does not exist, installs nothing, and the user ends where the message was."""
-    folders = ("bench", "benchmarks", "calibrate", "deploy", "docs", "examples", "plugins", "runtime", "tide_export")
+    folders = ("bench", "calibrate", "deploy", "docs", "examples", "plugins", "runtime", "tide_export")
     files = [
         ROOT / "README.md",
         *(file for folder in folders for kind in ("*.py", "*.md") for file in (ROOT / folder).rglob(kind)),

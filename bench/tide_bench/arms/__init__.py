@@ -39,11 +39,9 @@ ARMS: dict[str, LoadArm] = {
     "genai-int4": _class("genai", "GenaiArm", only_cpu=True),
     "llamacpp": _class("llamacpp", "LlamacppArm", only_cpu=True),
     "openvino": _class("openvino", "OpenvinoArm", only_cpu=True),
-    "static": _class("tide", "StaticSkipArm"),
-    "predecessor": _class("predecessor", "PredecessorArm"),
 }
 
-Promise = Literal["same", "certified", "rounded", "none"]
+Promise = Literal["same", "certified", "rounded"]
 CPU, CUDA = "cpu", "cuda"
 
 
@@ -56,7 +54,7 @@ class ArmSpec:
         title: in tables and charts.
         kind: a name of `tide_bench.arms.ARMS`.
         promise: ``same``: the model's own greedy tokens; ``certified``: as often as the bundle's certificate allows; ``rounded``:
-            its weights or products have fewer bits, rounded in its own way, so its text may part anywhere; ``none``.
+            its weights or products have fewer bits, rounded in its own way, so its text may part anywhere.
         options: further arguments of its kind's ``generate``.
         all_layers: True when every token takes all layers.
         model: which of several models of its kind; arms of one kind and model share a process.
@@ -118,6 +116,4 @@ OTHER_ARMS: dict[str, ArmSpec] = {
     "assisted": ArmSpec("assisted", "HF assistant_early_exit", "eager", "same"),
     # HF's documentation, "Prompt lookup decoding"
     "prompt-lookup": ArmSpec("prompt-lookup", "HF prompt lookup", "eager", "same", {"prompt_lookup_num_tokens": 10}),
-    "predecessor": ArmSpec("predecessor", "tide-inference", "predecessor", "none", all_layers=True),
-    "static-skip": ArmSpec("static-skip", "static layer skip", "static", "none", {"policy": "exit"}),
 }

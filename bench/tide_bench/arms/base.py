@@ -5,17 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tide_bench.report import cores
-
-FEW_THREADS = "TIDE_BENCH_THREADS"  # environment: threads of torch while arms get ready beside each other
-
-
-def use_all_cores(arm: Any) -> None:
-    """Let torch use all cores in this process, whose ``arm`` runs by torch."""
-    import torch
-
-    torch.set_num_threads(cores())
-
 
 @dataclass(frozen=True)
 class ArmDevice:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from tide_bench.arms.base import FEW_THREADS, ArmDevice, Timing
+from tide_bench.arms.base import ArmDevice, Timing
 from tide_bench.arms.process import ArmError
 from tide_bench.arms.stopwatch import Stopwatch
 from tide_bench.report import cores
@@ -20,12 +19,12 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def load_eager(folder: Path | PreTrainedModel, device: ArmDevice | None = None) -> PreTrainedModel:
-    """The model on ``device`` (None: the processor) in eval mode, with end-of-sequence ids off, and torch on all cores or the few
-    it is to begin with. ``folder``: the model's, or a model that is there. Raises ArmError where torch sees no GPU."""
+    """The model on ``device`` (None: the processor) in eval mode, with end-of-sequence ids off, and torch on all cores.
+    ``folder``: the model's, or a model that is there. Raises ArmError where torch sees no GPU."""
     device = device or ArmDevice()
     if device.is_gpu and not torch.cuda.is_available():
         raise ArmError(f"torch {torch.__version__} sees no GPU; install its build for CUDA (docs/gpu.md)")
-    torch.set_num_threads(int(os.environ.get(FEW_THREADS, cores())))
+    torch.set_num_threads(cores())
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model: Any = folder

@@ -6,7 +6,6 @@ Thread pools of different libraries in one process would spin against each other
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tide_bench.arms import ARMS
-from tide_bench.arms.base import FEW_THREADS, ArmDevice, Timing
+from tide_bench.arms.base import ArmDevice, Timing
 from tide_bench.counters import forget_peak, gpu_bytes, peak_bytes
 
 _TIMEOUT_S = 900  # torch.compile of 24 layers takes a minute or two
@@ -34,7 +33,6 @@ class ArmProcess:
 
     Args:
         load: makes the arm from the folder, it must pickle; None: as `ARMS` says for ``name``.
-        threads: of torch, until `use_all_cores` is applied; None: all cores from the beginning.
         device: what it runs on; for arms of `ARMS`.
     """
 
@@ -42,7 +40,6 @@ class ArmProcess:
         self,
         name: str,
         folder: Path,
-        threads: int | None = None,
         load: Callable[[Path], Any] | None = None,
         device: ArmDevice | None = None,
     ) -> None:
@@ -50,7 +47,7 @@ class ArmProcess:
         self.gpu_bytes: int | None = None
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, load or name, folder, threads, device), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, load or name, folder, device), daemon=True)
         self._process.start()
         theirs.close()
         try:
@@ -110,12 +107,9 @@ def _serve(
     pipe: Connection,
     kind: str | Callable[[Path], Any],
     folder: Path,
-    threads: int | None = None,
     device: ArmDevice | None = None,
 ) -> None:
     """Load the arm, then answer calls. One that fails is answered with the reason; the arm stays for the next."""
-    if threads is not None:
-        os.environ[FEW_THREADS] = str(threads)
     load = (lambda: ARMS[kind](folder, device or ArmDevice())) if isinstance(kind, str) else partial(kind, folder)
     arm = _answer(pipe, load, keep=True)
     while arm is not None and (request := pipe.recv()) is not None:

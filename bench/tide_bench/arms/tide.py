@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from threading import Lock
 from time import perf_counter
 
 from tide_runtime import DepthOptions, Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
-from tide_runtime.bundle.manifest import read_manifest
 
 from tide_bench.arms.base import ArmDevice, Timing
-from tide_bench.bundles import with_exits, write_changed
 
 
 class TideArm:
@@ -25,7 +21,7 @@ class TideArm:
         self.folder, self.device = folder, device or ArmDevice()
         self._loaded = load_engine(folder, self.device) if self.device.is_gpu else load_second(folder, self.device)
         self._engines: dict[tuple[str, float | None, int, str], Engine] = {}
-        self._calls, self._lock = count(), Lock()
+        self._calls = count()
 
     def generate(
         self,
@@ -33,17 +29,15 @@ class TideArm:
         new_tokens: int,
         policy: str = "full",
         threshold: float | None = None,
-        concurrent: int = 1,
         bits: str = "same",
     ) -> Timing:
         """Raises ParamsError when the bundle cannot run the policy.
 
         Args:
             threshold: replaces the certified ones of ``exit``.
-            concurrent: calls that may come at once, whose prompts then run together.
             bits: see `EngineOptions`.
         """
-        engine = self._engine(policy, threshold, len(prompts) * concurrent, bits)
+        engine = self._engine(policy, threshold, len(prompts), bits)
         # Prompts come again, in warm-ups for one: drafts from an earlier call's outputs would copy the answer.
         params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=True, cache_salt=f"call {next(self._calls)}")
         drive = str(engine.drive) if self.device.is_gpu else None
@@ -66,12 +60,11 @@ class TideArm:
 
     def _engine(self, policy: str, threshold: float | None, rows: int, bits: str = "same") -> Engine:
         key = policy, threshold, rows, bits
-        with self._lock:  # calls may come at once
-            if key not in self._engines:
-                depth = DepthOptions(threshold=threshold)
-                options = replace(self._loaded.options, policy=policy, depth=depth, max_batch=rows, bits=bits)
-                self._engines[key] = self._loaded.with_options(options)
-            return self._engines[key]
+        if key not in self._engines:
+            depth = DepthOptions(threshold=threshold)
+            options = replace(self._loaded.options, policy=policy, depth=depth, max_batch=rows, bits=bits)
+            self._engines[key] = self._loaded.with_options(options)
+        return self._engines[key]
 
 
 def timed(engine: Engine, prompts: Sequence[Sequence[int]], params: GenerationParams) -> Timing:
@@ -145,14 +138,3 @@ def logits_gap(engine: Engine, text: Sequence[int], one: int, other: int) -> flo
     """Distance of two tokens' logits behind ``text``, by the engine's policy."""
     first, second = (engine.score([*text, token], len(text)).logprobs[0] for token in (one, other))
     return abs(first - second)
-
-
-class StaticSkipArm(TideArm):
-    """Every token is the prediction of the model's own head after the same few layers: the bundle has one cut, and an exit there
-    that is always sure, for policy ``exit``."""
-
-    def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
-        manifest = read_manifest(folder)
-        self._changed = TemporaryDirectory(dir=folder.parent)  # on the same disk, for hard links
-        changed = with_exits(manifest, manifest.checkpoints)
-        super().__init__(write_changed(folder, Path(self._changed.name) / "bundle", changed), device)

@@ -13,7 +13,7 @@ rejection happens only if H_j itself is rejected, because a test that fails ends
 losses may fall and rise with depth, as they do against a reference: an exit may agree with it where the last layer does not.
 
 The guarantee is about the rate of a document drawn at random, because tokens of one document are not independent. Assuming
-independent tokens (``unit="token"``) is tighter, but its violation rate is several times δ; benchmarks/certificate.py shows
+independent tokens (``unit="token"``) is tighter, but its violation rate is several times δ; bench/benchmarks/certificate.py shows
 both on real text.
 """
 

@@ -23,7 +23,7 @@ _GRAMMAR = frozenset({"llguidance"})
 MODULES = {
     "export": _EXPORT,
     "calibrate": _CALIBRATE,
-    "bench": _CALIBRATE | {"accelerate", "onnxruntime_genai", "sacrebleu", "xllamacpp"},
+    "bench": _EXPORT | {"accelerate", "onnxruntime_genai", "xllamacpp"},
     "eval": frozenset({"lm_eval"}),
     "grammar": _GRAMMAR,
     "serve": _GRAMMAR

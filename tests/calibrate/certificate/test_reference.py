@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.exits.resplits import EXITS, synthetic_trace
 from tide_calibrate.capture.reference import ReferenceTokens
 from tide_calibrate.certificate.certificate import certify, certify_exits, meaning
 from tide_calibrate.certificate.risk import ExitRule, fit_family, policy_counts
 from tide_calibrate.certificate.thresholds import certified_member, choose_thresholds, disagreement, document_counts, naive_member
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 from tide_runtime.bundle.calibration import ExitInfo
-
-from benchmarks.exits.resplits import EXITS, synthetic_trace
 
 DELTA, DRAWS, LAYERS = 0.05, 300, 12
 ORIGINAL = ReferenceTokens("the fp32 original tiny", "ef" * 32, np.zeros(0, np.int64), np.zeros((0, 1), np.int32))

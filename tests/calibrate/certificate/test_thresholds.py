@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from benchmarks.exits.resplits import EXITS, synthetic_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tide_calibrate.certificate.certificate import certify, meaning
@@ -22,8 +23,6 @@ from tide_calibrate.certificate.thresholds import (
 )
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 from tide_runtime.errors import CalibrationError, DataError, ParamsError
-
-from benchmarks.exits.resplits import EXITS, synthetic_trace
 
 DELTA, DRAWS = 0.05, 300
 ALLOWED = DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / DRAWS)

@@ -41,6 +41,11 @@ class LlamaCpp:
             found[choice["id"]] = choice["logprob"]
         return found
 
+    def ids(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids of ``text``, special tokens in it included."""
+        body = {"content": text, "add_special": add_special, "parse_special": True}
+        return list(self._call("/tokenize", body)["tokens"])
+
     def _call(self, path: str, body: dict[str, Any]) -> Any:
         request = Request(self._server.listening_address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urlopen(request) as answer:

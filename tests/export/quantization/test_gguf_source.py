@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from cli_in_process import Done, cli_runner
+from export.quantization.llama_gguf import gguf_name, write_llama
 from export.quantization.test_gguf_blocks import FORMATS, random_blocks
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.models.gguf_files import gguf_name, write_llama
 from tide_export import cli
 from tide_export.fake_parameters import without_parameters
 from tide_export.load import fingerprint, load_model

@@ -9,10 +9,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tide_runtime.errors import ModelFilesError, UnsupportedModelError
-
-from benchmarks.arms.llamacpp_reference import LlamacppReference
-from benchmarks.gguf_agreement import (
+from export.quantization.llamacpp import LlamaCpp
+from export.quantization.llamacpp_cases import (
     BLOCKS,
     ROPE,
     VOCAB,
@@ -23,7 +21,9 @@ from benchmarks.gguf_agreement import (
     rope_case,
     tokenizer_kinds,
 )
-from benchmarks.models.tokenizer_files import texts, write_byte_pairs, write_sentencepiece
+from export.quantization.tokenizer_files import texts, write_byte_pairs, write_sentencepiece
+from tide_runtime.errors import ModelFilesError, UnsupportedModelError
+
 from tide_export.load import load_model
 from tide_export.quantization.gguf_pretokenizers import PRE_TOKENIZERS
 from tide_export.quantization.gguf_tokenizer import read_gguf_tokenizer
@@ -125,8 +125,8 @@ def test_the_logprobs_of_llamacpp(kind: str, tmp_path: Path) -> None:
     """Blocks, norms or positions read wrongly would pass: verification compares with the same wrong model."""
     case = rope_case(kind.removeprefix("RoPE "), tmp_path) if kind.startswith("RoPE") else block_case(kind, tmp_path)
     ids = random_ids(12)
-    with LlamacppReference(case.reference) as reference:
-        wanted = reference.logprobs(ids, VOCAB)
+    reference = LlamaCpp(case.reference, 256)
+    wanted = [reference.log_probs(ids[:at], VOCAB)[ids[at]] for at in range(1, len(ids))]
     model = load_model(str(case.exported), "fp32", weights="fp32", tokenizer="none").model
     with torch.no_grad():
         got = torch.log_softmax(model(torch.tensor([ids])).logits[0], -1).numpy()
