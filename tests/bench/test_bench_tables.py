@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from bench.synthetic_runs import row
+from benchmarks import tables
 from tide_bench.report import Report
 from tide_bench.results import Columns, add_results, add_tables
 from tide_bench.tables import where
-
-from benchmarks import tables
 
 
 def test_every_row_has_a_cell_for_every_heading() -> None:

@@ -20,10 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
-
 from benchmarks import cpu_mask
 from benchmarks.same_text.ways import REFERENCE, Ask, Way, outcomes
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 EMULATOR = "qemu-x86_64"
 CPUS = dict(zip(cpu_mask.SETS[1:], ("Haswell", "SandyBridge", "Denverton"), strict=True))  # → qemu's model; it has no AVX512
@@ -82,6 +81,7 @@ def texts_of(form: str, bundle: Path) -> Texts:
 def export_forms(folder: Path) -> dict[str, Path]:
     """The tiny Llama in every form, and the recurrent models: form or name → bundle."""
     from benchmarks.models.families import family_model
+
     from tide_export import export
     from tide_export.config import ExportConfig
 
