@@ -41,11 +41,11 @@ from benchmarks.chosen_names import chosen_names
 from benchmarks.models.gguf_files import FORMS, TITLE, folder_of, smollm2_prompts
 from benchmarks.models.model_folders import CACHE
 
-EXACT = ("int4", "source")  # whose bundles also run under policy exact
-BOTH_BITS = ("int4", "int4-head4", "source")
+EXACT = ("w8a8", "int4", "source")  # whose bundles also run under policy exact
+BOTH_BITS = ("w8a8", "int4", "int4-head4", "source")
 OTHERS = ("llamacpp", "genai-int4", "openvino")
 BASELINES = ("eager", "unsplit")  # HF on the dequantised weights, and one ONNX graph with the file's own
-ON_REQUEST = (*BASELINES, "int8", "w8a8")
+ON_REQUEST = (*BASELINES, "int8")
 TEXT_TOKENS, BEFORE_TEXT = 256, 199  # for perplexity; windows of 512 tokens before it, from which prompts and exports take theirs
 ARMS = {
     **{
@@ -75,14 +75,22 @@ class PlannedPlace:
 PLACES = {"b1": PlannedPlace(1, 64), "b8": PlannedPlace(8, 64)}
 PLACES |= {f"prefill_{tokens}": PlannedPlace(1, tokens, "prefill") for tokens in (64, 512)}
 PAIRS = (  # arm, baseline: ratios that are results
-    *((arm, "llamacpp") for arm in ("int4-same", "source-same", "source-fast", "source-exact")),
-    *((arm, "genai-int4") for arm in ("int4-same", "int4-fast", "int4-exact", "int4-head4-same", "int4-head4-fast")),
+    *((arm, "llamacpp") for arm in ("w8a8-same", "w8a8-exact", "int4-same", "source-same", "source-fast", "source-exact")),
+    *(
+        (arm, "genai-int4")
+        for arm in ("w8a8-same", "w8a8-exact", "int4-same", "int4-fast", "int4-exact", "int4-head4-same", "int4-head4-fast")
+    ),
     ("int4-exact", "int4-same"),
     ("source-same", "int4-same"),
     ("int4-same", "openvino"),
     ("int4-same", "fp32"),
     ("int8", "fp32"),
 )
+
+
+def own_form(bundle: Path) -> str:
+    """The weights of a bundle that `tide-export` made of a GGUF file by its defaults."""
+    return "w8a8" if read_manifest(bundle).has_integer_products else "source"
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class Run:
         places: names of `PLACES`.
         minutes: for all turns together.
         rounds: turns of each arm at most.
-        bundle: of the arms that run the file's own blocks; None: made here.
+        bundle: of the arms ``w8a8`` or ``source``, whichever its weights are; None: made here.
         with_perplexity: also measure each arm's perplexity, once after the turns.
     """
 
@@ -119,7 +127,7 @@ class Run:
         return [row | further.get(row["arm"], {}) for row in rows]
 
     def _folder(self, process: str) -> Path:
-        return self.bundle if self.bundle is not None and process == "source" else folder_of(process, self.cache)
+        return self.bundle if self.bundle is not None and process == own_form(self.bundle) else folder_of(process, self.cache)
 
     @property
     def _manifest(self) -> Any:
@@ -213,14 +221,12 @@ def _cells(row: Row, baselines: Sequence[str], further: Sequence[str], decodes: 
 
 
 def main(
-    arms: Annotated[
-        str | None, typer.Option(help=f"Of {','.join(ARMS)}. Default: all but eager, unsplit, int8 and w8a8.")
-    ] = None,
+    arms: Annotated[str | None, typer.Option(help=f"Of {','.join(ARMS)}. Default: all but eager, unsplit and int8.")] = None,
     minutes: Annotated[float, typer.Option(help="Time for all turns together; preparing arms comes on top.")] = 6.0,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each arm at most.")] = 25,
     places: Annotated[str, typer.Option(help=f"Of {','.join(PLACES)}.")] = ",".join(PLACES),
     with_perplexity: Annotated[bool, typer.Option("--perplexity/--no-perplexity", help="Some seconds an arm.")] = True,
-    bundle: Annotated[Path | None, typer.Option(help="The source arms' bundle, where there is one already.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Of the arms w8a8 or source, where there is one already.")] = None,
     cache: Annotated[Path, typer.Option(help="Where weights and bundles are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Also write everything to this file.")] = None,
 ) -> None:
