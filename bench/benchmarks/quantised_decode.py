@@ -75,11 +75,9 @@ class PlannedPlace:
 PLACES = {"b1": PlannedPlace(1, 64), "b8": PlannedPlace(8, 64)}
 PLACES |= {f"prefill_{tokens}": PlannedPlace(1, tokens, "prefill") for tokens in (64, 512)}
 PAIRS = (  # arm, baseline: ratios that are results
-    *((arm, "llamacpp") for arm in ("w8a8-same", "w8a8-exact", "int4-same", "source-same", "source-fast", "source-exact")),
-    *(
-        (arm, "genai-int4")
-        for arm in ("w8a8-same", "w8a8-exact", "int4-same", "int4-fast", "int4-exact", "int4-head4-same", "int4-head4-fast")
-    ),
+    *((arm, other) for arm in ("w8a8-same", "w8a8-exact") for other in ("llamacpp", "genai-int4")),
+    *((arm, "llamacpp") for arm in ("int4-same", "source-same", "source-fast", "source-exact")),
+    *((arm, "genai-int4") for arm in ("int4-same", "int4-fast", "int4-exact", "int4-head4-same", "int4-head4-fast")),
     ("int4-exact", "int4-same"),
     ("source-same", "int4-same"),
     ("int4-same", "openvino"),
