@@ -113,7 +113,7 @@ def run_soak(
 
 def main(
     parts: Annotated[str, typer.Option(help=f"Parts to run, of {','.join(PARTS)}.")] = ",".join(PARTS),
-    weights: Annotated[str, typer.Option(help=f"TIDE's, of {', '.join(FORMS)}.")] = "int4",
+    weights: Annotated[str, typer.Option(help=f"TIDE's, of {', '.join(FORMS)}.")] = "w8a8",
     minutes: Annotated[float, typer.Option(min=0.1, help="Minutes of rounds of part closed.")] = 5.0,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals at each rate of part open.")] = 25.0,
     count: Annotated[int, typer.Option("--requests", min=20, help="Requests of part soak.")] = 2000,

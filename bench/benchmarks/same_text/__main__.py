@@ -1,6 +1,6 @@
 """Whether a text depends on anything but its request: chats of SmolLM2-135M, greedy and sampled, in every way of making them.
 
-    python -m benchmarks.same_text                                # source, int4, int8 and fp32 weights
+    python -m benchmarks.same_text                                # all forms of weights
     python -m benchmarks.same_text --weights int4 --chats 12      # a few minutes
 
 The reference is policy `full`, one caller, nothing cached. Against it: prompts from the prefix cache, 2, 8 and 32 callers, policy
@@ -35,7 +35,7 @@ from benchmarks.same_text.ways import REFERENCE, Ask, Outcome, Way, outcomes
 from benchmarks.serving.http_server import tide_serve
 from benchmarks.tasks.task_set import load_tasks
 
-WEIGHTS = ("source", "int4", "int8", "fp32")
+WEIGHTS = ("w8a8", "source", "int4", "int8", "fp32")
 CROWDS = (2, 8, 32)
 HTTP_CALLERS = 8
 TEMPERATURE, TOP_P = 0.7, 0.95

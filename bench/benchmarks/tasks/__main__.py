@@ -1,14 +1,14 @@
 """Eight kinds of work, ten tasks each: how fast the default policy decodes, beside `full` of the same bundle and other engines.
 
-    python -m benchmarks.tasks                                  # SmolLM2-135M in int4 and the file's own blocks: 12 minutes
+    python -m benchmarks.tasks                                  # SmolLM2-135M as w8a8 and in int4: 12 minutes
     python -m benchmarks.tasks --weights fp32                   # fp32, alone and in batches: 15 minutes
-    python -m benchmarks.tasks --quick                          # int4 and the file's own blocks, two of each kind: 2 minutes
+    python -m benchmarks.tasks --quick                          # two of each kind: 2 minutes
     python -m benchmarks.tasks --calibrated BUNDLE              # also a bundle that was calibrated, in fp32 or int4: 5 more
     python -m benchmarks.tasks --prompts FOLDER --json build/tasks.json
     python -m benchmarks.tasks --prompts bench/benchmarks/tasks/second_prompts    # a second set, of five tasks each
 
 Each task runs under `full` and under `auto` of the same bundle in turn, with the model's chat template, greedy, then by a peer on
-the same prompts for as many tokens: int4 beside onnxruntime-genai int4 (made from the same dequantised weights by its own
+the same prompts for as many tokens: w8a8 and int4 beside onnxruntime-genai int4 (made from the same dequantised weights by its own
 defaults, on all cores, which is the faster of its settings), the file's own blocks in the kinds chat and turns beside llama.cpp.
 Times are of decoding, behind the first token of each reply. A round runs every task once, in a fixed order and under a cache
 salt of its own: an engine's table of successors starts empty, and what drafts for a task is its own text and the replies that
@@ -221,7 +221,7 @@ def measure(
 
 
 def main(
-    weights: Annotated[str, typer.Option(help=f"Of SmolLM2-135M-Instruct, of {', '.join(WEIGHTS)}.")] = "int4,source",
+    weights: Annotated[str, typer.Option(help=f"Of SmolLM2-135M-Instruct, of {', '.join(WEIGHTS)}.")] = "w8a8,int4",
     prompts: Annotated[Path, typer.Option(help=PROMPTS_HELP)] = PROMPTS,
     tasks: Annotated[int | None, typer.Option(min=1, help="Only so many of each kind.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each task.")] = 1,
@@ -234,7 +234,7 @@ def main(
 ) -> None:
     """Compare the default policy with `full` and other engines on eight kinds of work."""
     if quick:
-        weights, tasks, batches = "int4,source", QUICK_TASKS, False
+        weights, tasks, batches = "w8a8,int4", QUICK_TASKS, False
     chosen = chosen_names(weights, WEIGHTS, "weights") if weights else []
     kinds = [TaskKind(k.kind, k.max_new_tokens, k.tasks[:tasks], k.system) for k in load_tasks(prompts)]
     kinds_of = {name: [k for k in kinds if name != "source" or k.kind in CHATS] for name in PREFIXES}
