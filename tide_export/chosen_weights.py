@@ -44,4 +44,4 @@ def chosen_weights(loaded: LoadedModel, config: ExportConfig, targets: Sequence[
     size, free = in_products + in_tables + 4 * others, free_memory()
     if size > _SHARE * free:
         return low, f"as 8 bits a weight would take {size / 1e9:.1f} GB of the {free / 1e9:.1f} GB that are free here"
-    return INTEGER, f"products of integers, {size / 1e9:.2f} GB; --weights {low} for smaller and, in long answers alone, slower"
+    return INTEGER, f"products of integers, {size / 1e9:.2f} GB; --weights {low} takes less"
