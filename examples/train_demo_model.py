@@ -1,15 +1,13 @@
 """Train the demo models of Python source code on any CPU or GPU: the Llamas `stock` and `layerskip`, and `looped`, an Ouro model.
 
-    python examples/train_demo_model.py train layerskip --out my_model --state my_state --tokens 10_000_000
-    python examples/train_demo_model.py train looped --out looped --state state --warm-start examples/demo_model/layerskip
-    python examples/train_demo_model.py evaluate my_model
+    python examples/train_demo_model.py layerskip --out my_model --state my_state --tokens 10_000_000
+    python examples/train_demo_model.py looped --out looped --state state --warm-start examples/demo_model/layerskip
 
 A run can be stopped (Ctrl-C) and continued by the same command; `touch my_state/decay` ends it early and well.
 The parts are in `demo_training/`. Needs the `[export]` extra (torch, transformers).
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,11 +23,8 @@ from demo_training.optimizer import Schedule
 from demo_training.trainer import Recipe, Trainer
 from demo_training.variants import VARIANTS, Variant
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
-DEFAULT_CACHE = Path.home() / ".cache" / "tide-demo"
 HELD_OUT_TOKENS = 1 << 18  # of each stream, at most
 EXIT_PROMPTS = {"prompts": 16, "prompt_tokens": 64, "new_tokens": 64}
 
@@ -48,7 +43,7 @@ def set_up(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def measure(model: StackedLlama, corpus: Corpus, length: int, depths: list[int]) -> dict[str, Any]:
+def measure(model: StackedLlama, corpus: Corpus, length: int) -> dict[str, Any]:
     """Held-out losses and exit agreement of a model, as they stand in its record."""
     held_out = {}
     for name, stream in corpus.held_out.items():
@@ -58,10 +53,10 @@ def measure(model: StackedLlama, corpus: Corpus, length: int, depths: list[int])
             held_out[name] = {"tokens": tokens, "loss": round(losses[model.depth], 4)}
             if model.loops > 1:
                 held_out[name]["loops"] = {loop: round(loss, 4) for loop, loss in enumerate(losses.values(), 1)}
-    return {"held_out": held_out, "exits": measure_exits(model, corpus, length, depths)}
+    return {"held_out": held_out, "exits": measure_exits(model, corpus, length)}
 
 
-def measure_exits(model: StackedLlama, corpus: Corpus, length: int, depths: list[int]) -> dict[str, Any]:
+def measure_exits(model: StackedLlama, corpus: Corpus, length: int) -> dict[str, Any]:
     """Agreement of early exits with the full model, on its own greedy text and on held-out text."""
     stream, new_tokens = corpus.held_out["stdlib"], EXIT_PROMPTS["new_tokens"]
     hf_model = to_causal_lm(model)
@@ -69,26 +64,17 @@ def measure_exits(model: StackedLlama, corpus: Corpus, length: int, depths: list
     windows = held_out_windows(stream, length, EXIT_PROMPTS["prompts"] * length)
     return {
         **EXIT_PROMPTS,
-        "greedy": exit_agreement(hf_model, text, new_tokens, depths),
+        "greedy": exit_agreement(hf_model, text, new_tokens, model.exit_depths),
         "greedy_repeated": repeated_share(text, new_tokens),
         "held_out_tokens": windows.shape[0] * length,
-        "held_out": exit_agreement(hf_model, windows, length, depths),
+        "held_out": exit_agreement(hf_model, windows, length, model.exit_depths),
     }
 
 
-def progress_report(total_tokens: int) -> tuple[Progress, Callable[[dict[str, Any]], None]]:
-    """A progress bar on a terminal, a line per report elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=console, disable=not console.is_terminal)
-    task = progress.add_task("training", total=total_tokens)
-
-    def report(line: dict[str, Any]) -> None:
-        text = "step {step} · {tokens:,} tokens · loss {loss:.3f} · rate {rate:.2f} · {tokens_per_cpu_second} tokens/s"
-        progress.update(task, completed=line["tokens"], description=text.format(**line))
-        if not console.is_terminal:
-            print(text.format(**line), flush=True)
-
-    return progress, report
+def report(line: dict[str, Any]) -> None:
+    """Print a line of the log."""
+    text = "step {step} · {tokens:,} tokens · loss {loss:.3f} · rate {rate:.2f} · {tokens_per_cpu_second} tokens/s"
+    print(text.format(**line), flush=True)
 
 
 def check_same_run(state: Path, run: dict[str, Any]) -> None:
@@ -148,7 +134,7 @@ def publish(trainer: Trainer, base: Path, warm_start: dict[str, Any] | None, out
         "cpu_minutes": round(trainer.progress.cpu_seconds / 60, 1),
         **environment(),
         "recipe": asdict(recipe),
-        **measure(model, trainer.corpus, recipe.length, model.exit_depths),
+        **measure(model, trainer.corpus, recipe.length),
     }
     write_model_folder(model, base, record, out)
     losses = {name: held_out["loss"] for name, held_out in record["held_out"].items()}
@@ -198,45 +184,10 @@ def train(
     trainer = Trainer(model.to(device), corpus, recipe, state)
     if trainer.resume(resume_from):
         console.print(f"resumed at step {trainer.progress.step}")
-    progress, report = progress_report(tokens)
-    with progress:
-        finished = trainer.run(report)
-    if not finished:
+    if not trainer.run(report):
         console.print(f"stopped at step {trainer.progress.step}; the same command continues")
         raise typer.Exit(0)
     publish(trainer, base, source, out)
-
-
-@app.command()
-def evaluate(
-    folder: Annotated[Path, typer.Argument(help="model folder")],
-    exits: Annotated[
-        str | None, typer.Option(help="depths to measure early exits at, separated by commas; default: as in the card")
-    ] = None,
-    length: Annotated[int, typer.Option(help="context in tokens")] = Recipe.length,
-    threads: Annotated[int, typer.Option(help="CPU threads, 0 for torch's choice")] = 0,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="fuse layers; needs a C++ compiler")] = True,
-    cache: Annotated[Path, typer.Option(help="folder of the encoded corpus")] = DEFAULT_CACHE,
-) -> None:
-    """Print a model's held-out loss and how often early exits agree with it on its own greedy text."""
-    set_up(threads)
-    try:
-        given = [int(depth) for depth in exits.split(",")] if exits else None
-        model = load_stacked(folder, torch.bfloat16, compiled)
-        depths = given or model.exit_depths
-        measured = measure(model, Corpus.cached(folder / "tokenizer.json", cache), length, depths)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    table = Table("measure", "value", title=str(folder))
-    for name, held_out in measured["held_out"].items():
-        losses = held_out.get("loops", {1: held_out["loss"]}).values()
-        table.add_row(f"held-out loss, {name} ({held_out['tokens']:,} tokens)", ", ".join(f"{loss:.3f}" for loss in losses))
-    found = measured["exits"]
-    for depth in depths:
-        shares = f"{100 * found['greedy'][depth]:.1f}% greedy, {100 * found['held_out'][depth]:.1f}% held-out"
-        table.add_row(f"agreement of the exit after layer {depth}", shares)
-    table.add_row("greedy tokens that repeat a 4-gram", f"{100 * found['greedy_repeated']:.1f}%")
-    console.print(table)
 
 
 if __name__ == "__main__":
