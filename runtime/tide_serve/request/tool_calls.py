@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from tide_runtime.text.held_back import held_back
 
 from tide_serve.request.call_formats import BARE, PUBLISHED, CallForm, ToolCall
-from tide_serve.request.call_reader import Reading, Unfinished, read_calls
-from tide_serve.request.call_values import NoCall
+from tide_serve.request.call_reader import NoCall, Reading, Unfinished
 
 _BARE_KEYS = ("name", "type", "function", "id", "arguments", "parameters")
 _BARE = tuple(f'{opening}"{key}":' for opening in ("{", "[{") for key in _BARE_KEYS)  # how a call without tags begins
@@ -111,13 +110,13 @@ class ToolCallParser:
         form = self._behind
         if form is None or not self._held.strip():
             return False
-        reading = Reading(self._held, 0, self._tools, ended)
+        reading = Reading(self._held, self._tools, ended)
         try:
             if any(reading.closes(piece) for piece in form.behind):
                 self._take([], reading.at)
                 return True
             if form.several and form.as_json is None and not form.call_open.strip():
-                self._take(read_calls(form, reading), reading.at)
+                self._take(form.read(reading), reading.at)
                 return True
         except NoCall:
             pass
@@ -130,7 +129,7 @@ class ToolCallParser:
         for form in self._bare_forms if self._bare else ():
             if form.as_json is not None and not form.lead and not _may_be_bare(self._held, self._tools, ended):
                 continue
-            reading = Reading(self._held, 0, self._tools, ended)
+            reading = Reading(self._held, self._tools, ended)
             try:
                 self._take(_all_calls(form, reading), reading.at)
                 return True
@@ -151,11 +150,11 @@ class ToolCallParser:
                     self._open = True
                     return False
                 continue
-            reading = Reading(self._held, 0, self._tools, ended)
+            reading = Reading(self._held, self._tools, ended)
             try:
                 if not reading.consumes(lead):
                     continue
-                calls = read_calls(form, reading)
+                calls = form.read(reading)
             except NoCall:
                 continue
             except Unfinished:
@@ -201,11 +200,11 @@ def _all_calls(form: CallForm, reading: Reading) -> list[ToolCall]:
     if not reading.consumes(form.lead):
         raise NoCall
     calls = list[ToolCall]()
-    while not calls or (form.several and form.as_json is None and reading.following()):
-        calls += read_calls(form, reading)
+    while not calls or (form.several and form.as_json is None and reading.following):
+        calls += form.read(reading)
         while any(reading.consumes(piece) for piece in form.behind):
             pass
-    if reading.following():
+    if reading.following:
         raise NoCall
     if not reading.ended:
         raise Unfinished

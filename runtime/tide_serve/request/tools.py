@@ -27,8 +27,9 @@ from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
+from tide_serve.request.call_arguments import parameters_of, styled
 from tide_serve.request.call_formats import HARMONY, PUBLISHED, USUAL, CallForm, named_forms
-from tide_serve.request.call_grammar import CallGrammar, any_values, parameters_of, styled
+from tide_serve.request.call_grammar import CallGrammar
 from tide_serve.request.call_learning import learned_form
 from tide_serve.request.structured import check_schema
 from tide_serve.request.tool_calls import ToolCallParser
@@ -97,7 +98,7 @@ class ToolPlan:
             return answer
         form = self.forms[0]
         calls = CallGrammar(form, [tool["function"] for tool in self.tools], self._token)
-        rules = [*calls.rules(self.parallel), *any_values(form, calls)]
+        rules = [*calls.rules(self.parallel)]
         if self.required:
             rules.append("start: calls")
         elif answer is not None:
