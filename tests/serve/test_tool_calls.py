@@ -10,6 +10,9 @@ from tide_serve.request.tool_calls import ToolCallParser, split_calls
 CALL = '{"name": "f", "arguments": {"x": 1}}'
 F1 = ("f", {"x": 1})
 G = ("g", {})
+DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
+R1 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 XML = "<tool_call>\n<function=typed>\n{}</function>\n</tool_call>"
 
 CASES = {
@@ -60,6 +63,11 @@ CASES = {
     "Llama's expression": ("<|python_tag|>f.call(x=g())", "<|python_tag|>f.call(x=g())", []),
     "Llama's other tool": ("<|python_tag|>h.call(x=1)", "<|python_tag|>h.call(x=1)", []),
     "Llama's functions": ('<function=f>{"x": 1}</function>', "", [F1]),
+    "DeepSeek R1": ("So.\n" + DEEPSEEK.format(R1.format("f", '{"x": 1}') + "\n" + R1.format("g", "{}")), "So.\n", [F1, G]),
+    "DeepSeek V3.1": (DEEPSEEK.format(V31.format("f", '{"x": 1}') + V31.format("g", "{}")), "", [F1, G]),
+    "DeepSeek, not closed": (DEEPSEEK.format(R1.format("f", '{"x": 1}')).partition("``<")[0], "", [F1]),
+    "DeepSeek, one call": (V31.format("f", '{"x": 1}') + " ok", " ok", [F1]),
+    "DeepSeek's other function": (DEEPSEEK.format(V31.format("h", "{}")), DEEPSEEK.format(V31.format("h", "{}")), []),
     "Qwen's XML": (XML.format("<parameter=s>\n a\n<b> \n</parameter>\n"), "", [("typed", {"s": " a\n<b> "})]),
     "Qwen's XML, tags in a value": (
         XML.format("<parameter=s>\n</tool_call> </parameter>x\n</parameter>\n"),

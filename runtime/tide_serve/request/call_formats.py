@@ -181,17 +181,25 @@ def _calls_of(value: Any, keys: JsonCall, reading: Reading) -> list[ToolCall]:
 # --- forms of published models
 
 
-def json_form(begin: str = "", close: str = "", *, listed: bool = False, end: str = "", arguments: str = "arguments") -> CallForm:
+def json_form(
+    begin: str = "", close: str = "", *, listed: bool = False, end: str = "", keys: tuple[str, str] = ("name", "arguments")
+) -> CallForm:
     """Calls in JSON with ``begin`` before each, or before the list of them."""
-    call, named = JsonCall(arguments=arguments, listed=listed), f'", "{arguments}": '
+    name, arguments = keys
+    call = JsonCall(f'{{"{name}": "' if name else '{"', name=name, arguments=arguments, listed=listed)
+    named = f'", "{arguments}": ' if name else '": '
     if listed:
         return CallForm(f"{begin}[", call.head, named, call.tail, ", ", f"]{end}", as_json=call)
     several = bool(close)
     return CallForm("", begin + call.head, named, call.tail + close, "\n" if several else "", several=several, as_json=call)
 
 
+def _items(key_open: str, before: str, after: str) -> Items:
+    return Items(key_open, (Value(before, after),))
+
+
 HERMES = json_form("<tool_call>\n", "\n</tool_call>")
-_PARAMETERS = Items("<parameter=", (Value(">\n", "\n</parameter>\n"),))
+_PARAMETERS = _items("<parameter=", ">\n", "\n</parameter>\n")
 # Any model may write these: Hermes' JSON, and Qwen3-Coder's and Llama 3's functions.
 USUAL = (
     HERMES,
@@ -213,7 +221,17 @@ HARMONY = tuple(
     )
 )
 _LFM2 = CallForm("<|tool_call_start|>[", "", "(", ")", ", ", "]<|tool_call_end|>", arguments=Spelled())
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+_KIMI = ("<|tool_call_begin|>functions.", f":{COUNT}<|tool_call_argument_begin|>", "<|tool_call_end|>")
+_TYPED = Items(  # DeepSeek V3.2 and V4
+    '<｜DSML｜parameter name="',
+    (
+        Value('" string="true">', "</｜DSML｜parameter>\n", ("string",)),
+        Value('" string="false">', "</｜DSML｜parameter>\n", ("integer", "number", "boolean", "null", "object", "array")),
+    ),
+)
 # A mark that a template has → the forms that its model writes, where the history shows no calls, or others.
+# fmt: off
 NAMED = {
     "<|channel|>commentary": HARMONY,
     "<|tool_call_start|>": (_LFM2,),
@@ -221,15 +239,44 @@ NAMED = {
     "<|tool|>": (json_form("functools", listed=True),),
     "<|tool_call|>": (json_form("<|tool_call|>", listed=True, end="<|/tool_call|>"),),
     "<tool_call>": USUAL[:1],
+    "<arg_key>": (
+        CallForm("", "<tool_call>", "\n", "</tool_call>", "\n",
+                 arguments=_items("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")),
+    ),
+    "<seed:tool_call>": (
+        CallForm("", "<seed:tool_call>\n<function=", ">\n", "</function>\n</seed:tool_call>", "\n", arguments=_PARAMETERS),
+    ),
+    "<minimax:tool_call>": (
+        CallForm("<minimax:tool_call>\n", '<invoke name="', '">\n', "</invoke>\n", "", "</minimax:tool_call>",
+                 arguments=_items('<parameter name="', '">', "</parameter>\n")),
+    ),
+    "<｜DSML｜": tuple(
+        CallForm(f"<｜DSML｜{section}>\n", '<｜DSML｜invoke name="', '">\n', "</｜DSML｜invoke>\n", "", f"</｜DSML｜{section}>",
+                 arguments=_TYPED)
+        for section in ("function_calls", "tool_calls")
+    ),
+    "<|tool_call_begin|>": (CallForm("<|tool_calls_section_begin|>", *_KIMI, end="<|tool_calls_section_end|>"),),
+    "<｜tool▁calls▁begin｜>": (
+        CallForm(*_DEEPSEEK[:4], "", _DEEPSEEK[4]),
+        CallForm(_DEEPSEEK[0], "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>", "\n",
+                 _DEEPSEEK[4]),
+    ),
+    "<TOOLCALL>": (json_form("<TOOLCALL>", listed=True, end="</TOOLCALL>"),),
+    "<tool_calls>": (json_form("<tool_calls>", listed=True, end="</tool_calls>"),),
+    "<|tools_prefix|>": (json_form("<|tools_prefix|>", listed=True, end="<|tools_suffix|>", keys=("", "")),),
+    "<|START_ACTION|>": (json_form("<|START_ACTION|>", listed=True, end="<|END_ACTION|>", keys=("tool_name", "parameters")),),
+    "<function_calls>": (CallForm("<function_calls>\n", "", "(", ")", "\n", "\n</function_calls>", arguments=Spelled()),),
+    "<|tool_call>": (CallForm("", "<|tool_call>call:", "", "<tool_call|>", arguments=Spelled('<|"|>')),),
     "[TOOL_CALLS]": (
         json_form("[TOOL_CALLS]", listed=True),
         *(CallForm("", "[TOOL_CALLS]", named) for named in ("[ARGS]", f"[CALL_ID]{ID}[ARGS]", "")),
     ),
     "<|python_tag|>": (
-        json_form("<|python_tag|>", arguments="parameters"),
+        json_form("<|python_tag|>", keys=("name", "parameters")),
         CallForm("<|python_tag|>", "", ".call(", ")", several=False, arguments=Spelled()),
     ),
 }
+# fmt: on
 # What is read where neither a template nor a mark in it says more.
 PUBLISHED = tuple(dict.fromkeys(form for forms in (USUAL, *NAMED.values()) for form in forms))
 
