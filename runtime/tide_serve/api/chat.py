@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from tide_runtime import Chunk, Generation, GenerationParams
 from tide_runtime.sampler import TokenLogprob
 
@@ -30,12 +30,10 @@ from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
 from tide_serve.api.event_stream import ChoiceStream, quoted, respond
 from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import chat_logprobs
-from tide_serve.api.service import ServedModel, Service
+from tide_serve.api.service import ServedModel
 from tide_serve.errors import ApiError
 from tide_serve.request.answer_parser import AnswerParser
-from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
-from tide_serve.request.fields import CHAT
 from tide_serve.request.other_servers import takes_other_servers_fields
 from tide_serve.request.parameters import (
     StreamOptions,
@@ -83,18 +81,10 @@ class ChatRequest:
         return AnswerParser(self.thoughts.splitter(), self.tools.parser(), self.thoughts.endings + self.thoughts.special)
 
 
-def chat_routes(service: Service) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        body = await read_body(request, CHAT, service.config)
-        model = await service.writer(request, body.get("model"))
-        chat = await checked(model, body)
-        stream = ChatStream(model, chat, chat.stream) if chat.stream is not None else None
-        return await respond(model, request, chat.jobs, stream, partial(_answer, model, chat))
-
-    return router
+async def answer_chat(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    chat = await checked(model, body)
+    stream = ChatStream(model, chat, chat.stream) if chat.stream is not None else None
+    return await respond(model, request, chat.jobs, stream, partial(_answer, model, chat))
 
 
 @takes_other_servers_fields

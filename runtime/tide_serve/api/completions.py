@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from tide_runtime import Chunk, Generation, GenerationParams, Score
 from tide_runtime.sampler import TokenLogprob
 
@@ -23,10 +23,8 @@ from tide_serve.api.event_stream import ChoiceStream, quoted, respond
 from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import TextOffsets, completion_logprobs
 from tide_serve.api.queued import results_of
-from tide_serve.api.service import ServedModel, Service
+from tide_serve.api.service import ServedModel
 from tide_serve.errors import ApiError
-from tide_serve.request.body import read_body
-from tide_serve.request.fields import COMPLETION
 from tide_serve.request.fill_in_middle import ends, gap_prompt
 from tide_serve.request.other_servers import takes_other_servers_fields
 from tide_serve.request.parameters import (
@@ -83,20 +81,12 @@ class CompletionRequest:
         return sum(len(prompt.ids) for prompt in self.prompts)
 
 
-def completions_routes(service: Service) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        body = await read_body(request, COMPLETION, service.config)
-        model = await service.writer(request, body.get("model"))
-        completion = await checked(model, body)
-        scored = await _scored(model, request, completion)
-        options = completion.stream
-        stream = CompletionStream(model, completion, options, scored) if options is not None else None
-        return await respond(model, request, completion.jobs, stream, partial(_answer, model, completion, scored))
-
-    return router
+async def answer_completion(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    completion = await checked(model, body)
+    scored = await _scored(model, request, completion)
+    options = completion.stream
+    stream = CompletionStream(model, completion, options, scored) if options is not None else None
+    return await respond(model, request, completion.jobs, stream, partial(_answer, model, completion, scored))
 
 
 @takes_other_servers_fields

@@ -16,7 +16,7 @@ from time import time
 from typing import Any, Literal
 from uuid import uuid4
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from openai.types.responses import Response as ResponseObject
 from starlette.types import Scope
 from tide_runtime import Chunk, Engine, Generation
@@ -27,11 +27,10 @@ from tide_serve.api.chat import ChatRequest
 from tide_serve.api.chat import checked as checked_chat
 from tide_serve.api.event_stream import ItemStream, named_event, quoted, respond
 from tide_serve.api.logprobs import chat_logprobs
-from tide_serve.api.service import ServedModel, Service
+from tide_serve.api.service import ServedModel
 from tide_serve.errors import ApiError
-from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
-from tide_serve.request.responses_as_chat import LOGPROBS, RESPONSE, chat_body, response_field
+from tide_serve.request.responses_as_chat import LOGPROBS, chat_body, response_field
 
 _TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # kind of an item → type of its parts
 _IDS = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
@@ -41,18 +40,10 @@ Item = dict[str, Any]
 ItemKind = Literal["message", "reasoning"]
 
 
-def responses_routes(service: Service) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/responses")
-    async def responses(request: Request) -> Response:
-        body = await read_body(request, RESPONSE, service.config)
-        model = await service.writer(request, body.get("model"))
-        chat = await checked(model, body)
-        stream = ResponseStream(model, body, chat) if chat.stream is not None else None
-        return await respond(model, request, chat.jobs, stream, partial(_answer, model, body, chat))
-
-    return router
+async def answer_response(model: ServedModel, request: Request, body: Body) -> Response:
+    chat = await checked(model, body)
+    stream = ResponseStream(model, body, chat) if chat.stream is not None else None
+    return await respond(model, request, chat.jobs, stream, partial(_answer, model, body, chat))
 
 
 async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:

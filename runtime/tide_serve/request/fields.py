@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from tide_serve.request.body import BodyForm, BodyTypes, OneOf, Part, Refused
+from tide_serve.request.body import BodyForm, OneOf, Part, Refused
 
 # --- parts
 
@@ -297,7 +297,7 @@ HARMLESS = frozenset({
 
 
 def form(model: type[Part], refused: dict[str, Refused]) -> BodyForm:
-    return BodyForm(BodyTypes(model, HARMLESS), refused)
+    return BodyForm(model, refused, HARMLESS)
 
 
 def chat_fields_elsewhere(model: type[Part]) -> dict[str, Refused]:

@@ -167,13 +167,9 @@ def described_calls(engine: Engine) -> dict[str, str]:
         forms, learned = call_forms(template), learned_form(template)
     except PromptError as error:
         return {"tool_calls_note": str(error)}
-    fields = {"tool_calls": forms[0].text([("FUNCTION", {"ARGUMENT": "VALUE"})])}
-    if learned.flaw and learned.form is None:
-        return {
-            **fields,
-            "tool_calls_note": f"the form of calls is not learned from the chat template, but a usual one: {learned.flaw}",
-        }
-    return {**fields, "tool_calls_note": learned.flaw} if learned.flaw else fields
+    usual = "the form of calls is not learned from the chat template, but a usual one: " if learned.form is None else ""
+    note = {"tool_calls_note": usual + learned.flaw} if learned.flaw else {}
+    return {"tool_calls": forms[0].text([("FUNCTION", {"ARGUMENT": "VALUE"})]), **note}
 
 
 def _tokens(tokenizer: Tokenizer | None, marks: Collection[str]) -> dict[str, int]:
