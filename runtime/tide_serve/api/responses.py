@@ -28,7 +28,7 @@ from tide_serve.api.chat import checked as checked_chat
 from tide_serve.api.event_stream import ItemStream, named_event, quoted, respond
 from tide_serve.api.logprobs import chat_logprobs
 from tide_serve.api.service import ServedModel
-from tide_serve.errors import ApiError
+from tide_serve.errors import ApiError, fields_named
 from tide_serve.request.call_formats import ToolCall
 from tide_serve.request.responses_as_chat import LOGPROBS, chat_body, response_field
 
@@ -49,10 +49,8 @@ async def answer_response(model: ServedModel, request: Request, body: Body) -> R
 async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     """The chat of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
     as_chat = chat_body(body)
-    try:
+    with fields_named(response_field):
         chat = await checked_chat(model, as_chat)
-    except ApiError as error:
-        raise error.renamed(response_field) from error
     if as_chat["logprobs"] and (chat.tools.tools or chat.thoughts.thoughts is not None):
         other = "tools, whose calls" if chat.tools.tools else "thoughts, which"
         message = f"include: {LOGPROBS} cannot be given together with {other} are tokens too; leave out one of them"
@@ -185,7 +183,7 @@ class _OpenItem:
 
 def _item(kind: ItemKind, item_id: str, text: str, status: str, logprobs: Sequence[dict[str, Any]] = ()) -> Item:
     """An answer's text, or its thoughts. ``logprobs``: one entry for each token of a text, as `chat_logprobs` gives them."""
-    part = {"type": _TEXTS[kind], "text": text}
+    part: dict[str, Any] = {"type": _TEXTS[kind], "text": text}
     if kind == "reasoning":
         return {"id": item_id, "type": kind, "summary": [], "content": [part], "status": status}
     part |= {"annotations": [], "logprobs": [*logprobs]}

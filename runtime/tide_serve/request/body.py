@@ -135,9 +135,9 @@ class BodyForm:
             raise _type_error(error) from error
         idle: list[str] = []
         clean: dict[str, Any] = _cleaned(body, parsed, "", idle)
-        if strict and (name := next((path[:80] for path in idle if path.rpartition(".")[2] not in self.harmless), None)):
-            message = f"{name} is not known here; leave it out, or start the server without --strict-fields"
-            raise ApiError(400, message, name, "unknown_parameter")
+        if strict and (unknown := [path[:80] for path in idle if path.rpartition(".")[2] not in self.harmless]):
+            message = f"{unknown[0]} is not known here; leave it out, or start the server without --strict-fields"
+            raise ApiError(400, message, unknown[0], "unknown_parameter")
         note_no_effect(*(_INDEX.sub("[]", path) for path in idle))
         return clean
 

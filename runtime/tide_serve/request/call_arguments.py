@@ -28,7 +28,7 @@ _CDATA = "<![CDATA["
 Function = Mapping[str, Any]
 
 
-def quoted(text: str) -> str:
+def in_lark(text: str) -> str:
     """``text`` as a literal of Lark, which is spelled like a string of JSON."""
     return json.dumps(text, ensure_ascii=False)
 
@@ -49,7 +49,10 @@ def styled(schema: Mapping[str, Any], separators: tuple[str, str] = (", ", ": ")
 class Arguments(ABC):
     """An encoding."""
 
-    marks: tuple[str, ...] = ()  # literals around names and values
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Literals around names and values."""
+        return ()
 
     @abstractmethod
     def text(self, arguments: Mapping[str, Any]) -> str:
@@ -85,7 +88,7 @@ class Json(Arguments):
         yield f"{name}: %json {styled(parameters_of(function), self.separators, lenient=not function.get('strict'))}"
 
 
-class Listed(Arguments):
+class Series(Arguments):
     """Arguments one after the other, in a grammar in the schema's order."""
 
     def rules(self, grammar: CallGrammar, function: Function, name: str) -> Iterator[str]:
@@ -112,13 +115,13 @@ class Listed(Arguments):
 
 
 @dataclass(frozen=True)
-class Spelled(Listed):
+class Literals(Series):
     """Arguments of a Python call, or of an object whose keys have no quotes and whose strings stand between ``quote``."""
 
     quote: str = ""
 
     @property
-    def marks(self) -> tuple[str, ...]:  # type: ignore[override]
+    def marks(self) -> tuple[str, ...]:
         return (self.quote,)
 
     @property
@@ -146,11 +149,11 @@ class Spelled(Listed):
     def _item_rules(self, grammar: CallGrammar, rule: str, key: str, value: Any, root: Mapping[str, Any]) -> Iterator[str]:
         quote = grammar.text(self.quote)
         if self.quote:
-            spelled = [f"{quote} {quoted(choice)} {quote}" for choice in texts_of(value)]
+            spelled = [f"{quote} {in_lark(choice)} {quote}" for choice in texts_of(value)]
         else:
-            spelled = [quoted(spell(choice)) for choice in texts_of(value) for spell in (quoted, repr)]
+            spelled = [in_lark(spell(choice)) for choice in texts_of(value) for spell in (in_lark, repr)]
         spelled = spelled or [f"any_{kind}" for kind in sorted({*types_of(value, root)})]
-        yield f"{rule}: {quoted(key + (':' if self.quote else '='))} ({' | '.join(spelled or ['any_value'])})"
+        yield f"{rule}: {in_lark(key + (':' if self.quote else '='))} ({' | '.join(spelled or ['any_value'])})"
 
     def shared_rules(self, grammar: CallGrammar) -> Iterator[str]:
         """Rules for values of every type."""
@@ -159,9 +162,9 @@ class Spelled(Listed):
         yield from (f'any_{kind}: %json {{"type": "{kind}"}}' for kind in ("number", "integer"))
         yield 'any_boolean: "true" | "false"' if self.quote else 'any_boolean: "True" | "False"'
         yield 'any_null: "null" | "None"' if self.quote else 'any_null: "None"'
-        yield f'any_array: "[" (any_value ({quoted(comma)} any_value)*)? "]"'
-        yield f'any_object: "{{" (any_member ({quoted(comma)} any_member)*)? "}}"'
-        yield f"any_member: {'/[a-zA-Z0-9_.-]+/' if self.quote else 'any_string'} {quoted(colon)} any_value"
+        yield f'any_array: "[" (any_value ({in_lark(comma)} any_value)*)? "]"'
+        yield f'any_object: "{{" (any_member ({in_lark(comma)} any_member)*)? "}}"'
+        yield f"any_member: {'/[a-zA-Z0-9_.-]+/' if self.quote else 'any_string'} {in_lark(colon)} any_value"
         if not self.quote:
             yield r"any_string: any_json | /'[^'\\\n]*'/"
             yield 'any_json: %json {"type": "string"}'
@@ -208,7 +211,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Items(Listed):
+class Items(Series):
     """Items, each with ``key_open``, its name, and its value with what stands around it; ``sep`` stands between items."""
 
     key_open: str
@@ -216,7 +219,7 @@ class Items(Listed):
     sep: str = ""
 
     @property
-    def marks(self) -> tuple[str, ...]:  # type: ignore[override]
+    def marks(self) -> tuple[str, ...]:
         return (self.key_open, *(text for value in self.values for text in (value.before, value.after)))
 
     @property
@@ -244,7 +247,7 @@ class Items(Listed):
             around = next((value for value in self.values if reading.consumes(value.before)), None)
             if around is None:
                 raise NoCall
-            arguments[name] = _typed(self._text_of(reading, around, name, close), around, name, schema)
+            arguments[name] = _value_of(self._text_of(reading, around, name, close), around, name, schema)
             if self.sep.strip():
                 reading.consumes(self.sep)
         return arguments
@@ -273,21 +276,21 @@ class Items(Listed):
         is_text = not types or "string" in types
         around = _around(self.values, types, is_text)
         before, after = (part.replace(KEY, key) for part in (around.before, around.after))
-        yield f"{rule}: {grammar.text(self.key_open)} {quoted(key)} {grammar.text(before)} {rule}_value"
+        yield f"{rule}: {grammar.text(self.key_open)} {in_lark(key)} {grammar.text(before)} {rule}_value"
         if is_text and not choices:
             yield from grammar.text_up_to(f"{rule}_value", after)
             return
-        spelled = [quoted(choice) for choice in choices]
+        spelled = [in_lark(choice) for choice in choices]
         if not choices:
             definitions = {name: root[name] for name in _DEFINITIONS if name in root}
             yield f"{rule}_json: %json {styled({**value, **definitions}, lenient=True)}"
             # Also as templates write them that print values as they are.
             named = (("boolean", ("True", "False")), ("null", ("None",)))
-            spelled = [f"{rule}_json", *(quoted(word) for kind, words in named if kind in types for word in words)]
+            spelled = [f"{rule}_json", *(in_lark(word) for kind, words in named if kind in types for word in words)]
         yield f"{rule}_value: ({' | '.join(spelled)}) {grammar.text(after)}"
 
 
-def _typed(text: str, around: Value, name: str, schema: Mapping[str, Any]) -> Any:
+def _value_of(text: str, around: Value, name: str, schema: Mapping[str, Any]) -> Any:
     """The value ``text``, whose type the marks around it or the schema say."""
     if text.startswith(_CDATA) and text.endswith("]]>"):
         return text[len(_CDATA) : -3]

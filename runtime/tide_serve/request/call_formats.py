@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-from tide_serve.request.call_arguments import Arguments, Items, Json, Spelled, Value
+from tide_serve.request.call_arguments import Arguments, Items, Json, Literals, Value
 from tide_serve.request.call_reader import COUNT, ID, NAME, NoCall, Reading, Unfinished, pieces
 from tide_serve.request.call_values import as_object, dumped
 
@@ -132,13 +132,13 @@ class CallForm:
     def _call(self, reading: Reading) -> ToolCall:
         name, close = reading.tool(), next(iter(pieces(self.close or self.end)), "")
         if reading.consumes(self.named):
-            return _checked(name, self.arguments.read(reading, reading.tools[name], close), reading)
+            return _call_of(name, self.arguments.read(reading, reading.tools[name], close), reading)
         if isinstance(self.arguments, Items) and reading.sees(close):
             return ToolCall(name, "{}")
         raise NoCall
 
 
-def _checked(name: Any, arguments: Any, reading: Reading) -> ToolCall:
+def _call_of(name: Any, arguments: Any, reading: Reading) -> ToolCall:
     """A call of tool ``name``; one that takes no arguments gets none, whatever a model makes up."""
     if not isinstance(name, str) or name not in reading.tools:
         raise NoCall
@@ -167,7 +167,7 @@ def _calls_of(value: Any, keys: JsonCall, reading: Reading) -> list[ToolCall]:
     if not isinstance(value, dict):
         raise NoCall
     if not keys.name and all(name in reading.tools for name in value):
-        return [_checked(name, arguments, reading) for name, arguments in value.items()]
+        return [_call_of(name, arguments, reading) for name, arguments in value.items()]
     if keys.name in value and keys.name != "name":
         value = {"name": value[keys.name], "arguments": value.get(keys.arguments)}
     elif "name" not in value:  # {"type": "function", "function": …} with an object or a name
@@ -175,7 +175,7 @@ def _calls_of(value: Any, keys: JsonCall, reading: Reading) -> list[ToolCall]:
     given = [value[key] for key in (keys.arguments, "arguments", "parameters") if key in value]
     if not given and not value.keys() <= _NAME_KEYS:
         raise NoCall
-    return [_checked(value.get("name"), given[0] if given else None, reading)]
+    return [_call_of(value.get("name"), given[0] if given else None, reading)]
 
 
 # --- forms of published models
@@ -207,7 +207,7 @@ USUAL = (
     CallForm("", "<function=", ">", "</function>"),
 )
 # Without a mark: the whole output, so any model may write them too.
-BARE = (json_form(), json_form("```json\n", "\n```"), CallForm("[", "", "(", ")", ", ", "]", arguments=Spelled()))
+BARE = (json_form(), json_form("```json\n", "\n```"), CallForm("[", "", "(", ")", ", ", "]", arguments=Literals()))
 # gpt-oss: the recipient stands behind the channel or before it, and what the prompt ends with may come once more.
 HARMONY = tuple(
     CallForm("", f"{open}to=functions.", f"{channel}{kind}<|message|>", "<|call|>", several=False)
@@ -220,7 +220,7 @@ HARMONY = tuple(
         (" ", f"<|channel|>{NAME}"),
     )
 )
-_LFM2 = CallForm("<|tool_call_start|>[", "", "(", ")", ", ", "]<|tool_call_end|>", arguments=Spelled())
+_LFM2 = CallForm("<|tool_call_start|>[", "", "(", ")", ", ", "]<|tool_call_end|>", arguments=Literals())
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 _KIMI = ("<|tool_call_begin|>functions.", f":{COUNT}<|tool_call_argument_begin|>", "<|tool_call_end|>")
 _TYPED = Items(  # DeepSeek V3.2 and V4
@@ -265,15 +265,15 @@ NAMED = {
     "<tool_calls>": (json_form("<tool_calls>", listed=True, end="</tool_calls>"),),
     "<|tools_prefix|>": (json_form("<|tools_prefix|>", listed=True, end="<|tools_suffix|>", keys=("", "")),),
     "<|START_ACTION|>": (json_form("<|START_ACTION|>", listed=True, end="<|END_ACTION|>", keys=("tool_name", "parameters")),),
-    "<function_calls>": (CallForm("<function_calls>\n", "", "(", ")", "\n", "\n</function_calls>", arguments=Spelled()),),
-    "<|tool_call>": (CallForm("", "<|tool_call>call:", "", "<tool_call|>", arguments=Spelled('<|"|>')),),
+    "<function_calls>": (CallForm("<function_calls>\n", "", "(", ")", "\n", "\n</function_calls>", arguments=Literals()),),
+    "<|tool_call>": (CallForm("", "<|tool_call>call:", "", "<tool_call|>", arguments=Literals('<|"|>')),),
     "[TOOL_CALLS]": (
         json_form("[TOOL_CALLS]", listed=True),
         *(CallForm("", "[TOOL_CALLS]", named) for named in ("[ARGS]", f"[CALL_ID]{ID}[ARGS]", "")),
     ),
     "<|python_tag|>": (
         json_form("<|python_tag|>", keys=("name", "parameters")),
-        CallForm("<|python_tag|>", "", ".call(", ")", several=False, arguments=Spelled()),
+        CallForm("<|python_tag|>", "", ".call(", ")", several=False, arguments=Literals()),
     ),
 }
 # fmt: on

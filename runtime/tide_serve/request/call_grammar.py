@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tide_serve.request.call_arguments import quoted
+from tide_serve.request.call_arguments import in_lark
 from tide_serve.request.call_formats import CallForm
 from tide_serve.request.call_reader import COUNT, ID, NAME
 
@@ -42,7 +42,7 @@ class CallGrammar:
         yield from form.arguments.shared_rules(self)
         lead = form.begin + self._open
         space = lead[: len(lead) - len(lead.lstrip())]  # may be left out
-        begin = f"({quoted(space)})? " if space else ""
+        begin = f"({in_lark(space)})? " if space else ""
         yield f"call: {self.text(self._open)} body"
         yield f"calls: {begin}{self.text(lead[len(space) :])} body {self._more(parallel)} {self.text(form.end)}"
 
@@ -61,7 +61,7 @@ class CallGrammar:
         more = self._more(parallel) if form.begin.strip() or form.sep.strip() else ""  # others are found in the text
         yield f"rest: {self.text(lead[len(mark) :])} body {more} {self.text(form.end)}"
         yield "start: (head rest)* tail" if parallel else "start: head rest | tail"
-        yield f"head: TEXT {token}" if token else f"head[lazy]: TEXT {quoted(mark)}"
+        yield f"head: TEXT {token}" if token else f"head[lazy]: TEXT {in_lark(mark)}"
         yield f"TEXT: {_ANY_TEXT}"
 
     def _more(self, parallel: bool) -> str:
@@ -74,8 +74,8 @@ class CallGrammar:
 
     def _named(self, name: str) -> str:
         if self.form.as_json is None:
-            return f"{quoted(name)} {self.text(self.form.named)}"
-        return f"{quoted(json.dumps(name))} {self.text(self.form.named.removeprefix(chr(34)))}"
+            return f"{in_lark(name)} {self.text(self.form.named)}"
+        return f"{in_lark(json.dumps(name))} {self.text(self.form.named.removeprefix(chr(34)))}"
 
     def text(self, literal: str) -> str:
         """``literal`` in Lark; empty: there is none."""
@@ -89,9 +89,9 @@ class CallGrammar:
             elif token is not None:
                 yield token
             elif self.form.as_json is not None:
-                yield from map(quoted, _JSON_PART.findall(part))
+                yield from map(in_lark, _JSON_PART.findall(part))
             else:
-                yield quoted(part)
+                yield in_lark(part)
 
     def text_up_to(self, rule: str, literal: str) -> Iterator[str]:
         """The rule ``rule`` for any text up to ``literal``, which is a part of it."""
@@ -102,4 +102,4 @@ class CallGrammar:
             yield f"{rule}: {_ANY_TEXT} {self.text(space)} {token} {rest}"
         else:
             yield f"{rule}: {rule}_text {rest}"
-            yield f"{rule}_text[suffix={quoted(space + mark)}]: {_ANY_TEXT}"
+            yield f"{rule}_text[suffix={in_lark(space + mark)}]: {_ANY_TEXT}"

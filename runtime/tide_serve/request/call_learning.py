@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,7 @@ from tide_runtime.errors import PromptError
 from tide_runtime.text.chat_template import analysed, render_chat
 from tide_runtime.text.thoughts import TAG
 
-from tide_serve.request.call_arguments import Arguments, Items, Json, Spelled, Value
+from tide_serve.request.call_arguments import Arguments, Items, Json, Literals, Value
 from tide_serve.request.call_formats import CallForm, JsonCall
 from tide_serve.request.call_reader import COUNT, ID, KEY, NAME, NoCall, Reading, Unfinished
 from tide_serve.request.tool_calls import split_calls
@@ -28,7 +28,7 @@ from tide_serve.request.tool_calls import split_calls
 # Words that no template has: a prompt with one shows what was called so.
 _TOOLS, _KEYS, _IDS = ("qazimor", "drobuli"), ("wexolin", "yrtanoh"), ("zkq0000l1", "zkq0000l2", "zkq0000l3")
 _USER, _ANSWER, _VALUE, _VALUE2 = "vreluth", "quastiv", "jubatek", "jubatekb"
-_GIVEN = {_KEYS[0]: _VALUE, _KEYS[1]: _VALUE2}
+_ARGUMENTS = {_KEYS[0]: _VALUE, _KEYS[1]: _VALUE2}
 _VALUES: dict[str, Any] = {
     "string": _VALUE, "integer": 7423, "boolean": True, "null": None, "object": {"nimbo": "jorvi"}, "array": ["jorvi", 7]
 }  # fmt: skip
@@ -54,16 +54,9 @@ _CHECKS: dict[str, list[Call]] = {
 }
 _TYPES = {"city": "string", "days": "integer", "wet": "boolean", "note": "string", "tree": "object", "none": "null"}
 _CHECKED: dict[str, Any] = {"get_weather": {"properties": {name: {"type": kind} for name, kind in _TYPES.items()}}, "now": {}}
-
-
-def _definition(name: str, keys: Iterable[str]) -> dict[str, Any]:
-    properties = {key: {"type": "string", "description": "One."} for key in keys}
-    parameters = {"type": "object", "properties": properties, "required": [*properties][:1]}
-    return {"type": "function", "function": {"name": name, "description": "Does it.", "parameters": parameters}}
-
-
-_DEFINITIONS = [
-    _definition(name, keys) for name, keys in ((_TOOLS[0], _KEYS), (_TOOLS[1], _KEYS), *((n, _TYPES) for n in _CHECKED))
+_DEFINITIONS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}}
+    for name in (*_TOOLS, *_CHECKED)
 ]
 
 
@@ -124,7 +117,7 @@ class _Turns:
         ]
         return self._turn({"role": "assistant", "content": content, "tool_calls": body}).removesuffix(self.tail)
 
-    def probed(self, *arguments: Mapping[str, Any], content: str | None = None) -> str:
+    def probe(self, *arguments: Mapping[str, Any], content: str | None = None) -> str:
         """A turn of calls of the made-up tools, which are `NAME` in it, and `ID` the ids."""
         text = self.of_calls([*zip(_TOOLS, arguments, strict=False)], content)
         for word, wild in (*((word, NAME) for word in _TOOLS), *((word, ID) for word in _IDS)):
@@ -145,7 +138,7 @@ class _Turns:
 
 def _form(turns: _Turns) -> CallForm:
     """The form of the made-up calls. Raises _NotLearned."""
-    one = turns.probed(_GIVEN)
+    one = turns.probe(_ARGUMENTS)
     if NAME not in one or _VALUE not in one:
         raise _NotLearned("its history shows no calls")
     name = one.rfind(NAME, 0, one.find(_KEYS[0]))
@@ -153,9 +146,9 @@ def _form(turns: _Turns) -> CallForm:
         raise _NotLearned("the name stands behind the arguments")
     begin, end, arguments = _arguments(turns, one, name + 1)
     call = _json_call(one, name, end) if isinstance(arguments, Json) else None
-    before, behind = _counted(one[:name]), _counted(one[end:])
-    if several := (between := _between_calls(turns, end)) is not None:
-        close, sep, opening = _frame(before, between or "", behind)
+    before, behind = _with_counters(one[:name]), _with_counters(one[end:])
+    if (between := _between_calls(turns, end)) is not None:
+        close, sep, opening = _frame(before, between, behind)
     else:
         close, sep, opening = (call.tail, "", call.head) if call is not None else ("", "", "")
     lead, rest = _lead(turns, one[:name]), behind.removeprefix(close)
@@ -163,11 +156,11 @@ def _form(turns: _Turns) -> CallForm:
     return CallForm(
         begin=lead.removesuffix(opening) if lead.endswith(opening) else "",
         open=opening,
-        named=_counted(one[name + 1 : begin]),
+        named=_with_counters(one[name + 1 : begin]),
         close=close,
         sep=sep,
         end=rest[: turn_marks[0]] if turn_marks else rest,
-        several=several,
+        several=between is not None,
         arguments=arguments,
         as_json=call,
     )
@@ -175,18 +168,18 @@ def _form(turns: _Turns) -> CallForm:
 
 def _between_calls(turns: _Turns, end: int) -> str | None:
     """What stands between two calls, whose first ends as a single one does; None: the template refuses two."""
-    two = turns.probed(_GIVEN, {_KEYS[0]: _VALUE})
+    two = turns.probe(_ARGUMENTS, {_KEYS[0]: _VALUE})
     key = two.find(_KEYS[0], end)
     name = two.rfind(NAME, end, key) if key >= 0 else -1
-    return _counted(two[end:name]) if name >= 0 else None
+    return _with_counters(two[end:name]) if name >= 0 else None
 
 
 def _lead(turns: _Turns, before: str) -> str:
     """The end of ``before``, the text before the name, that is the call's own: not of thoughts, nor the head of an answer."""
-    behind = turns.probed(_GIVEN, content=_ANSWER).rpartition(_ANSWER)[2]
+    behind = turns.probe(_ARGUMENTS, content=_ANSWER).rpartition(_ANSWER)[2]
     if NAME in behind:
-        return _counted(_shared_end(before, behind[: behind.rfind(NAME, 0, behind.find(_KEYS[0]))]))
-    return _counted(before[len(_shared(before, turns.head)) :])
+        return _with_counters(_shared_end(before, behind[: behind.rfind(NAME, 0, behind.find(_KEYS[0]))]))
+    return _with_counters(before[len(_shared(before, turns.head)) :])
 
 
 def _json_call(one: str, name: int, end: int) -> JsonCall | None:
@@ -197,10 +190,10 @@ def _json_call(one: str, name: int, end: int) -> JsonCall | None:
         if stop < end or not isinstance(call, dict):
             continue
         begin = one.index("{", match.start())
-        head, tail = _counted(one[begin:name]), _counted(one[end : _json_at(one, begin)[1]])
+        head, tail = _with_counters(one[begin:name]), _with_counters(one[end : _json_at(one, begin)[1]])
         keys = call["function"] if isinstance(call.get("function"), dict) else call
         named = next((key for key, each in keys.items() if each == NAME), "")
-        given = next((key for key, each in keys.items() if each == _GIVEN), "") if named else ""
+        given = next((key for key, each in keys.items() if each == _ARGUMENTS), "") if named else ""
         return JsonCall(head, tail, named, given, listed=isinstance(value, list))
     return None
 
@@ -218,16 +211,13 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
 def _arguments(turns: _Turns, one: str, at: int) -> tuple[int, int, Arguments]:
     """Where the arguments begin and end, and how they are written. ``at``: where the name ends."""
     key, value = one.find(_KEYS[0], at), one.find(_VALUE, at)
-    quote = one[key + len(_KEYS[0]) : value].lstrip(": ")
-    encodings = [Json(), Spelled(), *([Spelled(quote)] if quote else [])]
+    colon, comma = one[key + len(_KEYS[0]) : value], _between(one[value:], _VALUE, _KEYS[1])
+    json_form, quote = Json((comma.strip('"'), colon.strip('"'))), colon.lstrip(": ")
+    encodings = [json_form, Literals(), *([Literals(quote)] if quote else [])]
     for begin, encoding in product(range(at, key + 1), encodings):
         reading = Reading(one, {}, True, begin)
         with suppress(NoCall, Unfinished):
-            if not one[begin].isspace() and encoding.read(reading, {}, "") == _GIVEN:
-                if isinstance(encoding, Json):
-                    encoding = Json(
-                        (_between(one[value:], _VALUE, _KEYS[1]).strip('"'), one[key + len(_KEYS[0]) : value].strip('"'))
-                    )
+            if not one[begin].isspace() and encoding.read(reading, {}, "") == _ARGUMENTS:
                 return begin, reading.at, encoding
     return _items(turns, one, at)
 
@@ -249,7 +239,7 @@ def _values(turns: _Turns, key_open: str, sep: str) -> Iterator[Value]:
     """What stands around values of each type."""
     found: dict[tuple[str, str], list[str]] = {}
     for kind, value in _VALUES.items():
-        text = turns.probed({_KEYS[0]: value, _KEYS[1]: _VALUE2})
+        text = turns.probe({_KEYS[0]: value, _KEYS[1]: _VALUE2})
         inner = _between(text, key_open + _KEYS[0], sep + key_open + _KEYS[1]).replace(_KEYS[0], KEY)
         spellings = [_VALUE] if kind == "string" else [json.dumps(value), str(value)]
         if spelled := next((each for each in spellings if each in inner), None):
@@ -268,7 +258,7 @@ def _between(text: str, one: str, other: str) -> str:
     return text.partition(one)[2].partition(other)[0]
 
 
-def _counted(text: str) -> str:
+def _with_counters(text: str) -> str:
     """``text`` with numbers that count calls as such."""
     return _COUNTER.sub(COUNT, text)
 

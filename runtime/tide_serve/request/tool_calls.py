@@ -94,7 +94,7 @@ class ToolCallParser:
             return self._removed(certain) if certain else None
         if opening.start():
             return self._removed(opening.start())
-        if self._takes(((form, partial(_opened, form, *start)) for form, *start in self._starts), ended):
+        if self._takes(((form, partial(_read_opening, form, phrase, lead)) for form, phrase, lead in self._starts), ended):
             return ""
         return None if self._open else self._removed(opening.end())
 
@@ -108,12 +108,12 @@ class ToolCallParser:
         """What may be next where no mark opens a call: what belongs to the one before it, another, or calls and nothing else."""
         form = self._behind
         if form is not None and self._held.strip():
-            yield form, partial(_closed, form)
+            yield form, partial(_read_ending, form)
             if form.several and form.as_json is None and not form.call_open.strip():
                 yield form, form.read
         for form in self._bare_forms if self._bare else ():
             if form.as_json is None or form.lead or _may_be_bare(self._held, self._tools, ended):
-                yield form, partial(_all_calls, form)
+                yield form, partial(_read_all, form)
 
     def _takes(self, reads: Iterable[tuple[CallForm, Read]], ended: bool) -> bool:
         """Whether one of ``reads`` finds calls at the beginning of ``_held``, or what belongs to them; they are removed then."""
@@ -158,7 +158,7 @@ def split_calls(
     return ToolCallParser(tools, hidden, most, forms).feed(text, last=True)
 
 
-def _opened(form: CallForm, phrase: str, lead: str, reading: Reading) -> list[ToolCall]:
+def _read_opening(form: CallForm, phrase: str, lead: str, reading: Reading) -> list[ToolCall]:
     """The calls behind ``lead``, which begins with ``phrase``."""
     if not reading.text.startswith(phrase) and not reading.ended and phrase.startswith(reading.text):
         raise Unfinished
@@ -167,14 +167,14 @@ def _opened(form: CallForm, phrase: str, lead: str, reading: Reading) -> list[To
     return form.read(reading)
 
 
-def _closed(form: CallForm, reading: Reading) -> list[ToolCall]:
+def _read_ending(form: CallForm, reading: Reading) -> list[ToolCall]:
     """No call, but a piece of what stands behind one."""
     if not any(reading.closes(piece) for piece in form.behind):
         raise NoCall
     return []
 
 
-def _all_calls(form: CallForm, reading: Reading) -> list[ToolCall]:
+def _read_all(form: CallForm, reading: Reading) -> list[ToolCall]:
     """The calls that all of a text is. Raises NoCall where it is something else."""
     if not reading.consumes(form.lead):
         raise NoCall
