@@ -9,7 +9,7 @@ import pytest
 from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import RequestRecord, current_record
 from tide_serve.request import fields, messages_as_chat, responses_as_chat
-from tide_serve.request.body import BodyForm
+from tide_serve.request.body import BodyForm, check_fields
 from tide_serve.request.fields import CHAT, COMPLETION
 from tide_serve.request.messages_as_chat import MESSAGE
 from tide_serve.request.other_servers import in_openais_terms
@@ -31,7 +31,8 @@ def checked(form: BodyForm, strict: bool = False, **body: Any) -> tuple[dict[str
     record = RequestRecord("id", "POST", "/")
     token = current_record.set(record)
     try:
-        return form.check(body, strict), record.no_effect
+        check_fields(body, form.fields)
+        return form.types.check(body, strict), record.no_effect
     finally:
         current_record.reset(token)
 
@@ -40,14 +41,14 @@ def checked(form: BodyForm, strict: bool = False, **body: Any) -> tuple[dict[str
 def test_refusals_have_a_reason(module: ModuleType) -> None:
     """Breaks: a client is told no, and neither why nor what to do."""
     forms = [value for value in vars(module).values() if isinstance(value, BodyForm)]
-    assert forms and all(len(refused.reason) > 20 for form in forms for refused in form.refused.values())
+    assert forms and all(len(refused.reason) > 20 for form in forms for refused in form.fields.values())
 
 
 @pytest.mark.parametrize(("name", "value"), [("use_beam_search", 0), ("mirostat", False)])
 def test_values_that_equal_an_accepted_one_to_python_are_refused(name: str, value: object) -> None:
     """Breaks: use_beam_search: 0 passes as false although another server would refuse it."""
     with pytest.raises(ApiError, match=f"{name} is not supported"):
-        CHAT.check({name: value})
+        check_fields({name: value}, CHAT.fields)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
     kinds = dict.fromkeys(kind for answer in answers.values() for kind in answer if kind)
     of_types, definitions = TypeAdapter.json_schemas(
         [
-            *((path, "validation", TypeAdapter(post.form.model)) for path, post in POSTS.items()),
+            *((path, "validation", TypeAdapter(post.form.types.model)) for path, post in POSTS.items()),
             *((kind, "serialization", TypeAdapter(kind)) for kind in kinds),
         ],
         ref_template=_REF,

@@ -104,54 +104,68 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class BodyForm:
-    """The body of an endpoint's requests.
+class BodyTypes:
+    """The model of a body.
 
     Args:
-        refused: fields.
         harmless: names of fields, at any depth, that are known to have no effect.
     """
 
     model: type[Part]
-    refused: Mapping[str, Refused]
     harmless: frozenset[str]
 
     def check(self, body: Mapping[str, Any], strict: bool = False) -> dict[str, Any]:
         """``body`` without nulls and without what has no effect, which the log gets.
 
-        Raises ApiError for the first field that is refused, missing or of another type, with its path as ``param``, and with
-        ``strict`` for one that is not known.
+        Raises ApiError for the first field that is missing or of another type, with its path as ``param``, and with ``strict``
+        for one that is not known.
         """
-        for name, value in body.items():
-            refused = self.refused.get(name)
-            # True equals 1 to Python, and is another value to a client.
-            if refused is not None and (isinstance(value, bool), value) not in [
-                (isinstance(a, bool), a) for a in refused.accepts
-            ]:
-                raise ApiError(400, f"{name} is not supported: {refused.reason}", name, "unsupported_parameter")
         try:
             parsed = self.model.model_validate(body)
         except ValidationError as error:
             raise _type_error(error) from error
         idle: list[str] = []
         clean: dict[str, Any] = _cleaned(body, parsed, "", idle)
-        if strict and (unknown := [path[:80] for path in idle if path.rpartition(".")[2] not in self.harmless]):
-            message = f"{unknown[0]} is not known here; leave it out, or start the server without --strict-fields"
-            raise ApiError(400, message, unknown[0], "unknown_parameter")
+        if strict and (name := next((path[:80] for path in idle if path.rpartition(".")[2] not in self.harmless), None)):
+            message = f"{name} is not known here; leave it out, or start the server without --strict-fields"
+            raise ApiError(400, message, name, "unknown_parameter")
         note_no_effect(*(_INDEX.sub("[]", path) for path in idle))
         return clean
 
 
-async def read_body(request: Request, form: BodyForm, config: ServeConfig) -> dict[str, Any]:
-    """The body, as `BodyForm.check` gives it.
+@dataclass(frozen=True)
+class BodyForm:
+    """The body of an endpoint's requests.
 
-    Raises ApiError for a body that is not a JSON object of fields that can be honoured.
+    Args:
+        fields: those that are refused.
+    """
+
+    types: BodyTypes
+    fields: Mapping[str, Refused]
+
+
+async def read_body(request: Request, form: BodyForm, config: ServeConfig) -> dict[str, Any]:
+    """The body, as `BodyTypes.check` gives it.
+
+    Raises ApiError for a body that is not a JSON object, for fields that are missing or cannot be honoured, and for values of
+    another type.
     """
     body = _object(await _raw(request))
     for name, value in body.items():
         if is_deeper(value, config.max_schema_depth + _LEVELS):
             raise ApiError(400, f"{name!r:.80} is nested more deeply than any request needs; send a flatter value", name[:80])
-    return form.check(body, config.strict_fields)
+    check_fields(body, form.fields)
+    return form.types.check(body, config.strict_fields)
+
+
+def check_fields(body: Mapping[str, Any], fields: Mapping[str, Refused]) -> None:
+    """Raise ApiError for the first field of ``body`` that ``fields`` refuses."""
+    for name, value in body.items():
+        refused = fields.get(name)
+        # True equals 1 to Python, and is another value to a client.
+        if refused is not None and (isinstance(value, bool), value) not in [(isinstance(a, bool), a) for a in refused.accepts]:
+            raise ApiError(400, f"{name} is not supported: {refused.reason}", name, "unsupported_parameter")
 
 
 def is_deeper(value: Any, limit: int) -> bool:

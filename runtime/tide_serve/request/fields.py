@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from tide_serve.request.body import BodyForm, OneOf, Part, Refused
+from tide_serve.request.body import BodyForm, BodyTypes, OneOf, Part, Refused
 
 # --- parts
 
@@ -299,7 +299,7 @@ HARMLESS = frozenset({
 
 
 def form(model: type[Part], refused: dict[str, Refused]) -> BodyForm:
-    return BodyForm(model, refused, HARMLESS)
+    return BodyForm(BodyTypes(model, HARMLESS), refused)
 
 
 def chat_fields_elsewhere(model: type[Part]) -> dict[str, Refused]:
