@@ -7,10 +7,10 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tide_serve.observe.request_record import RequestObserver
 
 app = typer.Typer(**APP)
+Config = TypeVar("Config")
 _SERVE, _ENGINE = ServeConfig(), EngineOptions()
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _network = partial(typer.Option, rich_help_panel="Network")
@@ -180,47 +181,26 @@ def serve(
     /health, /ready and /metrics are for what watches the server; each request is a line on stderr. A socket that systemd
     hands over takes the place of --host and --port.
     """
+    options = dict(locals())
     from tide_serve.http.server import bound_socket, inherited_socket, is_loopback, tls_context
     from tide_serve.models.named import make_pool, model_name_of, named_paths
 
-    config = ServeConfig(
+    config = _with_same(
+        ServeConfig,
+        options,
         model_names=tuple(model_name or ()),
         api_keys=api_keys(api_key_file, api_key or ()),
-        max_body_bytes=max_body_bytes,
-        max_stop_strings=max_stop_strings,
-        max_stop_chars=max_stop_chars,
-        max_choices=max_choices,
-        max_schema_bytes=max_schema_bytes,
-        max_schema_depth=max_schema_depth,
-        max_tokens=max_tokens,
         requests_at_once_per_key=requests_at_once,
         requests_per_minute_per_key=requests_per_minute,
-        request_timeout=request_timeout,
-        body_timeout=body_timeout,
-        write_timeout=write_timeout,
-        drain_timeout=drain_timeout,
         cors_origins=tuple(cors_origin or ()),
         allowed_hosts=tuple(allowed_host) if allowed_host else None,
-        log_format=log_format,
-        strict_fields=strict_fields,
-        log_text=log_text,
-        page=page,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
     )
-    options = EngineOptions(
-        target=target,
-        device=device,
-        policy=policy,
-        max_batch=max_batch,
-        max_queue=max_queue,
+    engine_options = _with_same(
+        EngineOptions,
+        options,
         kv_memory=None if kv_memory is None else _bytes("kv_memory", kv_memory),
-        prefix_cache=prefix_cache,
-        prefix_dir=prefix_dir,
         prefix_disk=_bytes("prefix_disk", prefix_disk),
         threads=ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
-        verify=verify,
-        bits=bits,
         adapters=named_paths(lora or (), "adapter"),
     )
     several = _models_of(model, models or (), config)
@@ -241,11 +221,16 @@ def serve(
         if several:
             size = None if memory is None else _bytes("memory", memory)
             exporter = partial(bundle_of, weights=weights, max_seq_len=max_seq_len, verbose=verbose) if export or alone else None
-            load = partial(make_pool, several, options, size, idle_unload, exporter)
+            load = partial(make_pool, several, engine_options, size, idle_unload, exporter)
         else:
             config = replace(config, model_names=config.model_names or (model_name_of(str(model)),))
-            load = partial(_one_engine, bundle_of(str(model), weights, max_seq_len, verbose=verbose), options, config)
+            load = partial(_one_engine, bundle_of(str(model), weights, max_seq_len, verbose=verbose), engine_options, config)
         _run(load, config, listener, tls, otel)
+
+
+def _with_same(kind: Callable[..., Config], options: Mapping[str, Any], **others: Any) -> Config:
+    """The ``kind`` whose fields are ``others``, and ``options`` of the same name."""
+    return kind(**{field.name: options[field.name] for field in fields(kind) if field.name in options} | others)  # type: ignore[arg-type]
 
 
 def _models_of(model: str | None, models: Sequence[str], config: ServeConfig) -> dict[str, str]:

@@ -7,7 +7,8 @@ OpenAI's is ``{"error": {"message", "type", "param", "code"}}``; below ``/v1/mes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request
@@ -85,6 +86,15 @@ class ApiError(Exception):
             record.param, record.reason = self.param, self.logged
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
         return JSONResponse(self.body(scope), self.status, headers)
+
+
+@contextmanager
+def fields_named(name_of: Callable[[str], str]) -> Iterator[None]:
+    """An ApiError from inside is about the field that the request calls ``name_of(param)``."""
+    try:
+        yield
+    except ApiError as error:
+        raise error.renamed(name_of) from error
 
 
 def stopping() -> ApiError:

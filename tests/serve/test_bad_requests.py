@@ -48,6 +48,8 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+    ({"continue_final_message": True}, "messages"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
     ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages[0].tool_calls[0].type"),
     ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
     (user(None), "messages[0].content"),

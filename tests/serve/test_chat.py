@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from serve.live import Served
@@ -36,6 +37,20 @@ def test_answer_is_the_engines(client: openai.OpenAI, served: Served, model: str
     assert (choice.message.content, choice.message.role, choice.index) == (expected(served), "assistant", 0)
     assert choice.finish_reason == "length" and made.object == "chat.completion" and made.model == model
     assert made.id.startswith("chatcmpl-") and made.system_fingerprint
+
+
+def test_an_answer_goes_on_from_a_given_text(http: httpx.Client, served: Served, model: str) -> None:
+    """Breaks: a prefilled answer is refused, or the model begins a new turn behind it."""
+    assert served.engine.tokenizer is not None
+    prompt = served.engine.chat_text(HI) + "The end"
+    [generation] = served.engine.generate(served.engine.tokenizer.encode(prompt, add_special_tokens=False))
+    body = {"model": model, "messages": [*HI, {"role": "assistant", "content": "The end "}], "max_tokens": 8}
+    chat = {**body, "continue_final_message": True, "add_generation_prompt": False}
+    texts = [
+        http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"],
+        http.post("/v1/messages", json=body).json()["content"][0]["text"],
+    ]
+    assert all(text and generation.text.startswith(text) for text in texts)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

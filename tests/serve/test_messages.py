@@ -271,7 +271,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
      "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
      "messages[0].content[0].tool_use_id"),
-    ({"messages": [*ASK, {"role": "assistant", "content": "The weather"}]}, "messages"),
+    ({"messages": [*ASK, {"role": "assistant", "content": " "}]}, "messages"),
     ({"system": 7}, "system"),
     ({"system": [IMAGE]}, "system[0].type"),
     ({"max_tokens": 0}, "max_tokens"),

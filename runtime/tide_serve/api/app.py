@@ -11,16 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from tide_runtime import Engine, TideError
 
-from tide_serve.api.chat import chat_routes
-from tide_serve.api.completions import completions_routes
-from tide_serve.api.embeddings import embeddings_routes
-from tide_serve.api.messages import messages_routes
 from tide_serve.api.openapi import openapi_routes
-from tide_serve.api.rerank import rerank_routes
-from tide_serve.api.responses import responses_routes
+from tide_serve.api.routes import post_routes
 from tide_serve.api.service import HoldModels, Service
 from tide_serve.api.status import health_routes, models_routes
-from tide_serve.api.tokenize import tokenize_routes
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError, answer_error
 from tide_serve.models.registry import ModelRegistry, OneEngine
@@ -62,17 +56,7 @@ def make_app(models: Engine | ModelRegistry, config: ServeConfig | None = None) 
     app.add_middleware(HoldModels)
     for kind in (ApiError, TideError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer_error)
-    for routes in (
-        health_routes,
-        models_routes,
-        chat_routes,
-        completions_routes,
-        embeddings_routes,
-        rerank_routes,
-        responses_routes,
-        messages_routes,
-        tokenize_routes,
-    ):
+    for routes in (health_routes, models_routes, post_routes):
         app.include_router(routes(service))
     if service.config.page:
         app.include_router(page_routes())

@@ -5,6 +5,7 @@ Fields are those of OpenAI's API (`request.fields.ChatBody`). Extensions:
 - ``top_k``, ``min_p``, ``repetition_penalty``, ``ignore_eos``, ``cache_salt``: see `tide_runtime.GenerationParams`.
 - ``depth_policy``: the engine's own or "auto"; others are refused, as an engine is loaded for one policy.
 - ``response_format``: also with a regex or a Lark grammar, see `tide_serve.request.structured`.
+- ``continue_final_message``: the answer goes on from the last message, which is the assistant's.
 - ``reasoning``, ``chat_template_kwargs``: whether and for how long the model thinks, see `tide_serve.request.thinking`. Its
   thoughts are the ``reasoning_content`` of messages and deltas.
 - ``stream_options.include_depth``: the choices of a stream have ``depths``, the layers run for each of the event's tokens.
@@ -16,27 +17,23 @@ Fields are those of OpenAI's API (`request.fields.ChatBody`). Extensions:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from tide_runtime import Chunk, Generation, GenerationParams
 from tide_runtime.sampler import TokenLogprob
 
 from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
 from tide_serve.api.event_stream import ChoiceStream, quoted, respond
-from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import chat_logprobs
-from tide_serve.api.service import ServedModel, Service
-from tide_serve.errors import ApiError
+from tide_serve.api.service import ServedModel
+from tide_serve.errors import ApiError, fields_named
 from tide_serve.request.answer_parser import AnswerParser
-from tide_serve.request.body import read_body
 from tide_serve.request.call_formats import ToolCall
-from tide_serve.request.fields import CHAT
-from tide_serve.request.other_servers import takes_other_servers_fields
+from tide_serve.request.other_servers import in_openais_terms
 from tide_serve.request.parameters import (
     StreamOptions,
     checked_top_logprobs,
@@ -83,23 +80,20 @@ class ChatRequest:
         return AnswerParser(self.thoughts.splitter(), self.tools.parser(), self.thoughts.endings + self.thoughts.special)
 
 
-def chat_routes(service: Service) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        body = await read_body(request, CHAT, service.config)
-        model = await service.writer(request, body.get("model"))
-        chat = await checked(model, body)
-        stream = ChatStream(model, chat, chat.stream) if chat.stream is not None else None
-        return await respond(model, request, chat.jobs, stream, partial(_answer, model, chat))
-
-    return router
+async def answer_chat(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    chat = await checked(model, body)
+    stream = ChatStream(model, chat, chat.stream) if chat.stream is not None else None
+    return await respond(model, request, chat.jobs, stream, partial(_answer, model, chat))
 
 
-@takes_other_servers_fields
 async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
+    terms, name_of = in_openais_terms(body)
+    with fields_named(name_of):
+        return await _checked(model, terms)
+
+
+async def _checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     engine, config = model.engine, model.config
     stream, n = stream_options(body), choices(body, config)
     top_logprobs = _top_logprobs(body)
@@ -108,8 +102,12 @@ async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     if (grammar := tools.grammar(answer)) is not None and grammar is not answer:
         await check_grammar(engine, grammar, "tools")
     thoughts = plan_thoughts(body, engine, bool(tools.tools))
-    prompt = await chat_prompt(engine, body["messages"], tools, thoughts.variables)
-    ids, thoughts = prompt.ids, thoughts.after(prompt.text)
+    continues = body.get("continue_final_message", False)
+    if body.get("add_generation_prompt", not continues) == continues:
+        message = "add_generation_prompt has to be false with continue_final_message, and true without; leave it out"
+        raise ApiError(400, message, "add_generation_prompt")
+    prompt = await chat_prompt(engine, body["messages"], tools, thoughts.variables, continues)
+    ids, thoughts = prompt.ids, replace(thoughts, thoughts=None) if continues else thoughts.after(prompt.text)
     limits = ("max_completion_tokens", "max_tokens")
     limit = max_new_tokens(body, limits, config, default=engine.manifest.max_seq_len - len(ids) + 1)
     if limit < 1:
@@ -162,21 +160,9 @@ class ChatStream(ChoiceStream):
     """Each choice has a first event with its role, events with text or whole calls, and a last one with its finish_reason."""
 
     def __init__(self, model: ServedModel, chat: ChatRequest, options: StreamOptions) -> None:
-        super().__init__(model, {**chat.head, "object": "chat.completion.chunk"}, options, chat.top_logprobs)
-        self._n = chat.n
+        super().__init__(model, {**chat.head, "object": "chat.completion.chunk"}, options, chat.top_logprobs, chat.n)
         self._parsers = [chat.parser() for _ in range(chat.n)]
         self._begun: set[int] = set()
-
-    async def events(self, generations: Generations) -> AsyncGenerator[str]:
-        finished: dict[int, Generation] = {}
-        async with aclosing(generations.chunks()) as chunks:
-            async for arrived in chunks:
-                events = self._of_batch(arrived)
-                finished |= {choice: chunk.generation for choice, chunk in arrived if chunk.generation is not None}
-                if len(finished) == self._n:
-                    events += self._ending([finished[choice] for choice in range(self._n)], self._n)
-                if events:
-                    yield events
 
     def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
         events = ""

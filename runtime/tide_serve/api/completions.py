@@ -8,27 +8,23 @@ of several prompts has ``n`` choices, one prompt's after another's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from tide_runtime import Chunk, Generation, GenerationParams, Score
 from tide_runtime.sampler import TokenLogprob
 
 from tide_serve.api.answer_fields import answer_head, finish_reason, usage_of
 from tide_serve.api.event_stream import ChoiceStream, quoted, respond
-from tide_serve.api.generations import Generations
 from tide_serve.api.logprobs import TextOffsets, completion_logprobs
 from tide_serve.api.queued import results_of
-from tide_serve.api.service import ServedModel, Service
-from tide_serve.errors import ApiError
-from tide_serve.request.body import read_body
-from tide_serve.request.fields import COMPLETION
+from tide_serve.api.service import ServedModel
+from tide_serve.errors import ApiError, fields_named
 from tide_serve.request.fill_in_middle import ends, gap_prompt
-from tide_serve.request.other_servers import takes_other_servers_fields
+from tide_serve.request.other_servers import in_openais_terms
 from tide_serve.request.parameters import (
     StreamOptions,
     checked_top_logprobs,
@@ -83,25 +79,22 @@ class CompletionRequest:
         return sum(len(prompt.ids) for prompt in self.prompts)
 
 
-def completions_routes(service: Service) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        body = await read_body(request, COMPLETION, service.config)
-        model = await service.writer(request, body.get("model"))
-        completion = await checked(model, body)
-        scored = await _scored(model, request, completion)
-        options = completion.stream
-        stream = CompletionStream(model, completion, options, scored) if options is not None else None
-        return await respond(model, request, completion.jobs, stream, partial(_answer, model, completion, scored))
-
-    return router
+async def answer_completion(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    completion = await checked(model, body)
+    scored = await _scored(model, request, completion)
+    options = completion.stream
+    stream = CompletionStream(model, completion, options, scored) if options is not None else None
+    return await respond(model, request, completion.jobs, stream, partial(_answer, model, completion, scored))
 
 
-@takes_other_servers_fields
 async def checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest:
     """The request of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
+    terms, name_of = in_openais_terms(body)
+    with fields_named(name_of):
+        return await _checked(model, terms)
+
+
+async def _checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest:
     engine, config = model.engine, model.config
     stream, top_logprobs = stream_options(body), checked_top_logprobs(body.get("logprobs"), "logprobs")
     echo = body.get("echo", False)
@@ -158,23 +151,19 @@ class CompletionStream(ChoiceStream):
     """Each choice has events with text, the echoed prompt first, and a last one with its finish_reason."""
 
     def __init__(self, model: ServedModel, completion: CompletionRequest, options: StreamOptions, scored: Scored) -> None:
-        super().__init__(model, completion.head, options, completion.top_logprobs)
+        super().__init__(model, completion.head, options, completion.top_logprobs, completion.n)
         self._completion, self._scored = completion, scored
         self._offsets: dict[int, TextOffsets] = {}
 
-    async def events(self, generations: Generations) -> AsyncGenerator[str]:
-        completion, finished = self._completion, dict[int, Generation]()
-        with closing(generations):  # they run while the echo is sent
-            if completion.echo:
-                yield "".join(self._echoed(choice) for choice in range(completion.num_choices))
-            async with aclosing(generations.chunks()) as chunks:
-                async for arrived in chunks:
-                    if events := self._of_batch(arrived):
-                        yield events
-                    finished |= {choice: chunk.generation for choice, chunk in arrived if chunk.generation is not None}
-        if not finished:  # the prompts are only echoed
-            yield "".join(self._event(choice, '"text": ""', reason='"length"') for choice in range(completion.num_choices))
-        yield self._ending([finished[choice] for choice in sorted(finished)], completion.n, completion.prompt_tokens)
+    def _begin(self) -> str:
+        completion = self._completion
+        return "".join(self._echoed(choice) for choice in range(completion.num_choices)) if completion.echo else ""
+
+    def _ending(self, generations: Sequence[Generation], prompt_tokens: int | None = None) -> str:
+        completion, events = self._completion, ""
+        if not generations:  # the prompts are only echoed
+            events = "".join(self._event(choice, '"text": ""', reason='"length"') for choice in range(completion.num_choices))
+        return events + super()._ending(generations, completion.prompt_tokens)
 
     def _echoed(self, choice: int) -> str:
         prompt, logprobs = self._completion.prompt(choice), "null"

@@ -12,47 +12,37 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from numpy.typing import NDArray
 
 from tide_serve.api.queued import results_of
-from tide_serve.api.service import Service
+from tide_serve.api.service import ServedModel
 from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import current_record
-from tide_serve.request.body import read_body
-from tide_serve.request.fields import EMBEDDING
 from tide_serve.request.prompt_ids import each_prompt, ids_of_texts, off_loop
 
 _MOST_INPUTS = 2048  # as OpenAI's
 Vector = NDArray[np.float32]
 
 
-def embeddings_routes(service: Service) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/embeddings")
-    async def embeddings(request: Request) -> Response:
-        body = await read_body(request, EMBEDDING, service.config)
-        model = await service.model(request, body.get("model"))
-        info = model.engine.manifest.embedding
-        if info is None:
-            message = f"the model {model.name!r} writes text and has no embeddings; name an embedding model"
-            raise ApiError(404, message, "model", "no_embeddings")
-        texts = each_prompt(body["input"], "input")
-        if len(texts) > _MOST_INPUTS:
-            raise ApiError(400, f"input has {len(texts)} texts; send at most {_MOST_INPUTS} at once", "input")
-        inputs = [info.prompt + text if isinstance(text, str) else text for text in texts]
-        ids = await ids_of_texts(model.engine, inputs, "input")
-        tokens = sum(map(len, ids))
-        if (record := current_record.get()) is not None:
-            record.prompt_tokens += tokens
-        submit, dimensions = model.engine.submit_embedding, body.get("dimensions")
-        vectors = await results_of(model, request, (partial(submit, text, dimensions) for text in ids))
-        as_text = body.get("encoding_format") == "base64"
-        return await off_loop(sum(map(len, vectors)), _answer, model.name, vectors, as_text, tokens)
-
-    return router
+async def answer_embeddings(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    info = model.engine.manifest.embedding
+    if info is None:
+        message = f"the model {model.name!r} writes text and has no embeddings; name an embedding model"
+        raise ApiError(404, message, "model", "no_embeddings")
+    texts = each_prompt(body["input"], "input")
+    if len(texts) > _MOST_INPUTS:
+        raise ApiError(400, f"input has {len(texts)} texts; send at most {_MOST_INPUTS} at once", "input")
+    inputs = [info.prompt + text if isinstance(text, str) else text for text in texts]
+    ids = await ids_of_texts(model.engine, inputs, "input")
+    tokens = sum(map(len, ids))
+    if (record := current_record.get()) is not None:
+        record.prompt_tokens += tokens
+    submit, dimensions = model.engine.submit_embedding, body.get("dimensions")
+    vectors = await results_of(model, request, (partial(submit, text, dimensions) for text in ids))
+    as_text = body.get("encoding_format") == "base64"
+    return await off_loop(sum(map(len, vectors)), _answer, model.name, vectors, as_text, tokens)
 
 
 def _answer(name: str, vectors: Sequence[Vector], as_text: bool, tokens: int) -> Response:

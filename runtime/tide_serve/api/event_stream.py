@@ -6,7 +6,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 from fastapi import Request
@@ -149,12 +149,31 @@ class ChoiceStream(AnswerStream):
     Args:
         head: the first fields of every event (see `answer_head`).
         top_logprobs: None: no log-probabilities.
+        n: choices of each prompt.
     """
 
-    def __init__(self, model: ServedModel, head: dict[str, Any], options: StreamOptions, top_logprobs: int | None) -> None:
-        self._model, self._head, self._options, self._top = model, head, options, top_logprobs
+    def __init__(
+        self, model: ServedModel, head: dict[str, Any], options: StreamOptions, top_logprobs: int | None, n: int
+    ) -> None:
+        self._model, self._head, self._options, self._top, self._n = model, head, options, top_logprobs, n
         self._before = f'data: {quoted(head)[:-1]}, "choices": [{{"index": '
         self._after = '}], "usage": null}\n\n' if options.include_usage else "}]}\n\n"
+
+    async def events(self, generations: Generations) -> AsyncGenerator[str]:
+        finished: dict[int, Generation] = {}
+        with closing(generations):  # they run while the first events are sent
+            if begin := self._begin():
+                yield begin
+            async with aclosing(generations.chunks()) as chunks:
+                async for arrived in chunks:
+                    finished |= {choice: chunk.generation for choice, chunk in arrived if chunk.generation is not None}
+                    if events := self._of_batch(arrived):
+                        yield events
+        yield self._ending([finished[choice] for choice in sorted(finished)])
+
+    def _begin(self) -> str:
+        """The first events, before anything is generated."""
+        return ""
 
     @abstractmethod
     def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
@@ -191,9 +210,9 @@ class ChoiceStream(AnswerStream):
         fields = f'{choice}, {content}, "logprobs": {logprobs}, "finish_reason": {reason}{depths}'
         return f"{self._before}{fields}{self._after}"
 
-    def _ending(self, generations: Sequence[Generation], n: int, prompt_tokens: int | None = None) -> str:
-        """The last events. ``n``, ``prompt_tokens``: see `usage_of`."""
+    def _ending(self, generations: Sequence[Generation], prompt_tokens: int | None = None) -> str:
+        """The last events. ``prompt_tokens``: see `usage_of`."""
         if not self._options.include_usage:
             return DONE
-        usage = usage_of(self._model.engine, generations, n, prompt_tokens)
+        usage = usage_of(self._model.engine, generations, self._n, prompt_tokens)
         return event({**self._head, "choices": [], "usage": usage}) + DONE

@@ -1,6 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API for text.
 
-Fields are those of Anthropic's API (`request.message_types`). Extensions are those of /v1/chat/completions, with
+Fields are those of Anthropic's API (`request.messages_as_chat.MessageBody`). Extensions are those of /v1/chat/completions, with
 ``output_config.format`` in place of ``response_format``. ``usage`` has ``depth`` (see `tide_serve.api.answer_fields`).
 ``input_tokens`` are those that were computed, ``cache_read_input_tokens`` those that were not; the first event of a stream,
 which comes before that is known, counts all of them as computed.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from tide_runtime import Chunk, Engine, Generation
 
@@ -21,11 +21,10 @@ from tide_serve.api.answer_fields import usage_of
 from tide_serve.api.chat import ChatRequest
 from tide_serve.api.chat import checked as checked_chat
 from tide_serve.api.event_stream import ItemStream, named_event, quoted, respond
-from tide_serve.api.service import ServedModel, Service
-from tide_serve.errors import ApiError
-from tide_serve.request.body import read_body
+from tide_serve.api.service import ServedModel
+from tide_serve.errors import fields_named
 from tide_serve.request.call_formats import ToolCall
-from tide_serve.request.messages_as_chat import COUNT, MESSAGE, chat_body, message_field
+from tide_serve.request.messages_as_chat import chat_body, message_field
 from tide_serve.request.prompt_ids import chat_prompt
 from tide_serve.request.thinking import plan_thoughts
 from tide_serve.request.tools import plan_tools
@@ -33,39 +32,25 @@ from tide_serve.request.tools import plan_tools
 Body = dict[str, Any]
 
 
-def messages_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+async def answer_message(model: ServedModel, request: Request, body: Body) -> Response:
+    chat = await checked(model, body)
+    stream = MessageStream(model.engine, chat) if chat.stream is not None else None
+    return await respond(model, request, chat.jobs, stream, partial(_answer, model.engine, chat))
 
-    @router.post("/v1/messages")
-    async def messages(request: Request) -> Response:
-        body = await read_body(request, MESSAGE, service.config)
-        model = await service.writer(request, body.get("model"))
-        chat = await checked(model, body)
-        stream = MessageStream(model.engine, chat) if chat.stream is not None else None
-        return await respond(model, request, chat.jobs, stream, partial(_answer, model.engine, chat))
 
-    @router.post("/v1/messages/count_tokens")
-    async def count_tokens(request: Request) -> Response:
-        body = await read_body(request, COUNT, service.config)
-        model = await service.writer(request, body.get("model"))
-        try:
-            chat = chat_body(body)
-            tools = plan_tools(chat, model.engine, model.config)
-            variables = plan_thoughts(chat, model.engine, bool(tools.tools)).variables
-            prompt = await chat_prompt(model.engine, chat["messages"], tools, variables)
-        except ApiError as error:
-            raise error.renamed(message_field) from error
-        return JSONResponse({"input_tokens": len(prompt.ids)})
-
-    return router
+async def count_tokens(model: ServedModel, request: Request, body: Body) -> Response:
+    with fields_named(message_field):
+        chat = chat_body(body)
+        tools = plan_tools(chat, model.engine, model.config)
+        variables = plan_thoughts(chat, model.engine, bool(tools.tools)).variables
+        prompt = await chat_prompt(model.engine, chat["messages"], tools, variables, "continue_final_message" in chat)
+    return JSONResponse({"input_tokens": len(prompt.ids)})
 
 
 async def checked(model: ServedModel, body: Body) -> ChatRequest:
     """The chat of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
-    try:
+    with fields_named(message_field):
         return await checked_chat(model, chat_body(body))
-    except ApiError as error:
-        raise error.renamed(message_field) from error
 
 
 def _answer(engine: Engine, chat: ChatRequest, generations: Sequence[Generation]) -> dict[str, Any]:

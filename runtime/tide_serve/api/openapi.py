@@ -18,10 +18,7 @@ from openai.types.responses import Response
 from openai.types.shared import ErrorObject
 from pydantic import BaseModel, TypeAdapter
 
-from tide_serve.request.body import BodyForm
-from tide_serve.request.fields import CHAT, COMPLETION, DETOKENIZE, EMBEDDING, RERANK, TOKENIZE
-from tide_serve.request.messages_as_chat import COUNT, MESSAGE
-from tide_serve.request.responses_as_chat import RESPONSE
+from tide_serve.api.routes import POSTS
 
 _DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 _REF = "#/components/schemas/{model}"
@@ -33,30 +30,25 @@ class Error(BaseModel):
     error: ErrorObject
 
 
-class _Route(NamedTuple):
-    """The types of a route's bodies: request, answer, events of a stream, and errors; None: those are not described."""
+class _Answer(NamedTuple):
+    """The types of a route's answer, of the events of a stream, and of errors; None: those are not described."""
 
-    form: BodyForm
-    answer: Any = None
+    whole: Any = None
     event: Any = None
     error: Any = Error
 
 
-def _routes() -> dict[str, _Route]:
+def _answers() -> dict[str, _Answer]:
     from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent  # takes over a second
     from anthropic.types.shared import ErrorResponse
 
-    return {
-        "/v1/chat/completions": _Route(CHAT, ChatCompletion, ChatCompletionChunk),
-        "/v1/completions": _Route(COMPLETION, Completion, Completion),
-        "/v1/embeddings": _Route(EMBEDDING, CreateEmbeddingResponse),
-        "/v1/responses": _Route(RESPONSE, Response),
-        "/v1/messages": _Route(MESSAGE, Message, RawMessageStreamEvent, ErrorResponse),
-        "/v1/messages/count_tokens": _Route(COUNT, MessageTokensCount, error=ErrorResponse),
-        "/v1/rerank": _Route(RERANK),
-        "/rerank": _Route(RERANK),
-        "/tokenize": _Route(TOKENIZE),
-        "/detokenize": _Route(DETOKENIZE),
+    return dict.fromkeys(POSTS, _Answer()) | {
+        "/v1/chat/completions": _Answer(ChatCompletion, ChatCompletionChunk),
+        "/v1/completions": _Answer(Completion, Completion),
+        "/v1/embeddings": _Answer(CreateEmbeddingResponse),
+        "/v1/responses": _Answer(Response),
+        "/v1/messages": _Answer(Message, RawMessageStreamEvent, ErrorResponse),
+        "/v1/messages/count_tokens": _Answer(MessageTokensCount, error=ErrorResponse),
     }
 
 
@@ -81,33 +73,28 @@ def openapi_routes(app: FastAPI) -> APIRouter:
 
 
 def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
-    routes = _routes()
-    answers = dict.fromkeys(kind for route in routes.values() for kind in (route.answer, route.event, route.error) if kind)
+    answers = _answers()
+    kinds = dict.fromkeys(kind for answer in answers.values() for kind in answer if kind)
     of_types, definitions = TypeAdapter.json_schemas(
         [
-            *((path, "validation", TypeAdapter(route.form.types.model)) for path, route in routes.items()),
-            *((kind, "serialization", TypeAdapter(kind)) for kind in answers),
+            *((path, "validation", TypeAdapter(post.form.types.model)) for path, post in POSTS.items()),
+            *((kind, "serialization", TypeAdapter(kind)) for kind in kinds),
         ],
         ref_template=_REF,
     )
+    described: Mapping[Any, Any] = {kind: schema for (kind, _), schema in of_types.items()}
     document.setdefault("components", {}).setdefault("schemas", {}).update(definitions.get("$defs", {}))
-    for path, route in routes.items():
+    for path, answer in answers.items():
+        content = _json(described.get(answer.whole, {"type": "object"}))
+        if answer.event is not None:
+            content["text/event-stream"] = {"schema": described[answer.event]}
         operation = document["paths"][path]["post"]
-        operation["requestBody"] = {"required": True, "content": _json(of_types[path, "validation"])}
+        operation["requestBody"] = {"required": True, "content": _json(described[path])}
         operation["responses"] = {
-            "200": {"description": "The answer", "content": _answer(route, of_types)},
-            "default": {"description": "An error", "content": _json(of_types[route.error, "serialization"])},
+            "200": {"description": "The answer", "content": content},
+            "default": {"description": "An error", "content": _json(described[answer.error])},
         }
     return document
-
-
-def _answer(route: _Route, schemas: Mapping[Any, Any]) -> dict[str, Any]:
-    if route.answer is None:
-        return _json({"type": "object"})
-    described = _json(schemas[route.answer, "serialization"])
-    if route.event is not None:
-        described["text/event-stream"] = {"schema": schemas[route.event, "serialization"]}
-    return described
 
 
 def _json(schema: Mapping[str, Any]) -> dict[str, Any]:

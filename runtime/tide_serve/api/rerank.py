@@ -12,17 +12,16 @@ from math import exp
 from typing import Any
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
 from tide_runtime import Engine
 from tide_runtime.errors import PromptError
 from tide_runtime.text.chat_template import template_thoughts
 
 from tide_serve.api.queued import results_of
-from tide_serve.api.service import ServedModel, Service
+from tide_serve.api.service import ServedModel
 from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import current_record
-from tide_serve.request.body import read_body
-from tide_serve.request.fields import RERANK
 from tide_serve.request.prompt_ids import check_length, check_text, off_loop
 
 _TOP = 20  # likeliest tokens of a pass: nearly always both answers are among them
@@ -34,33 +33,24 @@ _SYSTEM = (
 )
 
 
-def rerank_routes(service: Service) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/rerank")
-    @router.post("/rerank")
-    async def rerank(request: Request) -> dict[str, Any]:
-        body = await read_body(request, RERANK, service.config)
-        model = await service.writer(request, body.get("model"))
-        texts = [document if isinstance(document, str) else document["text"] for document in body["documents"]]
-        top_n = body.get("top_n", len(texts))
-        if not texts or top_n < 1:
-            name = "documents" if not texts else "top_n"
-            raise ApiError(400, f"{name} is {body[name]}; give at least one document and a top_n of at least 1", name)
-        answers = _answers(model)
-        prompts = await off_loop(sum(map(len, texts)), _prompts, model.engine, body, texts)
-        tokens = sum(map(len, prompts))
-        if (record := current_record.get()) is not None:
-            record.prompt_tokens += tokens
-        scores = await _scores(model, request, prompts, answers)
-        order = sorted(range(len(texts)), key=lambda index: -scores[index])[:top_n]
-        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
-        if body.get("return_documents", True):
-            results = [{**result, "document": {"text": texts[index]}} for index, result in zip(order, results, strict=True)]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"id": f"rerank-{uuid4().hex}", "model": model.name, "results": results, "usage": usage}
-
-    return router
+async def answer_rerank(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    texts = [document if isinstance(document, str) else document["text"] for document in body["documents"]]
+    top_n = body.get("top_n", len(texts))
+    if not texts or top_n < 1:
+        name = "documents" if not texts else "top_n"
+        raise ApiError(400, f"{name} is {body[name]}; give at least one document and a top_n of at least 1", name)
+    answers = _answers(model)
+    prompts = await off_loop(sum(map(len, texts)), _prompts, model.engine, body, texts)
+    tokens = sum(map(len, prompts))
+    if (record := current_record.get()) is not None:
+        record.prompt_tokens += tokens
+    scores = await _scores(model, request, prompts, answers)
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[:top_n]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
+    if body.get("return_documents", True):
+        results = [{**result, "document": {"text": texts[index]}} for index, result in zip(order, results, strict=True)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JSONResponse({"id": f"rerank-{uuid4().hex}", "model": model.name, "results": results, "usage": usage})
 
 
 def _answers(model: ServedModel) -> tuple[int, int]:

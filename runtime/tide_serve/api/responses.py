@@ -16,21 +16,8 @@ from time import time
 from typing import Any, Literal
 from uuid import uuid4
 
-from fastapi import APIRouter, Request, Response
-from openai.types.responses import (
-    Response as ResponseObject,
-)
-from openai.types.responses import (
-    ResponseError,
-    ResponseFunctionToolCall,
-    ResponseOutputMessage,
-    ResponseOutputText,
-    ResponseReasoningItem,
-    ResponseUsage,
-)
-from openai.types.responses.response import IncompleteDetails
-from openai.types.responses.response_output_text import Logprob
-from openai.types.responses.response_reasoning_item import Content as ReasoningText
+from fastapi import Request, Response
+from openai.types.responses import Response as ResponseObject
 from starlette.types import Scope
 from tide_runtime import Chunk, Engine, Generation
 from tide_runtime.sampler import TokenLogprob
@@ -40,40 +27,30 @@ from tide_serve.api.chat import ChatRequest
 from tide_serve.api.chat import checked as checked_chat
 from tide_serve.api.event_stream import ItemStream, named_event, quoted, respond
 from tide_serve.api.logprobs import chat_logprobs
-from tide_serve.api.service import ServedModel, Service
-from tide_serve.errors import ApiError
-from tide_serve.request.body import read_body
+from tide_serve.api.service import ServedModel
+from tide_serve.errors import ApiError, fields_named
 from tide_serve.request.call_formats import ToolCall
-from tide_serve.request.responses_as_chat import LOGPROBS, RESPONSE, chat_body, response_field
+from tide_serve.request.responses_as_chat import LOGPROBS, chat_body, response_field
 
+_TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # kind of an item → type of its parts
+_IDS = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _REPEATED = ("instructions", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key", "reasoning")
 Body = dict[str, Any]
-Status = Literal["in_progress", "completed", "incomplete"]
+Item = dict[str, Any]
 ItemKind = Literal["message", "reasoning"]
-OutputItem = ResponseOutputMessage | ResponseFunctionToolCall | ResponseReasoningItem
 
 
-def responses_routes(service: Service) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/v1/responses")
-    async def responses(request: Request) -> Response:
-        body = await read_body(request, RESPONSE, service.config)
-        model = await service.writer(request, body.get("model"))
-        chat = await checked(model, body)
-        stream = ResponseStream(model, body, chat) if chat.stream is not None else None
-        return await respond(model, request, chat.jobs, stream, partial(_answer, model, body, chat))
-
-    return router
+async def answer_response(model: ServedModel, request: Request, body: Body) -> Response:
+    chat = await checked(model, body)
+    stream = ResponseStream(model, body, chat) if chat.stream is not None else None
+    return await respond(model, request, chat.jobs, stream, partial(_answer, model, body, chat))
 
 
 async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     """The chat of a ``body`` whose fields and types are right. Raises ApiError or ParamsError for what cannot be done."""
     as_chat = chat_body(body)
-    try:
+    with fields_named(response_field):
         chat = await checked_chat(model, as_chat)
-    except ApiError as error:
-        raise error.renamed(response_field) from error
     if as_chat["logprobs"] and (chat.tools.tools or chat.thoughts.thoughts is not None):
         other = "tools, whose calls" if chat.tools.tools else "thoughts, which"
         message = f"include: {LOGPROBS} cannot be given together with {other} are tokens too; leave out one of them"
@@ -85,9 +62,9 @@ def _answer(model: ServedModel, body: Body, chat: ChatRequest, generations: Sequ
     [generation] = generations
     thoughts, text, calls = chat.parser().feed(generation.text or "", last=True)
     logprobs = _logprobs(model, chat, generation.logprobs)
-    output: list[OutputItem] = [_reasoning_item(_item_id("rs"), thoughts, "completed")] if thoughts else []
+    output = [_item("reasoning", _item_id("reasoning"), thoughts, "completed")] if thoughts else []
     if text or not calls:
-        output.append(_message_item(_item_id("msg"), text, logprobs, "incomplete" if _is_cut_off(generation) else "completed"))
+        output.append(_item("message", _item_id("message"), text, _last_status(generation), logprobs))
     output += [_call_item(call) for call in calls]
     return _finished(model.engine, body, chat, output, generation)
 
@@ -105,7 +82,7 @@ class ResponseStream(ItemStream):
     def __init__(self, model: ServedModel, body: Body, chat: ChatRequest) -> None:
         super().__init__(chat.parser())
         self._model, self._body, self._chat = model, body, chat
-        self._output: list[OutputItem] = []
+        self._output: list[Item] = []
         self._item: _OpenItem | None = None
         self._number = -1
 
@@ -137,43 +114,43 @@ class ResponseStream(ItemStream):
 
     def _open(self, kind: ItemKind) -> str:
         item = self._item = _OpenItem(kind, len(self._output))
-        dumped = _dumped(item.as_output("in_progress"))
-        [part] = dumped["content"]
-        events = self._event("response.output_item.added", output_index=item.index, item=dumped | {"content": []})
+        begun = item.as_output("in_progress")
+        [part] = begun["content"]
+        events = self._event("response.output_item.added", output_index=item.index, item=begun | {"content": []})
         return events + self._event("response.content_part.added", **item.fields, part=part)
 
-    def _close(self, status: Status) -> str:
+    def _close(self, status: str) -> str:
         """Close the message, or the thoughts, that are open, if any are."""
         if self._item is None:
             return ""
         item, self._item = self._item, None
-        self._output.append(item.as_output(status))
-        dumped, logprobs = _dumped(self._output[-1]), {"logprobs": item.logprobs} if item.kind == "message" else {}
-        events = self._event(f"{item.event}.done", **item.fields, text=item.text, **logprobs)
-        events += self._event("response.content_part.done", **item.fields, part=dumped["content"][0])
-        return events + self._event("response.output_item.done", output_index=item.index, item=dumped)
+        self._output.append(closed := item.as_output(status))
+        [part] = closed["content"]
+        logprobs = {"logprobs": item.logprobs} if item.kind == "message" else {}
+        events = self._event(f"{item.event}.done", **item.fields, text=part["text"], **logprobs)
+        events += self._event("response.content_part.done", **item.fields, part=part)
+        return events + self._event("response.output_item.done", output_index=item.index, item=closed)
 
     def _call(self, call: ToolCall) -> str:
         item, index = _call_item(call), len(self._output)
         self._output.append(item)
-        where, dumped = {"item_id": item.id, "output_index": index}, _dumped(item)
-        begun = {**dumped, "arguments": "", "status": "in_progress"}
+        where, begun = {"item_id": item["id"], "output_index": index}, {**item, "arguments": "", "status": "in_progress"}
         events = self._event("response.output_item.added", output_index=index, item=begun)
         events += self._event("response.function_call_arguments.delta", **where, delta=call.arguments)
         events += self._event("response.function_call_arguments.done", **where, name=call.name, arguments=call.arguments)
-        return events + self._event("response.output_item.done", output_index=index, item=dumped)
+        return events + self._event("response.output_item.done", output_index=index, item=item)
 
     def _end(self, generation: Generation) -> str:
-        events, calls = "", any(isinstance(item, ResponseFunctionToolCall) for item in self._output)
-        if not calls and (self._item is None or self._item.kind == "reasoning"):  # an empty answer is a message too
+        events = ""
+        if not self._parser.calls and (self._item is None or self._item.kind == "reasoning"):  # an empty answer is a message too
             events = self._close("completed") + self._open("message")
-        events += self._close("incomplete" if _is_cut_off(generation) else "completed")
+        events += self._close(_last_status(generation))
         response = _finished(self._model.engine, self._body, self._chat, self._output, generation)
         return events + self._event(f"response.{response['status']}", response=response)
 
     def failed(self, error: ApiError, scope: Scope) -> str:
         events = self._close("incomplete")
-        details = ResponseError(code="server_error", message=error.message)
+        details = {"code": "server_error", "message": error.message}
         response = _response_object(self._body, self._chat, self._output, status="failed", error=details)
         return events + self._event("response.failed", response=response)
 
@@ -190,110 +167,85 @@ class _OpenItem:
 
     def __init__(self, kind: ItemKind, index: int) -> None:
         self.kind, self.index = kind, index
-        self.id = _item_id("msg" if kind == "message" else "rs")
-        self.event = "response.output_text" if kind == "message" else "response.reasoning_text"
-        self.fields: dict[str, Any] = {"item_id": self.id, "output_index": index, "content_index": 0}
+        self.event = f"response.{_TEXTS[kind]}"
+        self.fields: dict[str, Any] = {"item_id": _item_id(kind), "output_index": index, "content_index": 0}
         self.json_fields = quoted(self.fields)[1:-1]
         self.texts: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
 
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def as_output(self, status: Status) -> OutputItem:
+    def as_output(self, status: str) -> Item:
         """The item as it is now."""
-        if self.kind == "reasoning":
-            return _reasoning_item(self.id, self.text, status)
-        return _message_item(self.id, self.text, self.logprobs, status)
+        return _item(self.kind, self.fields["item_id"], "".join(self.texts), status, self.logprobs)
 
 
 # --- objects
 
 
-def _reasoning_item(item_id: str, text: str, status: Status) -> ResponseReasoningItem:
-    """Thoughts of an answer."""
-    content = [ReasoningText(type="reasoning_text", text=text)]
-    return ResponseReasoningItem(id=item_id, type="reasoning", summary=[], content=content, status=status)
+def _item(kind: ItemKind, item_id: str, text: str, status: str, logprobs: Sequence[dict[str, Any]] = ()) -> Item:
+    """An answer's text, or its thoughts. ``logprobs``: one entry for each token of a text, as `chat_logprobs` gives them."""
+    part: dict[str, Any] = {"type": _TEXTS[kind], "text": text}
+    if kind == "reasoning":
+        return {"id": item_id, "type": kind, "summary": [], "content": [part], "status": status}
+    part |= {"annotations": [], "logprobs": [*logprobs]}
+    return {"id": item_id, "type": kind, "role": "assistant", "status": status, "content": [part]}
 
 
-def _message_item(item_id: str, text: str, logprobs: Sequence[dict[str, Any]], status: Status) -> ResponseOutputMessage:
-    """An answer's text. ``logprobs``: one entry for each token, as `chat_logprobs` gives them."""
-    entries = [Logprob.model_validate(entry) for entry in logprobs]
-    part = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=entries)
-    return ResponseOutputMessage(id=item_id, type="message", role="assistant", status=status, content=[part])
+def _call_item(call: ToolCall) -> Item:
+    fields = {"call_id": call.id, "name": call.name, "arguments": call.arguments, "status": "completed"}
+    return {"id": _item_id("function_call"), "type": "function_call", **fields}
 
 
-def _call_item(call: ToolCall) -> ResponseFunctionToolCall:
-    return ResponseFunctionToolCall(
-        id=_item_id("fc"), type="function_call", call_id=call.id, name=call.name, arguments=call.arguments, status="completed"
-    )
+def _item_id(kind: str) -> str:
+    return f"{_IDS[kind]}_{uuid4().hex}"
 
 
-def _item_id(prefix: str) -> str:
-    return f"{prefix}_{uuid4().hex}"
+def _last_status(generation: Generation) -> str:
+    """What becomes of the last item, and of the response. A limit of tokens, of the context or of time cuts both off."""
+    return "incomplete" if finish_reason(generation.finish_reason) == "length" else "completed"
 
 
-def _dumped(item: OutputItem) -> dict[str, Any]:
-    return item.model_dump(mode="json")
-
-
-def _is_cut_off(generation: Generation) -> bool:
-    """Whether a limit of tokens, of the context or of time has ended the text."""
-    return finish_reason(generation.finish_reason) == "length"
-
-
-def _finished(
-    engine: Engine, body: Body, chat: ChatRequest, output: Sequence[OutputItem], generation: Generation
-) -> dict[str, Any]:
+def _finished(engine: Engine, body: Body, chat: ChatRequest, output: Sequence[Item], generation: Generation) -> dict[str, Any]:
     """The response of a ``generation`` that has ended."""
-    usage = _usage(engine, generation)
-    if _is_cut_off(generation):
-        details = IncompleteDetails(reason="max_output_tokens")
-        return _response_object(body, chat, output, status="incomplete", incomplete_details=details, usage=usage)
-    return _response_object(body, chat, output, status="completed", completed_at=int(time()), usage=usage)
+    status = _last_status(generation)
+    cut_off = status == "incomplete"
+    ending = {"incomplete_details": {"reason": "max_output_tokens"}} if cut_off else {"completed_at": int(time())}
+    return _response_object(body, chat, output, status=status, usage=_usage(engine, generation), **ending)
 
 
-def _response_object(body: Body, chat: ChatRequest, output: Sequence[OutputItem], **state: Any) -> dict[str, Any]:
+def _response_object(body: Body, chat: ChatRequest, output: Sequence[Item], **state: Any) -> dict[str, Any]:
     """The response to the request of ``body``, some of whose fields it repeats."""
-    text, repeated = body.get("text", {}), _REPEATED
-    document = ResponseObject.construct(
-        id=f"resp_{chat.head['id'].rpartition('-')[2]}",
-        object="response",
-        created_at=chat.head["created"],
-        model=chat.head["model"],
-        output=list(output),
-        background=False,
-        metadata=body.get("metadata", {}),
-        parallel_tool_calls=body.get("parallel_tool_calls", True),
-        service_tier="default",
-        store=False,
-        temperature=chat.params.temperature,
-        text={"format": {"type": "text"}, "verbosity": "medium"} | text,
-        tool_choice=body.get("tool_choice", "auto"),
-        tools=[
-            {"strict": False, "parameters": None, "description": None} | tool
-            for tool in body.get("tools", [])
-            if tool["type"] == "function"
-        ],
-        top_logprobs=chat.top_logprobs or 0,
-        top_p=chat.params.top_p,
-        truncation="disabled",
-        **{name: body.get(name) for name in repeated},
+    tools = [tool for tool in body.get("tools", []) if tool["type"] == "function"]
+    return {
+        **dict.fromkeys(ResponseObject.model_fields),
+        "id": f"resp_{chat.head['id'].rpartition('-')[2]}",
+        "object": "response",
+        "created_at": chat.head["created"],
+        "model": chat.head["model"],
+        "output": [*output],
+        "background": False,
+        "metadata": body.get("metadata", {}),
+        "parallel_tool_calls": body.get("parallel_tool_calls", True),
+        "service_tier": "default",
+        "store": False,
+        "temperature": chat.params.temperature,
+        "text": {"format": {"type": "text"}, "verbosity": "medium"} | body.get("text", {}),
+        "tool_choice": body.get("tool_choice", "auto"),
+        "tools": [{"strict": False, "parameters": None, "description": None} | tool for tool in tools],
+        "top_logprobs": chat.top_logprobs or 0,
+        "top_p": chat.params.top_p,
+        "truncation": "disabled",
+        **{name: body.get(name) for name in _REPEATED},
         **state,
-    )
-    return document.model_dump(mode="json", by_alias=True, warnings=False)  # pydantic would warn of this server's own formats
+    }
 
 
-def _usage(engine: Engine, generation: Generation) -> ResponseUsage:
+def _usage(engine: Engine, generation: Generation) -> dict[str, Any]:
     usage = usage_of(engine, [generation])
-    return ResponseUsage.model_validate(
-        {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": usage["completion_tokens_details"],
-            "total_tokens": usage["total_tokens"],
-            "depth": usage["depth"],
-        }
-    )
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": usage["completion_tokens_details"],
+        "total_tokens": usage["total_tokens"],
+        "depth": usage["depth"],
+    }

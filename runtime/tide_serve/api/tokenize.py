@@ -8,43 +8,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from tide_runtime.errors import PromptError
 
-from tide_serve.api.service import ServedModel, Service
+from tide_serve.api.service import ServedModel
 from tide_serve.errors import ApiError
-from tide_serve.request.body import read_body
-from tide_serve.request.fields import DETOKENIZE, TOKENIZE
 from tide_serve.request.prompt_ids import chat_prompt, off_loop
 from tide_serve.request.tools import plan_tools
 
 
-def tokenize_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+async def tokenize(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    if ("prompt" in body) == ("messages" in body):
+        raise ApiError(400, "give either prompt or messages", "prompt")
+    ids = await (_text_ids(model, body) if "prompt" in body else _chat_ids(model, body))
+    return await off_loop(len(ids), _answer, model, ids, body.get("return_token_strs", False))
 
-    @router.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
-        body = await read_body(request, TOKENIZE, service.config)
-        model = await service.model(request, body.get("model"))
-        if ("prompt" in body) == ("messages" in body):
-            raise ApiError(400, "give either prompt or messages", "prompt")
-        ids = await (_text_ids(model, body) if "prompt" in body else _chat_ids(model, body))
-        return await off_loop(len(ids), _answer, model, ids, body.get("return_token_strs", False))
 
-    @router.post("/detokenize")
-    async def detokenize(request: Request) -> dict[str, str]:
-        body = await read_body(request, DETOKENIZE, service.config)
-        model = await service.model(request, body.get("model"))
-        tokenizer, ids = model.engine.tokenizer, body["tokens"]
-        if tokenizer is None:
-            raise ApiError(400, "this model has no tokenizer; send and read token ids", "tokens")
-        vocab = model.engine.manifest.model.vocab_size
-        if wrong := next((token for token in ids if not 0 <= token < vocab), None):
-            raise ApiError(400, f"tokens has {wrong}, expected integers from 0 to {vocab - 1}", "tokens")
-        return {"prompt": await off_loop(len(ids), tokenizer.decode, ids, False)}
-
-    return router
+async def detokenize(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
+    tokenizer, ids = model.engine.tokenizer, body["tokens"]
+    if tokenizer is None:
+        raise ApiError(400, "this model has no tokenizer; send and read token ids", "tokens")
+    vocab = model.engine.manifest.model.vocab_size
+    if wrong := next((token for token in ids if not 0 <= token < vocab), None):
+        raise ApiError(400, f"tokens has {wrong}, expected integers from 0 to {vocab - 1}", "tokens")
+    return JSONResponse({"prompt": await off_loop(len(ids), tokenizer.decode, ids, False)})
 
 
 def _answer(model: ServedModel, ids: list[int], with_texts: bool) -> Response:

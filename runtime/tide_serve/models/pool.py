@@ -23,7 +23,7 @@ from tide_runtime.errors import QueueFullError
 
 from tide_serve.errors import RETRY_S, ApiError, stopping
 from tide_serve.models.pool_metrics import PoolMetrics
-from tide_serve.models.registry import ModelRegistry, described, hanging, has_chat_template, log_calls, log_folding
+from tide_serve.models.registry import ModelRegistry, described, hanging, has_chat_template, log_notes
 from tide_serve.models.source import BundleSource, LoadPlan
 from tide_serve.request.tools import described_calls
 
@@ -182,8 +182,7 @@ class ModelPool(ModelRegistry):
         if model.engine.backend.private_weights:
             reason = model.engine.backend.private_weights
             _log.warning("the weights of %s are packed in this process's own memory: %s", model.name, reason)
-        log_calls(model.name, model.engine)
-        log_folding(model.name, model.engine)
+        log_notes(model.name, model.engine)
         if self._closed:  # meanwhile, so `close` has not seen the engine
             model.engine.close(abort=True)
         seconds = perf_counter() - began

@@ -91,8 +91,7 @@ class OneEngine(ModelRegistry):
         self.only = not engine.options.adapters
         if both := sorted({*own} & {*engine.options.adapters}):
             raise ParamsError(f"{', '.join(both)} is the name of a model and of an adapter; give one of them another name")
-        log_calls(self.names[0], engine)
-        log_folding(own[0], engine)
+        log_notes(own[0], engine)
 
     def take(self, name: str) -> Engine:
         return self.engine
@@ -131,14 +130,10 @@ class OneEngine(ModelRegistry):
         self.engine.close(abort)
 
 
-def log_calls(name: str, engine: Engine) -> None:
-    """Say what of a model's tool calls its chat template left open, once it is loaded."""
+def log_notes(name: str, engine: Engine) -> None:
+    """Say what of a model's calls its template left open, and which chats it does not take as they are, once it is loaded."""
     if note := described_calls(engine).get("tool_calls_note"):
         _log.info("tool calls of %s: %s", name, note)
-
-
-def log_folding(name: str, engine: Engine) -> None:
-    """Say which chats the model's template does not take as they are, once it is loaded."""
     for template in {engine.chat_template, engine.tool_chat_template} - {None, ""}:
         try:
             if notes := analysed(template or "").turns.notes:

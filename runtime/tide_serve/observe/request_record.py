@@ -86,16 +86,15 @@ class RequestRecord:
             "ms": round(1e3 * (perf_counter() - self.began), 1),
             "client": self.client,
         }
-        if self.refused is not None:
-            fields["refused"] = self.refused
-        if self.reason is not None:
-            fields |= {"field": self.param, "reason": self.reason}
-        if self.no_effect:
-            fields["no_effect"] = list(dict.fromkeys(self.no_effect))
-        if self.aborted:
-            fields["aborted"] = True
-        if self.model is not None:
-            fields["model"] = self.model
+        notes = {
+            "refused": self.refused,
+            "field": self.param,
+            "reason": self.reason,
+            "no_effect": list(dict.fromkeys(self.no_effect)) or None,
+            "aborted": self.aborted or None,
+            "model": self.model,
+        }
+        fields |= {name: note for name, note in notes.items() if note is not None}
         if self.prompt_tokens:
             fields |= {
                 "prompt_tokens": self.prompt_tokens,

@@ -83,12 +83,9 @@ function list(lines) {
   while (lines.length && isNext(lines[0])) {
     const inner = lines[0].match(ITEM)[0].length, item = node("li");
     const first = lines.shift().slice(inner);
-    const rest = taken(lines, (line) => !isNext(line) && (!line.trim() || width(line) > indent.length || isText(line)));
-    const end = rest.findIndex((line, i) => !line.trim() && rest[i + 1]?.trim() && width(rest[i + 1]) <= indent.length);
-    if (end >= 0) lines.unshift(...rest.splice(end)); // text behind the list
+    const rest = taken(lines, (line) => !isNext(line) && (!line.trim() || width(line) > indent.length));
     addBlocks([first, ...rest.map((line) => line.slice(Math.min(inner, width(line))))], item);
     items.append(item);
-    while (lines.length > 1 && !lines[0].trim() && isNext(lines[1])) lines.shift();
   }
   return items;
 }

@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
-from typing import Any, NamedTuple
+from itertools import product, takewhile
+from typing import Any
 
 from tide_runtime.errors import PromptError
 from tide_runtime.text.chat_template import analysed, render_chat
 from tide_runtime.text.thoughts import TAG
 
-from tide_serve.request.call_formats import COUNT, ID, KEY, NAME, Arguments, CallForm, JsonCall, Value
-from tide_serve.request.call_values import NoCall, python_arguments, quoted_object
+from tide_serve.request.call_arguments import Arguments, Items, Json, Literals, Value
+from tide_serve.request.call_formats import CallForm, JsonCall
+from tide_serve.request.call_reader import COUNT, ID, KEY, NAME, NoCall, Reading, Unfinished
 from tide_serve.request.tool_calls import split_calls
 
 # Words that no template has: a prompt with one shows what was called so.
-_TOOLS, _KEYS, _IDS = ("qazimor", "drobuli"), ("wexolin", "yrtanoh"), ("zkq0000l1", "zkq0000l2")
+_TOOLS, _KEYS, _IDS = ("qazimor", "drobuli"), ("wexolin", "yrtanoh"), ("zkq0000l1", "zkq0000l2", "zkq0000l3")
 _USER, _ANSWER, _VALUE, _VALUE2 = "vreluth", "quastiv", "jubatek", "jubatekb"
-_VALUES: dict[str, Any] = {"integer": 7423, "boolean": True, "null": None, "object": {"nimbo": "jorvi"}, "array": ["jorvi", 7]}
+_ARGUMENTS = {_KEYS[0]: _VALUE, _KEYS[1]: _VALUE2}
+_VALUES: dict[str, Any] = {
+    "string": _VALUE, "integer": 7423, "boolean": True, "null": None, "object": {"nimbo": "jorvi"}, "array": ["jorvi", 7]
+}  # fmt: skip
 _COUNTER = re.compile(r"(?<=[:=\"])\d+(?![\w.])")
-_CUT_MARK = re.compile(r"(?:<[^<>]*|\[[A-Z_/]+)$")
+_MARK_OR_LETTER = re.compile(r"<[^<>\s\ue000-\ue003]*>?|\[[A-Z_/]+\]|.", re.DOTALL)
 _SPECIAL_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
 
 Call = tuple[str, Mapping[str, Any]]
@@ -48,6 +53,11 @@ _CHECKS: dict[str, list[Call]] = {
     "quotes and nested values": [("get_weather", _WEATHER)],
 }
 _TYPES = {"city": "string", "days": "integer", "wet": "boolean", "note": "string", "tree": "object", "none": "null"}
+_CHECKED: dict[str, Any] = {"get_weather": {"properties": {name: {"type": kind} for name, kind in _TYPES.items()}}, "now": {}}
+_DEFINITIONS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}}
+    for name in (*_TOOLS, *_CHECKED)
+]
 
 
 @dataclass(frozen=True)
@@ -66,20 +76,16 @@ class Learned:
 @lru_cache(maxsize=16)
 def learned_form(template: str) -> Learned:
     """The form of calls in ``template``."""
+    turns = _Turns(template)
     try:
-        form = _Frame.of(_Turns(template, _definitions(dict.fromkeys(_KEYS, "string"), *_TOOLS))).form()
+        form = _form(turns)
     except _NotLearned as error:
         return Learned(None, str(error))
-    schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in _TYPES.items()}}
-    turns = _Turns(template, _definitions(dict.fromkeys(_TYPES, "string"), "get_weather", "now"))
     failed = []
     for name, calls in _CHECKS.items():
-        if not form.several and len(calls) > 1:
-            continue
-        text = turns.of_calls(calls) or ""
-        _, found = split_calls(text, {"get_weather": schema, "now": {}}, forms=[form])
-        if [(call.name, json.loads(call.arguments)) for call in found] != calls:
-            failed.append(name)
+        if form.several or len(calls) == 1:
+            _, found = split_calls(turns.of_calls(calls), _CHECKED, forms=[form])
+            failed += [name] if [(call.name, json.loads(call.arguments)) for call in found] != calls else []
     if "a call" in failed:
         return Learned(None, "what the template writes could not be read back")
     return Learned(form, f"not read back: {', '.join(failed)}" if failed else "")
@@ -90,292 +96,186 @@ class _NotLearned(Exception):
 
 
 class _Turns:
-    """Turns of the assistant as one template writes them, without what the prompt before has."""
+    """Turns of the assistant as one template writes them, without what the prompt before has.
 
-    def __init__(self, template: str, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._template = template
-        self._tools = tools
-        user = {"role": "user", "content": _USER}
-        self._user = user
-        self._prompts = [self._text([user], generation) or "" for generation in (True, False)]
-        said = self._turn({"role": "assistant", "content": _ANSWER}) or ""
-        self.head, _, self.tail = said.partition(_ANSWER)
-        self._tools = ()
-        self.frame = (self._text([user], True) or "") + self.tail  # has the marks of turns
-        self._tools = tools
-
-    def of_calls(self, calls: Sequence[Call], content: str | None = None) -> str | None:
-        """The text of a turn with ``calls``; None where the template refuses it."""
-        if len(calls) > 1 and not analysed(self._template).turns.several_calls:  # each would be shown as a turn of its own
-            return None
-        ids = [*_IDS, "zkq0000l3"]
-        body = [
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for (name, arguments), call_id in zip(calls, ids, strict=False)
-        ]
-        text = self._turn({"role": "assistant", "content": content, "tool_calls": body})
-        return text.removesuffix(self.tail) if text and self.tail else text
-
-    def _turn(self, message: Mapping[str, Any]) -> str | None:
-        text = self._text([self._user, message], False)
-        if text is None:
-            return None
-        shared = max(len(_shared(prompt, text)) for prompt in self._prompts)
-        return text[shared - _cut_mark(text[:shared]) :]
-
-    def _text(self, messages: list[Mapping[str, Any]], generation: bool) -> str | None:
-        for tools in (self._tools or None, None):
-            try:
-                return render_chat(
-                    self._template, messages, special_tokens=_SPECIAL_TOKENS, add_generation_prompt=generation, tools=tools
-                )
-            except PromptError:
-                continue
-        return None
-
-
-class _Spot(NamedTuple):
-    """Where a call's name begins, and where its arguments begin and end. ``json``: where the JSON begins that both are in."""
-
-    name: int
-    arguments: int
-    end: int
-    json: int | None
-
-
-def _definitions(keys: Mapping[str, str], *names: str) -> list[dict[str, Any]]:
-    properties = {key: {"type": kind, "description": "One."} for key, kind in keys.items()}
-    parameters = {"type": "object", "properties": properties, "required": [*keys][:1]}
-    return [
-        {"type": "function", "function": {"name": name, "description": "Does it.", "parameters": parameters}} for name in names
-    ]
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """Renderings of one call, and what was found in them.
-
-    Args:
-        one: the text of a call with two arguments.
-        two: the same with a second call that has the first argument only; None: the template refuses it.
-        behind: the text of the call behind a content; None: the template does not show both.
+    ``head``, ``tail``: what stands around a plain answer. ``frame``: a text with the marks of turns.
     """
 
-    turns: _Turns
-    one: str
-    two: str | None
-    behind: str | None
+    def __init__(self, template: str) -> None:
+        self._template, self._user = template, {"role": "user", "content": _USER}
+        self._prompts = [self._text([self._user], begun) for begun in (True, False)]
+        self.head, _, self.tail = self._turn({"role": "assistant", "content": _ANSWER}).partition(_ANSWER)
+        self.frame = self._text([self._user], True, tools=None) + self.tail
 
-    @classmethod
-    def of(cls, turns: _Turns) -> _Frame:
-        first = (_TOOLS[0], {_KEYS[0]: _VALUE, _KEYS[1]: _VALUE2})
-        one = turns.of_calls([first])
-        if one is None or _TOOLS[0] not in one or _VALUE not in one:
-            raise _NotLearned("its history shows no calls")
-        two = turns.of_calls([first, (_TOOLS[1], {_KEYS[0]: _VALUE})])
-        behind = (turns.of_calls([first], _ANSWER) or "").rpartition(_ANSWER)[2]
-        return cls(turns, one, two if two and _TOOLS[1] in two else None, behind if _TOOLS[0] in behind else None)
+    def of_calls(self, calls: Sequence[Call], content: str | None = None) -> str:
+        """The text of a turn with ``calls``; empty where the template refuses it."""
+        if len(calls) > 1 and not analysed(self._template).turns.several_calls:  # each would be shown as a turn of its own
+            return ""
+        body = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for (name, arguments), call_id in zip(calls, _IDS, strict=False)
+        ]
+        return self._turn({"role": "assistant", "content": content, "tool_calls": body}).removesuffix(self.tail)
 
-    def form(self) -> CallForm:
-        spot, arguments = self._arguments()
-        json_call = self._json_call(spot)
-        before, after = _marks(self.one[: spot.name]), _marks(self.one[spot.end :])
-        named = _marks(self.one[spot.name + len(_TOOLS[0]) : spot.arguments])
-        lead = self._lead(spot)
-        form = CallForm(named=named, arguments=arguments, as_json=json_call, several=False)
-        if self.two is None or (second := self._second(spot)) is None:
-            head = before[len(before) - len(json_call.head) :] if json_call is not None else ""
-            tail = json_call.tail if json_call is not None else ""
-            form = replace(form, begin=before.removesuffix(head), open=head, close=tail, end=after.removeprefix(tail))
-        else:
-            between = _marks(self.two[spot.end : second])
-            close = _whole(_shared(after, between))
-            opening = _suffix(before, between[len(close) :])
-            cut = _cut_mark(before[: len(before) - len(opening)])
-            opening = before[len(before) - len(opening) - cut :]
-            if cut and not between.endswith(opening):
-                raise _NotLearned("what stands between two calls begins inside a mark")
-            sep = between[len(close) : len(between) - len(opening)]
-            form = replace(
-                form,
-                several=True,
-                begin=before.removesuffix(opening),
-                open=opening,
-                close=close,
-                sep=sep,
-                end=after[len(close) :],
-            )
-        return self._trimmed(form, lead)
+    def probe(self, *arguments: Mapping[str, Any], content: str | None = None) -> str:
+        """A turn of calls of the made-up tools, which are `NAME` in it, and `ID` the ids."""
+        text = self.of_calls([*zip(_TOOLS, arguments, strict=False)], content)
+        for word, wild in (*((word, NAME) for word in _TOOLS), *((word, ID) for word in _IDS)):
+            text = text.replace(word, wild)
+        return text
 
-    def _trimmed(self, form: CallForm, lead: str) -> CallForm:
-        """``form`` without what thoughts, a head of answers and the end of a turn have put around it."""
-        before = form.begin + form.open
-        kept = before[len(before) - len(lead) :] if before.endswith(lead) else before
-        begin = kept.removesuffix(form.open) if kept.endswith(form.open) else ""
-        marks = [mark for mark in TAG.finditer(form.end) if mark[0] in self.turns.frame]
-        return replace(form, begin=begin, end=form.end[: marks[0].start()] if marks else form.end)
+    def _turn(self, message: Mapping[str, Any]) -> str:
+        text = self._text([self._user, message], False)
+        return text[max(len(_shared(prompt, text)) for prompt in self._prompts) :]
 
-    def _lead(self, spot: _Spot) -> str:
-        """What stands before the name and is the call's own."""
-        before = self.one[: spot.name]
-        if self.behind is not None:
-            other = self.behind[: self.behind.rfind(_TOOLS[0], 0, self.behind.find(_KEYS[0]))]
-            own = _suffix(before, other)
-        else:
-            own = before[len(_shared(before, self.turns.head)) :]
-        return _marks(before[len(before) - len(own) - _cut_mark(before[: len(before) - len(own)]) :])
-
-    def _second(self, spot: _Spot) -> int | None:
-        """Where the second call's name begins."""
-        assert self.two is not None
-        key = self.two.find(_KEYS[0], spot.end)
-        at = self.two.rfind(_TOOLS[1], spot.end, key)
-        return at if at >= 0 else None
-
-    def _json_call(self, spot: _Spot) -> JsonCall | None:
-        if spot.json is None:
-            return None
-        value, _ = json.JSONDecoder().raw_decode(self.one, spot.json)
-        listed = isinstance(value, list)
-        each = value[0] if listed else value
-        begin = self.one.index("{", spot.json)
-        _, stop = json.JSONDecoder().raw_decode(self.one, begin)
-        inside = (
-            ""
-            if _TOOLS[0] in (*each, *(v for v in each.values() if isinstance(v, str)))
-            else next(k for k, v in each.items() if _TOOLS[0] in str(v))
-        )
-        keys = each[inside] if inside else each
-        name = next((key for key, value in keys.items() if value == _TOOLS[0]), "")
-        arguments = next(key for key, value in keys.items() if _KEYS[0] in str(value)) if name else ""
-        head, tail = _marks(self.one[begin : spot.name]), _marks(self.one[spot.end : stop])
-        return JsonCall(head, tail, name, arguments, inside, listed)
-
-    def _arguments(self) -> tuple[_Spot, Arguments]:
-        """Where the call is, and how its arguments are written."""
-        key = self.one.find(_KEYS[0])
-        name = self.one.rfind(_TOOLS[0], 0, key)
-        if name < 0:
-            raise _NotLearned("the name stands behind the arguments")
-        at = name + len(_TOOLS[0])
-        if (found := _json_object(self.one, at)) is not None:
-            begin, end = found
-            spot = _Spot(name, begin, end, _json_around(self.one, name, end))
-            separators = [_between(self.one, _KEYS[0], _VALUE, begin), _between(self.one, _VALUE, _KEYS[1], begin)]
-            return spot, Arguments("json", (separators[1].strip('"'), separators[0].strip('"')))
-        return self._python(name, at) or self._quoted(name, at) or self._items(name, at)
-
-    def _python(self, name: int, at: int) -> tuple[_Spot, Arguments] | None:
-        begin = at + 1
-        for end in (match.start() for match in re.finditer(r"\)", self.one[begin:])):
-            try:
-                if python_arguments(self.one[begin : begin + end], {}) == {_KEYS[0]: _VALUE, _KEYS[1]: _VALUE2}:
-                    return _Spot(name, begin, begin + end, None), Arguments("python")
-            except NoCall:
-                continue
-        return None
-
-    def _quoted(self, name: int, at: int) -> tuple[_Spot, Arguments] | None:
-        key, value = self.one.find(_KEYS[0], at), self.one.find(_VALUE, at)
-        begin, end = self.one.find("{", at, key), self.one.find("}", value)
-        quote = self.one[key + len(_KEYS[0]) : value].lstrip(": ")
-        try:
-            if quote and begin >= 0 and quoted_object(self.one[begin : end + 1], quote) == {_KEYS[0]: _VALUE, _KEYS[1]: _VALUE2}:
-                return _Spot(name, begin, end + 1, None), Arguments("quoted", quote=quote)
-        except NoCall:
-            pass
-        return None
-
-    def _items(self, name: int, at: int) -> tuple[_Spot, Arguments]:
-        one = self.one
-        key1, key2 = one.find(_KEYS[0], at), one.find(_KEYS[1], at)
-        value1, value2 = one.find(_VALUE, key1), one.find(_VALUE2, key2)
-        if not at <= key1 < value1 < key2 < value2:
-            raise _NotLearned("names and values of arguments are not in order")
-        between = one[value1 + len(_VALUE) : key2].replace(_KEYS[0], KEY)
-        behind = one[value2 + len(_VALUE2) :].replace(_KEYS[1], KEY)
-        after = _whole(_shared(behind, between))
-        key_open = _suffix(one[at:key1], between[len(after) :])
-        key_open = one[key1 - len(key_open) - _cut_mark(one[at : key1 - len(key_open)]) : key1]
-        sep = between[len(after) : len(between) - len(key_open)]
-        if not key_open or not after.strip():
-            raise _NotLearned("no marks around names and values of arguments")
-        values = self._values(key_open, sep)
-        end = value2 + len(_VALUE2) + len(after) + after.count(KEY) * (len(_KEYS[1]) - 1)
-        return _Spot(name, key1 - len(key_open), end, None), Arguments("items", key_open=key_open, sep=sep, values=values)
-
-    def _values(self, key_open: str, sep: str) -> tuple[Value, ...]:
-        """What stands around values of each type."""
-        found: dict[tuple[str, str], set[str]] = {}
-        for kind, value in {"string": _VALUE, **_VALUES}.items():
-            text = self.turns.of_calls([(_TOOLS[0], {_KEYS[0]: value, _KEYS[1]: _VALUE2})]) or ""
-            key = text.find(key_open + _KEYS[0])
-            begin, end = key + len(key_open + _KEYS[0]), text.find(sep + key_open + _KEYS[1])
-            inner = text[begin:end].replace(_KEYS[0], KEY)
-            for spelled in (_VALUE,) if kind == "string" else (json.dumps(value), str(value)):
-                if key >= 0 and spelled in inner:
-                    before, _, after = inner.rpartition(spelled)
-                    found.setdefault((before, after), set()).add(kind)
-                    break
-        if not any("string" in kinds for kinds in found.values()):
-            raise _NotLearned("values of arguments are not shown as they are")
-        if len(found) == 1:
-            return tuple(Value(*around) for around in found)
-        return tuple(
-            Value(*around, types=(*sorted(kinds), *(["number"] if "integer" in kinds else []))) for around, kinds in found.items()
-        )
+    def _text(self, messages: list[Any], begun: bool, tools: Sequence[Mapping[str, Any]] | None = _DEFINITIONS) -> str:
+        for shown in (tools, None):
+            with suppress(PromptError):
+                variables: dict[str, Any] = {"add_generation_prompt": begun, "tools": shown}
+                return render_chat(self._template, messages, special_tokens=_SPECIAL_TOKENS, **variables)
+        return ""
 
 
-def _json_object(text: str, at: int) -> tuple[int, int] | None:
-    """Where the JSON object of the made-up arguments begins and ends."""
-    for match in re.finditer(r"\{", text[at:]):
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, at + match.start())
-        except ValueError:
+def _form(turns: _Turns) -> CallForm:
+    """The form of the made-up calls. Raises _NotLearned."""
+    one = turns.probe(_ARGUMENTS)
+    if NAME not in one or _VALUE not in one:
+        raise _NotLearned("its history shows no calls")
+    name = one.rfind(NAME, 0, one.find(_KEYS[0]))
+    if name < 0:
+        raise _NotLearned("the name stands behind the arguments")
+    begin, end, arguments = _arguments(turns, one, name + 1)
+    call = _json_call(one, name, end) if isinstance(arguments, Json) else None
+    before, behind = _with_counters(one[:name]), _with_counters(one[end:])
+    if (between := _between_calls(turns, end)) is not None:
+        close, sep, opening = _frame(before, between, behind)
+    else:
+        close, sep, opening = (call.tail, "", call.head) if call is not None else ("", "", "")
+    lead, rest = _lead(turns, one[:name]), behind.removeprefix(close)
+    turn_marks = [mark.start() for mark in TAG.finditer(rest) if mark[0] in turns.frame]
+    return CallForm(
+        begin=lead.removesuffix(opening) if lead.endswith(opening) else "",
+        open=opening,
+        named=_with_counters(one[name + 1 : begin]),
+        close=close,
+        sep=sep,
+        end=rest[: turn_marks[0]] if turn_marks else rest,
+        several=between is not None,
+        arguments=arguments,
+        as_json=call,
+    )
+
+
+def _between_calls(turns: _Turns, end: int) -> str | None:
+    """What stands between two calls, whose first ends as a single one does; None: the template refuses two."""
+    two = turns.probe(_ARGUMENTS, {_KEYS[0]: _VALUE})
+    key = two.find(_KEYS[0], end)
+    name = two.rfind(NAME, end, key) if key >= 0 else -1
+    return _with_counters(two[end:name]) if name >= 0 else None
+
+
+def _lead(turns: _Turns, before: str) -> str:
+    """The end of ``before``, the text before the name, that is the call's own: not of thoughts, nor the head of an answer."""
+    behind = turns.probe(_ARGUMENTS, content=_ANSWER).rpartition(_ANSWER)[2]
+    if NAME in behind:
+        return _with_counters(_shared_end(before, behind[: behind.rfind(NAME, 0, behind.find(_KEYS[0]))]))
+    return _with_counters(before[len(_shared(before, turns.head)) :])
+
+
+def _json_call(one: str, name: int, end: int) -> JsonCall | None:
+    """The outermost JSON value that has the name and the arguments, which end at ``end``."""
+    for match in re.finditer(r"[{\[]", one[:name]):
+        value, stop = _json_at(one, match.start())
+        call = value[0] if isinstance(value, list) and value else value
+        if stop < end or not isinstance(call, dict):
             continue
-        if isinstance(value, dict) and value.get(_KEYS[0]) == _VALUE:
-            return at + match.start(), end
+        begin = one.index("{", match.start())
+        head, tail = _with_counters(one[begin:name]), _with_counters(one[end : _json_at(one, begin)[1]])
+        keys = call["function"] if isinstance(call.get("function"), dict) else call
+        named = next((key for key, each in keys.items() if each == NAME), "")
+        given = next((key for key, each in keys.items() if each == _ARGUMENTS), "") if named else ""
+        return JsonCall(head, tail, named, given, listed=isinstance(value, list))
     return None
 
 
-def _json_around(text: str, name: int, end: int) -> int | None:
-    """Where the outermost JSON value begins that has the name and the arguments."""
-    for match in re.finditer(r"[{\[]", text[:name]):
-        try:
-            _, stop = json.JSONDecoder().raw_decode(text, match.start())
-        except ValueError:
-            continue
-        if stop >= end:
-            return match.start()
-    return None
+def _json_at(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value at ``at``, and where it ends; 0: there is none."""
+    with suppress(ValueError):
+        return json.JSONDecoder().raw_decode(text, at)
+    return None, 0
 
 
-def _between(text: str, one: str, other: str, at: int) -> str:
-    begin = text.index(one, at) + len(one)
-    return text[begin : text.index(other, begin)]
+# --- arguments
 
 
-def _marks(text: str) -> str:
-    """``text`` with what changes from call to call as such."""
-    for word, wild in (*((word, NAME) for word in _TOOLS), *((word, ID) for word in _IDS)):
-        text = text.replace(word, wild)
+def _arguments(turns: _Turns, one: str, at: int) -> tuple[int, int, Arguments]:
+    """Where the arguments begin and end, and how they are written. ``at``: where the name ends."""
+    key, value = one.find(_KEYS[0], at), one.find(_VALUE, at)
+    colon, comma = one[key + len(_KEYS[0]) : value], _between(one[value:], _VALUE, _KEYS[1])
+    json_form, quote = Json((comma.strip('"'), colon.strip('"'))), colon.lstrip(": ")
+    encodings = [json_form, Literals(), *([Literals(quote)] if quote else [])]
+    for begin, encoding in product(range(at, key + 1), encodings):
+        reading = Reading(one, {}, True, begin)
+        with suppress(NoCall, Unfinished):
+            if not one[begin].isspace() and encoding.read(reading, {}, "") == _ARGUMENTS:
+                return begin, reading.at, encoding
+    return _items(turns, one, at)
+
+
+def _items(turns: _Turns, one: str, at: int) -> tuple[int, int, Items]:
+    key1, key2 = one.find(_KEYS[0], at), one.find(_KEYS[1], at)
+    value1, value2 = one.find(_VALUE, key1), one.find(_VALUE2, key2)
+    if not at <= key1 < value1 < key2 < value2:
+        raise _NotLearned("names and values of arguments are not in order")
+    between = one[value1 + len(_VALUE) : key2].replace(_KEYS[0], KEY)
+    after, sep, key_open = _frame(one[at:key1], between, one[value2 + len(_VALUE2) :].replace(_KEYS[1], KEY))
+    if not key_open or not after.strip():
+        raise _NotLearned("no marks around names and values of arguments")
+    end = value2 + len(_VALUE2) + len(after.replace(KEY, _KEYS[1]))
+    return key1 - len(key_open), end, Items(key_open, tuple(_values(turns, key_open, sep)), sep)
+
+
+def _values(turns: _Turns, key_open: str, sep: str) -> Iterator[Value]:
+    """What stands around values of each type."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for kind, value in _VALUES.items():
+        text = turns.probe({_KEYS[0]: value, _KEYS[1]: _VALUE2})
+        inner = _between(text, key_open + _KEYS[0], sep + key_open + _KEYS[1]).replace(_KEYS[0], KEY)
+        spellings = [_VALUE] if kind == "string" else [json.dumps(value), str(value)]
+        if spelled := next((each for each in spellings if each in inner), None):
+            before, _, after = inner.rpartition(spelled)
+            found.setdefault((before, after), []).extend([kind, "number"] if kind == "integer" else [kind])
+    if not any("string" in kinds for kinds in found.values()):
+        raise _NotLearned("values of arguments are not shown as they are")
+    for around, kinds in found.items():
+        yield Value(*around, types=tuple(kinds) if len(found) > 1 else ())
+
+
+# --- parts of renderings
+
+
+def _between(text: str, one: str, other: str) -> str:
+    return text.partition(one)[2].partition(other)[0]
+
+
+def _with_counters(text: str) -> str:
+    """``text`` with numbers that count calls as such."""
     return _COUNTER.sub(COUNT, text)
 
 
+def _frame(before: str, between: str, behind: str) -> tuple[str, str, str]:
+    """What ends each of two neighbours, stands between them, and begins each, after what stands around and between them."""
+    close = _shared(behind, between)
+    opening = _shared_end(before, between[len(close) :])
+    return close, between[len(close) : len(between) - len(opening)], opening
+
+
 def _shared(one: str, other: str) -> str:
-    """The text that both begin with."""
-    return one[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))]
+    """The text that both begin with, in whole marks."""
+    pairs = zip(*map(_MARK_OR_LETTER.findall, (one, other)), strict=False)
+    return "".join(mark for mark, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _suffix(one: str, other: str) -> str:
-    return _shared(one[::-1], other[::-1])[::-1]
-
-
-def _cut_mark(text: str) -> int:
-    """Length of the end of ``text`` that begins a mark and does not end it."""
-    match = _CUT_MARK.search(text)
-    return len(text) - match.start() if match is not None else 0
-
-
-def _whole(text: str) -> str:
-    return text[: len(text) - _cut_mark(text)]
+def _shared_end(one: str, other: str) -> str:
+    pairs = zip(*(reversed(_MARK_OR_LETTER.findall(text)) for text in (one, other)), strict=False)
+    return "".join(reversed([mark for mark, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]))

@@ -1,4 +1,4 @@
-"""Values of arguments as models write them in the text of a call: JSON, Python, quotes of a model's own, and bare text."""
+"""Values of arguments: their types after a schema, and their JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tide_serve.request.call_reader import NoCall, parsed
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_BARE_KEY = re.compile(r"[^\s{}\[\],:]+(?=\s*:)")
-_PYTHON_NAME = re.compile(r"\b(?:None|True|False)\b(?!\s*:)")
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict,
     "array": list,
@@ -20,19 +20,6 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "null": type(None),
 }
 _DEPTH = 8  # references and combinations of a schema that are followed
-_JSON_NAMES = {"true": True, "false": False, "null": None}  # some templates write them into Python calls
-
-
-class NoCall(Exception):
-    """It is not a call of one of the tools."""
-
-
-def parsed(text: str) -> Any:
-    """The JSON value ``text``. Raises NoCall for what is none."""
-    try:
-        return json.loads(text, strict=False)  # models write line breaks into strings
-    except (ValueError, RecursionError) as error:
-        raise NoCall from error
 
 
 def as_object(arguments: Any) -> dict[str, Any]:
@@ -42,36 +29,6 @@ def as_object(arguments: Any) -> dict[str, Any]:
     if arguments is not None and not isinstance(arguments, dict):
         raise NoCall
     return arguments or {}
-
-
-def python_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the Python call with ``text`` between its parentheses; those without a name have the schema's."""
-    try:
-        call = ast.parse(f"f({text})", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or None in [word.arg for word in call.keywords]:
-            raise NoCall
-        unnamed = dict(zip([*schema.get("properties", {})][: len(call.args)], call.args, strict=True))
-        named = unnamed | {str(word.arg): word.value for word in call.keywords}
-        return {name: ast.literal_eval(_JsonNames().visit(value)) for name, value in named.items()}
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise NoCall from error
-
-
-class _JsonNames(ast.NodeTransformer):
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
-
-
-def quoted_object(text: str, quote: str) -> Any:
-    """The object ``text``, JSON but for strings between ``quote`` and keys without any. Raises NoCall for what is none."""
-    parts = text.split(quote)
-    return parsed("".join(json.dumps(part) if i % 2 else _as_json(part) for i, part in enumerate(parts)))
-
-
-def _as_json(text: str) -> str:
-    """Text between the strings of an object with keys that have no quotes."""
-    text = _PYTHON_NAME.sub(lambda name: json.dumps(ast.literal_eval(name[0])), text)
-    return _BARE_KEY.sub(lambda key: json.dumps(key[0]), text)
 
 
 def dumped(arguments: dict[str, Any]) -> str:
@@ -128,3 +85,9 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = _DEPTH) -> Itera
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def texts_of(schema: Any) -> list[str]:
+    """The strings that are all that ``schema`` allows; none: it allows others."""
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None) if isinstance(schema, Mapping) else None
+    return choices if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices) else []

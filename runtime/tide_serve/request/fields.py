@@ -197,6 +197,8 @@ class Sampling(Part):
 
 class ChatSampling(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     enable_thinking: bool | None = None
     think: Annotated[bool | str, OneOf()] | None = None
 
@@ -272,7 +274,7 @@ _OFF: dict[str, Any] = {
     "typical_p": 1, "typ_p": 1, "tfs_z": 1, "top_a": 0, "top_n_sigma": -1, "mirostat": 0, "dynatemp_range": 0,
     "xtc_probability": 0, "dry_multiplier": 0, "bad_words": [], "allowed_token_ids": [], "logits_processors": [], "samplers": [],
     "lora": [], "include_stop_str_in_output": False, "truncate_prompt_tokens": -1, "chat_template": "", "documents": [],
-    "add_generation_prompt": True, "continue_final_message": False, "options": {},
+    "options": {},
 }  # fmt: skip
 CHAT_REFUSED = {
     **{name: Refused(f"there is no such option here; leave it out, or set it to {off!r}", (off,)) for name, off in _OFF.items()},

@@ -1,17 +1,18 @@
-"""A request to Anthropic's /v1/messages in terms of /v1/chat/completions: its fields, and the same chat."""
+"""A request to Anthropic's /v1/messages in terms of /v1/chat/completions: its fields, their types, and the same chat."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import note_no_effect
-from tide_serve.request.body import Refused
-from tide_serve.request.fields import ChatSampling, chat_fields_elsewhere, form
-from tide_serve.request.message_types import CountBody, MessageBody
+from tide_serve.request.body import OneOf, Part, Refused
+from tide_serve.request.fields import ChatSampling, Other, TextPart, chat_fields_elsewhere, form
 from tide_serve.request.tool_results import text_parts
 
 # Field of a chat → the same of a message.
@@ -26,6 +27,95 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Claude Code begins its system prompt with a line for its accounts that differs in every request: no prefix would be found again.
 ACCOUNTS = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
+# --- types
+
+
+class ThinkingBlock(Part):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(Part):
+    type: Literal["redacted_thinking"]  # thoughts that only another server can read; they are left out
+
+
+class ToolUseBlock(Part):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Part):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Annotated[str | list[Annotated[TextPart | Other, OneOf()]], OneOf()] | None = None
+    is_error: bool | None = None
+
+
+class AskingMessage(Part):
+    role: Literal["user", "system"]
+    content: Annotated[str | list[Annotated[TextPart | ToolResultBlock, OneOf()]], OneOf()]
+
+
+Block = Annotated[TextPart | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, OneOf()]
+
+
+class AssistantMessage(Part):
+    role: Literal["assistant"]
+    content: Annotated[str | list[Block], OneOf()]
+
+
+class Tool(Part):
+    type: Literal["custom"] | None = None
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(Part):
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedTool(Part):
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Part):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class OutputFormat(Part):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Part):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountBody(ChatSampling):
+    """The body of /v1/messages/count_tokens."""
+
+    messages: list[Annotated[AskingMessage | AssistantMessage, OneOf("role")]]
+    system: Annotated[str | list[TextPart], OneOf()] | None = None
+    tools: list[Annotated[Tool | Other, OneOf(default="custom")]] | None = None
+    tool_choice: Annotated[ToolChoice | NamedTool, OneOf()] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    stop_sequences: list[str] | None = None
+
+
+class MessageBody(CountBody):
+    max_tokens: int
+
+
 _REFUSED = {
     **chat_fields_elsewhere(MessageBody),
     "mcp_servers": Refused("no servers of tools are called here; call them yourself, and give their tools", ([],)),
@@ -34,10 +124,15 @@ MESSAGE = form(MessageBody, _REFUSED)
 COUNT = form(CountBody, _REFUSED)
 
 
+# --- the same chat
+
+
 def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of the same request to /v1/chat/completions. Raises ApiError for what that has no fields for."""
     chat = {name: body[name] for name in (*ChatSampling.model_fields, "max_tokens") if name in body}
     chat["messages"] = _chat_messages(body["messages"], body.get("system", ""))
+    if chat["messages"][-1]["role"] == "assistant":
+        chat["continue_final_message"] = True
     if "stop_sequences" in body:
         chat["stop"] = body["stop_sequences"]
     if "tools" in body:
@@ -63,7 +158,7 @@ def _chat_reasoning(thinking: Mapping[str, Any]) -> dict[str, Any]:
 def _chat_messages(messages: Sequence[Mapping[str, Any]], system: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The same messages: consecutive ones of a role are one, as in Anthropic's API, and each tool's result is one of its own.
 
-    Raises ApiError for a message without content, and where the answer would have to go on from the last one.
+    Raises ApiError for a message without content.
     """
     if not messages:
         raise ApiError(400, "messages is empty; give at least one", "messages")
@@ -75,9 +170,6 @@ def _chat_messages(messages: Sequence[Mapping[str, Any]], system: str | Sequence
             raise ApiError(400, f"messages[{index}].content is empty; give a text or blocks", f"messages[{index}].content")
         for block in _blocks(message["content"]):
             _add(turns, message["role"], block)
-    if messages[-1]["role"] == "assistant":
-        reason = "ends with the assistant's message, and an answer cannot begin with given text here; end with the user's"
-        raise ApiError(400, f"messages {reason}", "messages", "unsupported_parameter")
     return turns
 
 

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from functools import wraps
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tide_serve.errors import ApiError
 
-Model = TypeVar("Model")
-Checked = TypeVar("Checked")
 _FORMAT = "response_format"
 
 
-def takes_other_servers_fields(
-    checked: Callable[[Model, dict[str, Any]], Awaitable[Checked]],
-) -> Callable[[Model, dict[str, Any]], Awaitable[Checked]]:
-    """``checked``, a check of a body, for bodies with fields of other servers, by whose names its errors go."""
-
-    @wraps(checked)
-    async def check(model: Model, body: dict[str, Any]) -> Checked:
-        terms, names = in_openais_terms(body)
-        try:
-            return await checked(model, terms)
-        except ApiError as error:
-            raise error.renamed(lambda param: names.get(param, param)) from error
-
-    return check
-
-
-def in_openais_terms(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """``body`` in those terms, and field → the name by which the client has set it.
+def in_openais_terms(body: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[str], str]]:
+    """``body`` in those terms, and what gives the name by which the client has set a field.
 
     Raises ApiError where two fields set the same differently, and for a grammar that cannot be read.
     """
@@ -43,7 +24,7 @@ def in_openais_terms(body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         if field in chat and chat[field] != value:
             raise ApiError(400, f"{name} contradicts {names.get(field, field)}; give one of them", name)
         chat[field], names[field] = value, name
-    return chat, names
+    return chat, lambda field: names.get(field, field)
 
 
 def _renamed(body: Mapping[str, Any]) -> list[tuple[str, str, Any]]:

@@ -20,6 +20,7 @@ from tide_serve.request.tools import ToolPlan
 
 Result = TypeVar("Result")
 _LONG = 4096  # characters; encoding them takes about a millisecond
+_CUT = "\ue010"  # of a private use area
 _PASSED = ("name", "tool_call_id", "reasoning_content", "reasoning")  # keys of a message that templates read
 _DESCRIPTION = """You can call these functions:
 {functions}
@@ -45,9 +46,16 @@ async def off_loop(size: int, function: Callable[..., Result], *arguments: Any) 
 
 
 async def chat_prompt(
-    engine: Engine, messages: Sequence[dict[str, Any]], tools: ToolPlan, variables: Mapping[str, Any] | None = None
+    engine: Engine,
+    messages: Sequence[dict[str, Any]],
+    tools: ToolPlan,
+    variables: Mapping[str, Any] | None = None,
+    continues: bool = False,
 ) -> Prompt:
     """The prompt of a request's ``messages`` in the model's template, with ``tools`` and further ``variables`` of the template.
+
+    Args:
+        continues: the answer goes on from the last message, which is the assistant's.
 
     Raises ApiError where a text model cannot read them, the template refuses them, or they are longer than the context.
     """
@@ -58,9 +66,12 @@ async def chat_prompt(
         turns = [with_calls_as_text(turn, tools.forms[0], keeps_results=tools.shown) for turn in turns]
     if tools.tools and not tools.shown:
         turns = with_tools_described(turns, tools.tools, tools.forms[0])
-    extra = {**(variables or {}), **({"tools": tools.tools} if tools.tools and tools.shown else {})}
+    extra: dict[str, Any] = {**(variables or {}), **({"tools": tools.tools} if tools.tools and tools.shown else {})}
+    if continues:
+        turns[-1] = _cut(turns[-1])
+        extra["add_generation_prompt"] = False
     try:
-        prompt = await off_loop(_characters([turns, extra]), _chat_prompt, engine, turns, extra)
+        prompt = await off_loop(_characters([turns, extra]), _chat_prompt, engine, turns, extra, continues)
     except PromptError as error:
         raise ApiError(400, str(error), "messages") from error
     check_length(engine, prompt.ids, "messages")
@@ -80,8 +91,21 @@ def _characters(value: Any) -> int:
     return count
 
 
-def _chat_prompt(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[str, Any]) -> Prompt:
+def _cut(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """``turn`` with a sign where the prompt ends. Space at the end of its text is left out: the answer's tokens begin with it."""
+    text = joined_parts(turn.get("content") or "").rstrip()
+    if turn["role"] != "assistant" or not text or turn.get("tool_calls"):
+        reason = "has to be the assistant's, with a text and without tool_calls, for an answer to go on from it"
+        raise ApiError(400, f"the last of messages {reason}", "messages")
+    return {**turn, "content": text + _CUT}
+
+
+def _chat_prompt(engine: Engine, turns: Sequence[dict[str, Any]], extra: dict[str, Any], continues: bool) -> Prompt:
     text = engine.chat_text(turns, **extra)
+    if continues:
+        text, sign, _ = text.rpartition(_CUT)
+        if not sign:
+            raise ApiError(400, "messages: the chat template does not show the last one; end with the user's", "messages")
     assert engine.tokenizer is not None
     check_text(engine, text, "messages")
     return Prompt(engine.tokenizer.encode(text, add_special_tokens=False), text)

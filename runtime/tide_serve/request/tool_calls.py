@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from tide_runtime.text.held_back import held_back
 
 from tide_serve.request.call_formats import BARE, PUBLISHED, CallForm, ToolCall
-from tide_serve.request.call_reader import Reading, Unfinished, read_calls
-from tide_serve.request.call_values import NoCall
+from tide_serve.request.call_reader import NoCall, Reading, Unfinished
 
 _BARE_KEYS = ("name", "type", "function", "id", "arguments", "parameters")
 _BARE = tuple(f'{opening}"{key}":' for opening in ("{", "[{") for key in _BARE_KEYS)  # how a call without tags begins
@@ -17,6 +17,7 @@ _BARE_NAME = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*"([^"\\]*)"')
 _BARE_LENGTH = 256
 _ENDS = re.compile(r"[}\])>\n]")  # what the last token of a call has
 _SHORT = 512
+Read = Callable[[Reading], list[ToolCall]]
 
 
 class ToolCallParser:
@@ -42,8 +43,8 @@ class ToolCallParser:
     ) -> None:
         self._tools = tools if isinstance(tools, Mapping) else {name: {} for name in tools}
         self._hidden, self._most = hidden, most
-        self._starts = [(phrase, lead, form) for form in forms for phrase, lead in form.openings]
-        phrases = {phrase for phrase, _, _ in self._starts}
+        self._starts = [(form, phrase, lead) for form in forms for phrase, lead in form.openings]
+        phrases = {phrase for _, phrase, _ in self._starts}
         self._openings = re.compile("|".join(map(re.escape, phrases)) or "(?!)")
         self._phrases = phrases.union(hidden)
         self._bare_forms = [*BARE, *(form for form in forms if not form.openings and form not in BARE)]
@@ -83,95 +84,56 @@ class ToolCallParser:
 
     def _step(self, ended: bool) -> str | None:
         """Remove a text or a call from the beginning of ``_held``; returns the text, and None where nothing is certain yet."""
-        for reads in (self._reads_behind, self._reads_bare):
-            self._open = False
-            if reads(ended):
-                return ""
-            if self._open:
-                return None
-        opening = self._openings.search(self._held)
+        if self._takes(self._without_opening(ended), ended):
+            return ""
+        if self._open:
+            return None
+        self._bare, opening = False, self._openings.search(self._held)
         if opening is None:
             certain = len(self._held) - (0 if ended else held_back(self._held, self._phrases))
             return self._removed(certain) if certain else None
         if opening.start():
             return self._removed(opening.start())
-        self._bare = False
-        if self._reads_opened(ended):
+        if self._takes(((form, partial(_read_opening, form, phrase, lead)) for form, phrase, lead in self._starts), ended):
             return ""
         return None if self._open else self._removed(opening.end())
 
     def _removed(self, length: int) -> str:
         text, self._held = self._held[:length], self._held[length:]
         if text.strip():
-            self._bare, self._behind = False, None
+            self._behind = None
         return text
 
-    def _reads_behind(self, ended: bool) -> bool:
-        """Whether ``_held`` begins with what belongs to the call before it, or with a call that needs no opening."""
+    def _without_opening(self, ended: bool) -> Iterator[tuple[CallForm, Read]]:
+        """What may be next where no mark opens a call: what belongs to the one before it, another, or calls and nothing else."""
         form = self._behind
-        if form is None or not self._held.strip():
-            return False
-        reading = Reading(self._held, 0, self._tools, ended)
-        try:
-            if any(reading.closes(piece) for piece in form.behind):
-                self._take([], reading.at)
-                return True
+        if form is not None and self._held.strip():
+            yield form, partial(_read_ending, form)
             if form.several and form.as_json is None and not form.call_open.strip():
-                self._take(read_calls(form, reading), reading.at)
-                return True
-        except NoCall:
-            pass
-        except Unfinished:
-            self._open = not ended
-        return False
-
-    def _reads_bare(self, ended: bool) -> bool:
-        """Whether all of ``_held`` is calls without an opening mark."""
+                yield form, form.read
         for form in self._bare_forms if self._bare else ():
-            if form.as_json is not None and not form.lead and not _may_be_bare(self._held, self._tools, ended):
-                continue
-            reading = Reading(self._held, 0, self._tools, ended)
-            try:
-                self._take(_all_calls(form, reading), reading.at)
-                return True
-            except NoCall:
-                continue
-            except Unfinished:
-                if not ended:
-                    self._open = True
-                    return False
-        self._bare = False
-        return False
+            if form.as_json is None or form.lead or _may_be_bare(self._held, self._tools, ended):
+                yield form, partial(_read_all, form)
 
-    def _reads_opened(self, ended: bool) -> bool:
-        """Whether ``_held``, which begins with an opening mark, begins with calls."""
-        for phrase, lead, form in self._starts:
-            if not self._held.startswith(phrase):
-                if not ended and phrase.startswith(self._held):
-                    self._open = True
-                    return False
-                continue
-            reading = Reading(self._held, 0, self._tools, ended)
+    def _takes(self, reads: Iterable[tuple[CallForm, Read]], ended: bool) -> bool:
+        """Whether one of ``reads`` finds calls at the beginning of ``_held``, or what belongs to them; they are removed then."""
+        self._open = False
+        for form, read in reads:
+            reading = Reading(self._held, self._tools, ended)
             try:
-                if not reading.consumes(lead):
-                    continue
-                calls = read_calls(form, reading)
+                calls = read(reading)
             except NoCall:
                 continue
             except Unfinished:
-                if ended:
-                    continue
-                self._open = True
-                return False
-            self._behind = form
-            self._take(calls, reading.at)
+                self._open = not ended
+                if self._open:
+                    return False
+                continue
+            self._behind, self._held = form, self._held[reading.at :]
+            self._bare, self._in_text, self._space = False, False, ""
+            self.calls += calls[: None if self._most is None else self._most - len(self.calls)]
             return True
         return False
-
-    def _take(self, calls: list[ToolCall], length: int) -> None:
-        """Remove ``calls``, or what belongs to them, from the beginning of ``_held``."""
-        self._held, self._space, self._in_text, self._bare = self._held[length:], "", False, False
-        self.calls += calls[: None if self._most is None else self._most - len(self.calls)]
 
     def _text(self, text: str) -> str:
         """``text`` as it is shown; white space is held back until other text shows that it is not between calls."""
@@ -196,16 +158,32 @@ def split_calls(
     return ToolCallParser(tools, hidden, most, forms).feed(text, last=True)
 
 
-def _all_calls(form: CallForm, reading: Reading) -> list[ToolCall]:
+def _read_opening(form: CallForm, phrase: str, lead: str, reading: Reading) -> list[ToolCall]:
+    """The calls behind ``lead``, which begins with ``phrase``."""
+    if not reading.text.startswith(phrase) and not reading.ended and phrase.startswith(reading.text):
+        raise Unfinished
+    if not reading.text.startswith(phrase) or not reading.consumes(lead):
+        raise NoCall
+    return form.read(reading)
+
+
+def _read_ending(form: CallForm, reading: Reading) -> list[ToolCall]:
+    """No call, but a piece of what stands behind one."""
+    if not any(reading.closes(piece) for piece in form.behind):
+        raise NoCall
+    return []
+
+
+def _read_all(form: CallForm, reading: Reading) -> list[ToolCall]:
     """The calls that all of a text is. Raises NoCall where it is something else."""
     if not reading.consumes(form.lead):
         raise NoCall
     calls = list[ToolCall]()
-    while not calls or (form.several and form.as_json is None and reading.following()):
-        calls += read_calls(form, reading)
+    while not calls or (form.several and form.as_json is None and reading.following):
+        calls += form.read(reading)
         while any(reading.consumes(piece) for piece in form.behind):
             pass
-    if reading.following():
+    if reading.following:
         raise NoCall
     if not reading.ended:
         raise Unfinished

@@ -27,8 +27,9 @@ from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
+from tide_serve.request.call_arguments import parameters_of, styled
 from tide_serve.request.call_formats import HARMONY, PUBLISHED, USUAL, CallForm, named_forms
-from tide_serve.request.call_grammar import CallGrammar, any_values, parameters_of, styled
+from tide_serve.request.call_grammar import CallGrammar
 from tide_serve.request.call_learning import learned_form
 from tide_serve.request.structured import check_schema
 from tide_serve.request.tool_calls import ToolCallParser
@@ -97,7 +98,7 @@ class ToolPlan:
             return answer
         form = self.forms[0]
         calls = CallGrammar(form, [tool["function"] for tool in self.tools], self._token)
-        rules = [*calls.rules(self.parallel), *any_values(form, calls)]
+        rules = [*calls.rules(self.parallel)]
         if self.required:
             rules.append("start: calls")
         elif answer is not None:
@@ -166,13 +167,9 @@ def described_calls(engine: Engine) -> dict[str, str]:
         forms, learned = call_forms(template), learned_form(template)
     except PromptError as error:
         return {"tool_calls_note": str(error)}
-    fields = {"tool_calls": forms[0].text([("FUNCTION", {"ARGUMENT": "VALUE"})])}
-    if learned.flaw and learned.form is None:
-        return {
-            **fields,
-            "tool_calls_note": f"the form of calls is not learned from the chat template, but a usual one: {learned.flaw}",
-        }
-    return {**fields, "tool_calls_note": learned.flaw} if learned.flaw else fields
+    usual = "the form of calls is not learned from the chat template, but a usual one: " if learned.form is None else ""
+    note = {"tool_calls_note": usual + learned.flaw} if learned.flaw else {}
+    return {"tool_calls": forms[0].text([("FUNCTION", {"ARGUMENT": "VALUE"})]), **note}
 
 
 def _tokens(tokenizer: Tokenizer | None, marks: Collection[str]) -> dict[str, int]:
