@@ -23,7 +23,7 @@ from tide_bench.arms.base import with_limitation
 from tide_bench.arms.tide import Reading, limitation, read_text
 from tide_bench.output_checks import disagreement_rate
 from tide_bench.report import Report
-from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks.held_out import held_out_prompts
 from benchmarks.models.calibrated_bundles import PERCENTS, calibrated_bundles
@@ -33,7 +33,6 @@ PROMPT_TOKENS = 64  # of a window; what follows is read, or written
 FULL = "full"
 WAYS = {
     "exit": EngineOptions(policy="exit"),
-    "exit_propagate": EngineOptions(policy="exit", depth=DepthOptions(kv="propagate")),
     "exact": EngineOptions(policy="exact"),
 }
 COLUMNS = ("model", "policy", "certified", "after the same text", "in its own text", "perplexity", "layers/token")

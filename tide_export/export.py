@@ -277,9 +277,7 @@ def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibratio
     exits, hidden = calibration.info.exits, int(loaded.model.config.get_text_config().hidden_size)
     graphs = [exit_graph_model(info, calibration.tensors, hidden, config.dtype) for info in exits if info.graph_outputs()]
     checkpoints = checkpoint_layers(config.checkpoints, loaded.num_layers, calibration.info)
-    # The keys and values of later loops are not near those of the state in which a token left an earlier one.
-    skips = exits if loaded.loops == 1 else []
-    return Cuts(checkpoints, graphs, skips)
+    return Cuts(checkpoints, graphs)
 
 
 @dataclass(frozen=True)

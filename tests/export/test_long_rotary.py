@@ -14,10 +14,10 @@ from export.architectures import VOCAB
 from export.quantization.tiny_gguf import GgufFile, tiny
 from export.test_padded_attention import text
 from runtime.made_up_calibration import calibrate, exit_after
-from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams
+from tide_runtime import Engine, EngineOptions, GenerationParams
 from tide_runtime.depth.speculation.record import Guess
 from tide_runtime.depth.speculation.text import SequenceText
-from tide_runtime.errors import BundleError, ParamsError, TargetError, UnsupportedModelError, VerificationError
+from tide_runtime.errors import BundleError, TargetError, UnsupportedModelError, VerificationError
 from tide_runtime.outputs import Generation
 from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config, PreTrainedModel
 
@@ -255,8 +255,6 @@ def test_exits_across_the_crossing(saved: LoadedModel, case: Case, tmp_path: Pat
     assert any(1 in one.stats.token_depths for one in alone)
     with copied.engine("exit", kv_memory=engine_bytes(case, SLOTS + 16)) as engine:
         assert tokens(engine.generate(PROMPTS, params)) == tokens(alone)
-    with pytest.raises(ParamsError, match="leave it out"):
-        copied.engine("exit", depth=DepthOptions(prefill_exit=True))
 
 
 def test_both_sets_are_verified(case: Case) -> None:

@@ -1,8 +1,4 @@
-"""Replace GroupQueryAttention by batched products where the kernel cannot run.
-
-The CUDA provider rejects several tokens of several sequences over filled caches; an early-exit prefill caches the tokens of a
-chunk that stop first before those that go on (`lower_attention_scattered`), while the kernel attends to the slots up to a token's
-own; and the graphs of `tide_export.cut.cut_kv_fill` want only the caches.
+"""Replace GroupQueryAttention by batched products: the CUDA provider's kernel rejects several tokens of several sequences.
 
     q, k, v = the step's tokens, padded to [B, S]                Gather(padded_from)
     q, k   = rotated q, rotated k                                RotaryEmbedding
@@ -42,19 +38,6 @@ def lower_attention_batched(model: ir.Model, context: LoweringContext) -> PassRe
             _replace(attention, *_written(attention, *_rotated(attention)[1:]))
         report.applied += 1
     remove_unused(model)
-    return report
-
-
-def lower_attention_scattered(model: ir.Model, context: LoweringContext) -> PassReport:
-    """Applies to all attentions or none: decoding computes sliding windows by slots, and the products cannot read int8 caches."""
-    report = PassReport("attention_scattered")
-    for node in [n for n in model.graph if n.op_type == "GroupQueryAttention"]:
-        if node.attributes["local_window_size"].value > 0:
-            report.skip(node.outputs[1].name, "its sliding window goes by the order of the cache")
-        elif optional_input(node, KEY_SCALE) is not None:
-            report.skip(node.outputs[1].name, "its caches are int8")
-    if not report.skipped:
-        report.applied = lower_attention_batched(model, context).applied
     return report
 
 

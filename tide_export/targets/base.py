@@ -101,10 +101,7 @@ class Target:
         pieces: passes on each graph after the cut.
         batched_form: passes that turn a lowered segment into its form for steps of several sequences; empty if one form
             serves all steps.
-        scattered_form: passes that turn a lowered segment into its form for prompt tokens in another order than the text's.
-            Only bundles with exits have it.
         padded: passes on each graph after its other forms are copied from it.
-        kv_fill: passes on the graphs that fill the caches of skipped layers; empty if the target has no such graphs.
         uncut: also write all segments as one graph, as is done for a draft head anyway.
         int8_kv: its attention reads and writes KV caches in int8.
         drafts: it runs the draft head.
@@ -120,9 +117,7 @@ class Target:
     whole: tuple[GraphPass, ...]
     pieces: tuple[GraphPass, ...]
     batched_form: tuple[GraphPass, ...] = ()
-    scattered_form: tuple[GraphPass, ...] = ()
     padded: tuple[GraphPass, ...] = ()
-    kv_fill: tuple[GraphPass, ...] = ()
     uncut: bool = False
     int8_kv: bool = False
     drafts: bool = False
@@ -137,5 +132,4 @@ class Target:
     @property
     def lowering(self) -> tuple[object, ...]:
         """Key of the lowered model: targets with equal keys share one."""
-        forms = self.batched_form, self.scattered_form, self.padded
-        return self.whole, self.pieces, forms, self.kv_fill, self.uncut, self.drafts
+        return self.whole, self.pieces, self.batched_form, self.padded, self.uncut, self.drafts

@@ -20,7 +20,7 @@ from tide_runtime.bundle.manifest import TargetInfo
 
 from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, write_graphs
 from tide_export.cut import LoweredModel
-from tide_export.passes.attention_batched import lower_attention_batched, lower_attention_scattered
+from tide_export.passes.attention_batched import lower_attention_batched
 from tide_export.passes.attention_gqa import lower_attention_gqa
 from tide_export.passes.attention_padded import pad_attention
 from tide_export.passes.canonicalize import canonicalize
@@ -81,9 +81,7 @@ CPU = Target(
         fold_smoothing,
     ),
     pieces=(*LAYERS, pack_products, *PRODUCTS, leave_out_token),
-    scattered_form=(lower_attention_scattered,),
     padded=(pad_attention, pad_recurrence),
-    kv_fill=(lower_attention_gqa, lower_attention_batched, *PRODUCTS),
     uncut=True,
     int8_kv=True,
     drafts=True,
@@ -100,7 +98,6 @@ CUDA = replace(
     whole=(QuantizeWeights((4, 8), look_ups=True, multiple=8), *CPU.whole[2:]),
     pieces=(*LAYERS, *PRODUCTS, guard_token),
     batched_form=(lower_attention_batched,),
-    scattered_form=(),
     padded=(),
     uncut=False,  # every session copies the weights into GPU memory
     machine=Machine(

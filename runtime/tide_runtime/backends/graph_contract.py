@@ -17,7 +17,6 @@ from tide_runtime.bundle.manifest import (
     Manifest,
     exit_graph,
     forms_of,
-    kv_fill_graph,
 )
 from tide_runtime.errors import BundleError
 
@@ -125,9 +124,6 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
     for info in exits:
         if graph.name == exit_graph(info):
             return {"hidden": hidden}, {name: tokens if name == "score" else hidden for name in info.graph_outputs()}
-        if graph.name == kv_fill_graph(info):
-            skipped = _caches(manifest, range(info.checkpoint, model.num_layers - info.tail_layers))
-            return {"hidden": hidden} | skipped, _written(skipped)
     assert graph.layers is not None
     kept = _states(manifest, range(*graph.layers))
     if graph.name == ADVANCE:
@@ -229,7 +225,7 @@ def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
         return number - 1, number  # segment_0 reads token ids instead
     exits = manifest.calibration.exits if manifest.calibration is not None else []
     for info in exits:
-        if graph in (exit_graph(info), kv_fill_graph(info)):  # the latter writes caches only
+        if graph == exit_graph(info):
             return manifest.checkpoints.index(info.checkpoint), len(names) - (2 if info.tail_layers else 1)
     return len(names) - 1, len(names) - 1
 

@@ -222,13 +222,6 @@ class StepPositions:
         np.add(first[:, None], self._offsets, out=self._padded_position_ids)
         np.take(self._padded_position_ids.ravel(), self._packed_from, out=self._position_ids, mode="clip")
 
-    def place_scattered(self, slot: int, positions: NDArray[np.int64]) -> None:
-        """Place one sequence's tokens in the cache slots from ``slot`` on; their text positions are ``positions``."""
-        count = len(positions)
-        self._write_index[0] = slot
-        for row in (self._position_ids, self._padded_position_ids[0]):
-            row[:count], row[count:] = positions, positions[-1]  # padding repeats the last token
-
 
 class RowEnds:
     """How far each row of the caches is filled: padding may be written after that.
@@ -289,8 +282,7 @@ def doubled_tokens(count: int, most: int) -> int:
 
 class AttentionBias:
     """The additive mask of attention as matrix products: ``array`` [B, S, 1, slots] float32, 0 at slots a token attends to, else
-    -inf. The target ``cuda`` computes attention so for several tokens of several sequences and in fp32, the target ``cpu`` where
-    prompt tokens are cached in another order than the text's.
+    -inf. The target ``cuda`` computes attention so for several tokens of several sequences and in fp32.
 
     A token attends to its own slot and those before it; with ``window`` > 0 only to the last ``window`` of them.
     """
@@ -318,10 +310,3 @@ class AttentionBias:
         else:
             self.array[:, :, 0] = self._mask_of_position[np.array(num_cached_tokens)[:, None] + self._offsets]
         self._filled_for = list(num_cached_tokens) if self._is_incremental else None
-
-    def fill_scattered(self, before: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
-        """Fill the mask of one sequence's tokens at ``positions``, after cached tokens at positions ``before`` in any order."""
-        held, count, self._filled_for = np.append(before, positions), len(positions), None
-        self.array[0, :, 0] = -np.inf
-        self.array[0, :count, 0, : len(held)] = np.where(held <= positions[:, None], 0, -np.inf)
-        self.array[0, count:] = self.array[0, count - 1]  # padding has the last token's mask

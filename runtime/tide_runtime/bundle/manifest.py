@@ -67,7 +67,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """One graph of the segment contract: ``segment_i``, ``exit_c``, ``kv_fill_c`` or ``head``.
+    """One graph of the segment contract: ``segment_i``, ``exit_c`` or ``head``.
 
     ``layers``: the range [first, end) of decoder layers that it runs.
     """
@@ -335,7 +335,7 @@ class Manifest:
         wanted = {exit_graph(e) for e in exits if e.graph_outputs()}
         missing = sorted(wanted - names)
         _require(not missing, f"the graphs {', '.join(missing)} are missing")
-        unknown = sorted(names - wanted - {kv_fill_graph(e) for e in exits} - {g.name for g in self.segments} - {HEAD})
+        unknown = sorted(names - wanted - {g.name for g in self.segments} - {HEAD})
         _require(not unknown, f"there is an unknown graph: {', '.join(unknown)}")
         for name, target in self.targets.items():
             _require(set(target.graphs) >= names, f"target {name} lacks graphs {sorted(names - set(target.graphs))}")
@@ -371,11 +371,6 @@ class Manifest:
 def exit_graph(info: ExitInfo) -> str:
     """Name of the graph with an exit's router and translator."""
     return f"exit_{info.checkpoint}"
-
-
-def kv_fill_graph(info: ExitInfo) -> str:
-    """Name of the graph that fills the KV caches of the layers skipped by an exit; optional in a target."""
-    return f"kv_fill_{info.checkpoint}"
 
 
 def batched_graph(segment: str) -> str:

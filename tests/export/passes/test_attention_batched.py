@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import onnx_ir.passes.common as common
 import pytest
 from export.passes.graphs import SLOTS, lowered, operators, parse, run
 from export.passes.group_query import HIDDEN, GroupQuery, step
 
-from tide_export.passes.attention_batched import lower_attention_batched, lower_attention_scattered
+from tide_export.passes.attention_batched import lower_attention_batched
 from tide_export.passes.attention_padded import pad_attention
 
 ATTENTIONS = {
@@ -128,21 +127,6 @@ def test_padded_attention_has_the_same_bits_in_company(name):
             first += count
 
 
-@pytest.mark.parametrize("name", ATTENTIONS | INT8)
-def test_scattered_tokens_have_products_or_no_form(name):
-    """Prompt tokens that are cached in another order would attend to the wrong ones, by slots of a window or of the kernel."""
-    attention = PADDED[name]
-    after, report = lowered(lower_attention_scattered, attention.graph())
-    reasons = [reason.split(": ", 1)[1] for reason in report.skipped]
-    if attention.window:
-        assert reasons == ["its sliding window goes by the order of the cache"]
-    elif attention.int8:
-        assert reasons == ["its caches are int8"]
-    else:
-        assert not reasons and not operators(after)["GroupQueryAttention"]
-    assert report.applied == (not reasons) and operators(after)["GroupQueryAttention"] == len(reasons)
-
-
 @pytest.mark.parametrize("name", PADDED)
 def test_the_kernel_stays_where_attention_is_padded(name):
     """A step would read all slots of its caches, int8 ones as floats, and sum in another order than alone."""
@@ -153,27 +137,6 @@ def test_the_kernel_stays_where_attention_is_padded(name):
         *("hidden", "key_cache_0", "value_cache_0", "write_index", "padded_rows", "packed_rows", "query_seqlens"),
         "total_sequence_length",
     }
-
-
-@pytest.mark.parametrize("name", INT8)
-def test_only_the_caches_are_written_where_only_they_are_wanted(name):
-    """Skipped layers would be filled with keys of another rounding than those of layers that ran, or attend for nothing."""
-    attention = INT8[name]
-    whole = attention.graph()
-    caches = whole.clone()
-    del caches.graph.outputs[0]
-    common.RemoveUnusedNodesPass()(caches)
-    after, _ = lowered(lower_attention_batched, caches)
-    assert not operators(after)["GroupQueryAttention"] and operators(after)["TensorScatter"] == 2
-    counts = [3, 2, 4]
-    alone = [step(whole, [length], count, seed=length) for length, count in zip(LENGTHS, counts, strict=True)]
-    together = run(after, packed_feeds(attention, alone, counts))
-    for sequence, (length, count) in enumerate(zip(LENGTHS, counts, strict=True)):
-        expected, filled = run(whole, alone[sequence]), np.s_[:, : length + count]
-        for cache in ("key_cache_out_0", "value_cache_out_0"):
-            assert together[cache].dtype == np.int8
-            difference = together[cache][sequence][filled].astype(int) - expected[cache][0][filled]
-            assert np.abs(difference).max() <= 1 and (difference != 0).mean() < 0.01  # a half may round either way
 
 
 def test_a_graph_without_attention():

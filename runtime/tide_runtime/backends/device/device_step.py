@@ -24,7 +24,6 @@ from tide_runtime.backends.device.step_graphs import MOST_GRAPHS, USES, StepGrap
 from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.step_arrays import ATTENTION_BIAS, AttentionBias, RowEnds, StepPositions, StepShape
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, Manifest
-from tide_runtime.errors import ParamsError
 from tide_runtime.row_sampling import RowSampling
 
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps
@@ -239,9 +238,6 @@ class DeviceStep:
         self._sent = False
 
     place_pairs = place
-
-    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
-        raise ParamsError("prefill_exit needs the target cpu: attention on a GPU goes by slots; leave prefill_exit out")
 
     def assume_full_caches(self) -> None:
         """Set the host-side input that kernels size their work by to its maximum, because a device loop advances the sequences

@@ -1,6 +1,6 @@
 """Weights of a target on a device, once for all of its sessions.
 
-A session copies its initializers to the device: two forms of a segment, the head and ``kv_fill_c`` would hold the same weights
+A session copies its initializers to the device: two forms of a segment and the head would hold the same weights
 several times. An initializer that is handed over with `SessionOptions.add_initializer` is used in place instead, if the session
 wants it on the device where it is (onnxruntime/core/framework/session_state_utils.cc, since pull request 5092); for another it
 logs a warning and makes its own copy. It must be memory of the caller's, and an output that is bound to an address is such a

@@ -1,11 +1,10 @@
 """ONNX Runtime's sessions of a target: one per graph and form, loaded at once or when first run.
 
-The target ``cpu`` has one form of a segment for all steps, with padded GroupQueryAttention (GQA), and in bundles with exits a
-second one with matrix products, ``segment_i.batched``, for prompt tokens in another order than the text's. ``uncut``, all
-segments as one graph, runs tokens that take every layer. The target ``cuda`` has ``segment_i`` with GQA for one sequence or one
+The target ``cpu`` has one form of a segment for all steps, with padded GroupQueryAttention (GQA). ``uncut``, all segments as one
+graph, runs tokens that take every layer. The target ``cuda`` has ``segment_i`` with GQA for one sequence or one
 token of each, and ``segment_i.batched`` for all other steps.
-Graphs that many applications never use are loaded by the first step that runs them: the other forms, ``kv_fill_c``, ``loop``
-and, in a bundle without exits, the segments and ``head``.
+Graphs that many applications never use are loaded by the first step that runs them: the other forms, ``loop`` and, in a bundle
+without exits, the segments and ``head``.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from tide_runtime.backends.graph_contract import check_interface
 from tide_runtime.backends.onnxruntime.adapted_graph import AdaptedWeights
 from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights
-from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import HEAD, LOOP, UNCUT, Manifest, batched_graph, kv_fill_graph
+from tide_runtime.bundle.manifest import HEAD, LOOP, UNCUT, Manifest, batched_graph
 from tide_runtime.errors import BundleError, TargetError, TideError
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -66,8 +64,7 @@ class Sessions:
         segments = [segment.name for segment in manifest.segments]
         self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []
-        lazy = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
-        lazy.add(LOOP)
+        lazy = {LOOP} if exits else {LOOP, HEAD, *segments} - {*self.every_layer}
         self.sessions = {form: load(form) for form in (self.initial_form(name) for name in layers if name not in lazy)}
         self.launches: dict[str, int] = Counter()
         self.dtype, self.cache_dtype = _NUMPY_DTYPES[manifest.dtype], _NUMPY_DTYPES[manifest.cache_dtype]
@@ -85,18 +82,6 @@ class Sessions:
             batched = {batched_graph(segment.name) for segment in self.manifest.segments}
             self._load_lazily(batched if name in batched else {name})
         return self.sessions[name]
-
-    def takes_any_order(self) -> bool:
-        """Whether tokens may be in the caches in another order than the text's: every layer reads the mask `ATTENTION_BIAS`.
-
-        Sliding windows read masks of their own, int8 caches none.
-        """
-        names = {batched_graph(segment.name) for segment in self.manifest.segments}
-        if not names <= self.forms:
-            return False
-        sessions = (self.session(name) for name in names)
-        masks = [{v.name for v in session.get_inputs() if v.name.startswith(ATTENTION_BIAS)} for session in sessions]
-        return all(read == {ATTENTION_BIAS} for read in masks)
 
     def _load_lazily(self, names: set[str]) -> None:
         """Load the sessions that are missing. Raises BundleError like `load`."""

@@ -73,7 +73,7 @@ class Speculator:
         self._expected = predicted if predicted is not None else tuning.uncalibrated_speedup
         shares = {int(layers): share for layers, share in calibration.exit_depths.items()} if calibration is not None else {}
         measured = calibration is not None and calibration.costs is not None
-        self._exits_pay = cache(ExitGate(self.costs, exits, shares, False, tuning, unknown=not measured).opens)  # by batch size
+        self._exits_pay = cache(ExitGate(self.costs, exits, shares, tuning, unknown=not measured).opens)  # by batch size
 
     def start(self, context: ExecutionContext, sequence: TokenSequence) -> SpeculativeSequence:
         """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
