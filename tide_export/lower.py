@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
-from tide_runtime.bundle.manifest import UNCUT, batched_graph
+from tide_runtime.bundle.manifest import UNCUT
 
 from tide_export.advance_graph import advance_graph
 from tide_export.cut import CutGraph, LoweredModel, TappedStates, cut, keep_boundaries, loop_starts, name_values
 from tide_export.draft_graph import TracedDrafter, finished, join_embedding, keep_wanted
 from tide_export.loop_graph import cut_loop
-from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
+from tide_export.passes.base import LoweringContext, PassReport, run_passes
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.quantization.deferred_weight import LowBits
 from tide_export.targets.base import Target
@@ -52,8 +52,6 @@ def lower(
     for graph in graphs:
         reports += run_passes(graph.model, target.pieces, context)
     forms = list[CutGraph]()
-    for segment in [graph for graph in graphs if graph.layers is not None]:
-        reports += _lower_form(segment, target.batched_form, forms, context)
     for graph in graphs:
         reports += run_passes(graph.model, target.padded, context)
     if traced.is_recurrent:
@@ -82,7 +80,6 @@ def _lower_uncut(
     whole.model.graph.name = UNCUT
     made = [CutGraph(UNCUT, whole.model, whole.layers)]
     run_passes(whole.model, target.pieces, context)
-    _lower_form(made[0], target.batched_form, made, context)
     run_passes(whole.model, target.padded, context)
     return made
 
@@ -110,17 +107,3 @@ def _prepare_drafter(model: ir.Model, target: Target, context: LoweringContext, 
     """The target's whole-model passes on a graph of a drafter, whose low-bit ``weights`` have 8 bits."""
     others = (graph_pass for graph_pass in target.whole if not isinstance(graph_pass, QuantizeWeights))
     run_passes(model, (QuantizeWeights((8,)), *others), replace(context, quantized=weights))
-
-
-def _lower_form(
-    segment: CutGraph, passes: Sequence[GraphPass], forms: list[CutGraph], context: LoweringContext
-) -> list[PassReport]:
-    """Add the form of a lowered segment that ``passes`` make, which shares its weights, unless no pass changed it."""
-    if not passes:
-        return []
-    name, copy = batched_graph(segment.name), segment.model.clone()
-    copy.graph.name = name
-    reports = run_passes(copy, passes, context)
-    if any(report.applied for report in reports):
-        forms.append(CutGraph(name, copy, segment.layers))
-    return reports

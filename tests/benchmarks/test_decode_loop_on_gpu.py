@@ -42,7 +42,7 @@ class SimulatedEngine:
         self.manifest: Manifest = replace(manifest, calibration=replace(manifest.calibration, costs=COSTS))
         inner: Any = make_policy(policy, self.manifest, DepthOptions())
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile)
-        made = DrivenDepth(inner.device_plan(True), NumpyLoopKernels(self.gpu), 5, self.drivers, 4)
+        made = DrivenDepth(inner.device_plan(), NumpyLoopKernels(self.gpu), 5, self.drivers, 4)
         self.drive, self.policy, self.depth = Drive(made, loop=made), inner, len(MODEL.strengths)
         self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu)
         self.admission = SimpleNamespace(sequences=self._sequences)

@@ -174,4 +174,4 @@ def test_options_that_cannot_be_met_end_at_once(tmp_path):
     with pytest.raises(ParamsError, match="kv is 'int4'; set it to one of: model, int8"):
         ExportConfig(kv="int4")
     with pytest.raises(TargetError, match="target cuda has no attention over int8 KV caches; leave out --kv int8"):
-        export("no/model", tmp_path / "out", ExportConfig(targets=("cuda",), kv="int8"))
+        export("no/model", tmp_path / "out", ExportConfig(targets=("cuda",), kv="int8", dtype="fp16"))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cuda_in_fp32 import cuda_in_fp32
 from export.architectures import VOCAB
 from export.quantization.tiny_gguf import GgufFile, tiny
 from export.test_padded_attention import text
@@ -326,11 +327,12 @@ def test_other_targets(saved: LoadedModel, tmp_path: Path) -> None:
         progress, directory = ExportProgress(quiet=True), tmp_path / name
         directory.mkdir()
         config = replace(CONFIG, targets=targets, max_seq_len=length, verify=length == ORIGINAL)
-        manifest, _ = write_bundle(saved, directory, config, progress)
+        with cuda_in_fp32():
+            manifest, _ = write_bundle(saved, directory, config, progress)
         is_long = length > ORIGINAL
         assert manifest.long_rotary_from == (ORIGINAL if is_long else None)
         assert list(manifest.targets) == (["cpu"] if is_long else ["cpu", "cuda"]) and ("cuda" in progress.failures) == is_long
-    with pytest.raises(TargetError, match=f"--max-seq-len {ORIGINAL}"):
+    with cuda_in_fp32(), pytest.raises(TargetError, match=f"--max-seq-len {ORIGINAL}"):
         written(saved, tmp_path, replace(CONFIG, targets=("cuda",)))
 
 

@@ -83,11 +83,10 @@ class GraphInfo:
 class TargetInfo:
     """The graphs compiled for one kind of machine.
 
-    A target may have further forms of each segment (`forms_of`), `UNCUT`, which runs all segments in one launch, `LOOP`, and
-    `DRAFT`.
+    A target may also have `UNCUT`, which runs all segments in one launch, `LOOP`, and `DRAFT`.
 
     Args:
-        graphs: graph or form name → file.
+        graphs: graph's name → file.
         weights: external weights file of the graphs; None when each file contains its weights, as engines do.
         passes: lowering pass → number of times it was applied.
         compute: compute capabilities, times ten, that the engines were built for.
@@ -371,16 +370,6 @@ class Manifest:
 def exit_graph(info: ExitInfo) -> str:
     """Name of the graph with an exit's router and translator."""
     return f"exit_{info.checkpoint}"
-
-
-def batched_graph(segment: str) -> str:
-    """Name of a segment's form with batched products, in a target's ``graphs``."""
-    return f"{segment}.batched"
-
-
-def forms_of(segment: str) -> tuple[str, str]:
-    """Names of both forms of a segment or of `UNCUT`, starting with the graph itself."""
-    return segment, batched_graph(segment)
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -96,9 +96,7 @@ class ExitDepth:
     def check_params(self, params: GenerationParams) -> None:
         check_budget(params, self.stops, self.options, self.num_layers)
 
-    def device_plan(self, pads_sequences: bool) -> DevicePlan | str:
-        if not pads_sequences:
-            return "ONNX Runtime's attention takes several tokens of one sequence only; exits are evaluated from the host"
+    def device_plan(self) -> DevicePlan | str:
         if any(stop.exit.info.tail_layers for stop in self.stops):
             return "an exit's tail attends to keys and values that a loop on the device completes sooner than the host"
         if self.adds_up:

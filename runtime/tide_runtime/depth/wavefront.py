@@ -191,7 +191,7 @@ class WavefrontDepth:
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
 
-    def device_plan(self, pads_sequences: bool) -> str:
+    def device_plan(self) -> str:
         return f"policy {self.name} decides on the host"
 
     def reusable_tokens(self, sequence: TokenSequence) -> int:

@@ -43,7 +43,7 @@ class TorchBackend(DeviceTarget):
     """The target ``torch`` of a bundle on ``stream``. Several threads may run steps, each with its own ``ExecutionContext``."""
 
     name = "torch"
-    pads_sequences, copies_caches = True, False
+    no_loop = None
     # Captured steps are child graphs, so that what a conditional body refuses is an error (see `TensorRtBackend`), and cuBLAS
     # and the pool of intermediate tensors serve one stream.
     fixed_stream = True
@@ -91,7 +91,7 @@ class TorchBackend(DeviceTarget):
     def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
         program, stream = self._programs[graph], self._stream
         inputs, outputs = program.graph.inputs, program.graph.outputs
-        given = {name: self._tensor(tensor) for name, tensor in step.tensors(graph, False, [*inputs, *outputs]).items()}
+        given = {name: self._tensor(tensor) for name, tensor in step.tensors(graph, [*inputs, *outputs]).items()}
         wanted = {name: given.pop(name) for name in outputs}
         written = {name: tensor for name, tensor in wanted.items() if read_name(name) not in given}  # caches are, in place
 
