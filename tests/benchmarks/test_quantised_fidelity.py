@@ -26,7 +26,7 @@ def test_percentages_are_of_perplexity_over_the_source_as_it_runs() -> None:
         "int8 rtn": eager - 0.03,
         "w8a8": eager - 0.02,
         "int4 rtn": eager - 0.5,
-        "int4 k_quant": eager - 0.11,
+        "int4 gptq_mixed": eager - 0.11,
     }
     rows = {row["form"]: row for row in perplexity_rows(logprobs)}
     assert rows[EAGER]["perplexity"] == pytest.approx(2)

@@ -278,9 +278,9 @@ def test_data_calibrates_for_the_exported_weights(model, calibration, tmp_path, 
         shutil.copytree(calibration, out)
 
     monkeypatch.setattr("tide_calibrate.during_export.calibrate", calibrate)
-    with pytest.raises(CalibrationError, match=r"…, source\).*…, int4 k_quant\).*--weights int4 --quantizer k_quant"):
-        export(str(model), tmp_path / "engine", ExportConfig(data="texts/", weights="int4", quantizer="k_quant", verify=False))
-    assert (given[str(model)].weights, given[str(model)].quantizer) == ("int4", "k_quant")
+    with pytest.raises(CalibrationError, match=r"…, source\).*…, int4 rtn\).*--weights int4 --quantizer rtn"):
+        export(str(model), tmp_path / "engine", ExportConfig(data="texts/", weights="int4", quantizer="rtn", verify=False))
+    assert (given[str(model)].weights, given[str(model)].quantizer) == ("int4", "rtn")
 
 
 def test_data_calibrates_first(model, calibration, quick, tmp_path, monkeypatch):
