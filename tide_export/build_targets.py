@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import GraphInfo, TargetInfo
 from tide_runtime.errors import TargetError, TideError
 
@@ -28,13 +27,11 @@ class Cuts:
     """Checkpoints and the graphs of exits.
 
     Args:
-        skips: exits that need a graph to fill the caches of skipped layers.
         draft: the draft head; None: there is none.
     """
 
     checkpoints: Sequence[int]
     exits: Sequence[CutGraph] = ()
-    skips: Sequence[ExitInfo] = ()
     draft: TracedDrafter | None = None
 
 
@@ -126,7 +123,7 @@ def _lower(prepared: _Prepared, target: Target, cuts: Cuts, context: LoweringCon
         copy = TracedModel(prepared.traced.model.clone(), prepared.traced.layers)
         exits = [CutGraph(graph.name, graph.model.clone(), graph.layers) for graph in cuts.exits]
         rest = run_passes(copy.model, target.whole[len(prepared.passes) :], context)
-        lowered = lower(copy, target, cuts.checkpoints, context, exits, cuts.skips, cuts.draft)
+        lowered = lower(copy, target, cuts.checkpoints, context, exits, cuts.draft)
     return replace(lowered, reports=[*prepared.reports, *rest, *lowered.reports])
 
 

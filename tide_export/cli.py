@@ -44,8 +44,8 @@ def export(
     quantizer: Annotated[
         str,
         typer.Option(
-            help="With --weights int4 (int8 is always rounded to nearest): rtn, k_quant (searches each block's scale), "
-            "hqq (minutes), gptq (minutes, reads text: --text), gptq_mixed (gptq, but the eighth of the weights whose "
+            help="With --weights int4 (int8 is always rounded to nearest): rtn, "
+            "gptq (minutes, reads text: --text), gptq_mixed (gptq, but the eighth of the weights whose "
             "rounding changes the output most has 8 bits: the most accurate, a tenth larger)."
         ),
     ] = _DEFAULTS.quantizer,

@@ -13,7 +13,7 @@ from tide_runtime.errors import ParamsError, TargetError
 
 AUTO = "auto"
 WEIGHTS = (AUTO, "source", *DTYPES, "int8", "int4", "w8a8")
-QUANTIZERS = ("rtn", "k_quant", "hqq", "gptq", "gptq_mixed")
+QUANTIZERS = ("rtn", "gptq", "gptq_mixed")
 HEAD_BITS = ("auto", "4", "8")
 KV = ("model", "int8")
 EAGLE3_PREFIX = "eagle3:"

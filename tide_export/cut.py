@@ -5,7 +5,6 @@
                   and for every state n of a layer i that keeps some, state_i_n → state_out_i_n
     last segment  …, logits_index → logits, token (the argmax), key_cache_out_i, …
     head          hidden → logits, token: for early exits
-    kv_fill_c     hidden, position_ids, write_index, key_cache_i, value_cache_i … → key_cache_out_i, …: for exits at checkpoint c
 
 The embedding is part of the first segment and the LM head part of the last, because a full-depth step runs both anyway and a
 launch costs as much as half a small layer. ``logits_index`` [N] indexes the tokens of the step, counted over all sequences, whose
@@ -27,8 +26,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir.tape import Tape
 from tide_runtime.backends.graph_contract import written_name
-from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import STATES, kv_fill_graph
+from tide_runtime.bundle.manifest import STATES
 from tide_runtime.errors import UnsupportedModelError
 
 from tide_export.passes.base import PassReport
@@ -287,29 +285,3 @@ def sort_initializers(graph: ir.Graph) -> None:
     for initializer in sorted(graph.initializers.values(), key=lambda value: value.name or ""):
         graph.initializers.pop(initializer.name)
         graph.initializers.add(initializer)
-
-
-def cut_kv_fill(traced: TracedModel, early_exit: ExitInfo) -> CutGraph:
-    """The graph that fills the KV caches of the layers which ``early_exit`` skips, with keys and values projected from its hidden
-    state (state propagation: CALM, Schuster et al. 2022, arXiv:2207.07061, section 3.2).
-
-    It is cut from a copy of a prepared model with all its boundaries, and has the layers from the exit's checkpoint to the last
-    one, or to the tail that the exit's head runs itself. It has no attention, MLPs or queries: a layer costs its norm and two
-    products.
-    """
-    model, end = traced.model.clone(), traced.num_layers - early_exit.tail_layers
-    graph = model.graph
-    _drop(graph, loop_starts(graph))
-    boundaries = boundary_nodes(graph)
-    hidden = boundaries[early_exit.checkpoint].outputs[0]
-    for layer in range(early_exit.checkpoint + 1, end):
-        ir.convenience.replace_all_uses_with(boundaries[layer].outputs[0], hidden)
-    values = {v.name: v for v in (*graph.inputs, *graph.outputs)}
-    caches = [f"{kind}_cache{{}}_{layer}" for layer in range(early_exit.checkpoint, end) for kind in ("key", "value")]
-    inputs = [hidden, values["position_ids"], values["write_index"], *(values[name.format("")] for name in caches)]
-    piece = ir.convenience.extract(graph, inputs, [values[name.format("_out")] for name in caches])
-    piece.name, piece.inputs[0].name = kv_fill_graph(early_exit), "hidden"
-    filled = ir.Model(piece, ir_version=model.ir_version)
-    common.ClearMetadataAndDocStringPass()(filled)
-    sort_initializers(piece)
-    return CutGraph(piece.name, filled)

@@ -21,6 +21,7 @@ from tide_runtime.bundle.manifest import (
     ModelInfo,
 )
 from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
+from tide_runtime.machine_cache import cache_folder
 
 from tide_export.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.bundle_writer import check_room, hash_files, list_files, new_directory, write_tokenizer
@@ -53,7 +54,7 @@ from tide_export.quantization.quantized_weight import INTEGER
 from tide_export.source_tokenizer import check_embedded
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.choice import buildable, check_options, choose_targets, why_not_here, without_long_rotary
-from tide_export.targets.engine_cache import EngineCache, default_cache_folder
+from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.engines import step_profiles
 from tide_export.trace import TracedModel, trace
 from tide_export.verify import Check
@@ -272,7 +273,7 @@ def _job(
 ) -> BuildJob:
     drafts = calibration.info.draft_limit if calibration is not None else 0
     profiles = step_profiles(config.max_batch, drafts, context.max_seq_len)
-    cache = EngineCache(default_cache_folder())
+    cache = EngineCache(cache_folder("engines"))
     return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, config.force_rebuild, config.trt)
 
 
@@ -297,9 +298,7 @@ def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibratio
     exits, hidden = calibration.info.exits, int(loaded.model.config.get_text_config().hidden_size)
     graphs = [exit_graph_model(info, calibration.tensors, hidden, config.dtype) for info in exits if info.graph_outputs()]
     checkpoints = checkpoint_layers(config.checkpoints, loaded.num_layers, calibration.info)
-    # The keys and values of later loops are not near those of the state in which a token left an earlier one.
-    skips = exits if loaded.loops == 1 else []
-    return Cuts(checkpoints, graphs, skips)
+    return Cuts(checkpoints, graphs)
 
 
 @dataclass(frozen=True)

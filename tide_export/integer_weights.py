@@ -49,7 +49,7 @@ def in_integers(loaded: LoadedModel, data: str | None, progress: ExportProgress)
         modules = integer_matrices(model)
         found = smoothing_scales(model, source, modules, tokens, loaded.loops)
         smoothing = {name: found.get(name, _ones(module)) for name, module in modules.items()}
-    parameters = QuantizedParameters(source, model, 8, "rtn", loaded.quantized, smoothing)
+    parameters = QuantizedParameters(source, model, 8, loaded.quantized, smoothing)
     text = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
     changed = replace(loaded, quantized=parameters.low_bits, weights=INTEGER, text=text, notes=tuple(parameters.notes))
     if loaded.streamed is not None:

@@ -211,7 +211,7 @@ def quantized(
         return loaded
     bits = int(weights.removeprefix("int"))
     if loaded.streamed is not None and not reads_text(bits, quantizer):
-        parameters = QuantizedParameters(loaded.streamed, loaded.model, bits, quantizer, loaded.quantized)
+        parameters = QuantizedParameters(loaded.streamed, loaded.model, bits, loaded.quantized)
         title, notes = weights_title(weights, quantizer), tuple(parameters.notes)
         return replace(loaded, quantized=parameters.low_bits, weights=title, notes=notes, streamed=parameters)
     loaded = in_memory(loaded)

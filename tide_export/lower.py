@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
-from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import UNCUT, batched_graph
+from tide_runtime.bundle.manifest import UNCUT
 
 from tide_export.advance_graph import advance_graph
-from tide_export.cut import CutGraph, LoweredModel, TappedStates, cut, cut_kv_fill, keep_boundaries, loop_starts, name_values
+from tide_export.cut import CutGraph, LoweredModel, TappedStates, cut, keep_boundaries, loop_starts, name_values
 from tide_export.draft_graph import TracedDrafter, finished, join_embedding, keep_wanted
 from tide_export.loop_graph import cut_loop
-from tide_export.passes.base import GraphPass, LoweringContext, PassReport, run_passes
+from tide_export.passes.base import LoweringContext, PassReport, run_passes
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.quantization.deferred_weight import LowBits
 from tide_export.targets.base import Target
@@ -39,13 +38,11 @@ def lower(
     checkpoints: Sequence[int],
     context: LoweringContext,
     exits: Sequence[CutGraph] = (),
-    skips: Sequence[ExitInfo] = (),
     draft: TracedDrafter | None = None,
 ) -> LoweredModel:
     """Cut a prepared model at ``checkpoints`` and lower each segment, the head and the graphs of ``exits``.
 
     Args:
-        skips: exits that tokens may stop at, whose ``kv_fill`` graphs and scattered forms are wanted if the target has them.
         draft: the draft head, if there is one. Targets that do not run it leave it out.
     """
     draft = draft if target.drafts else None
@@ -55,10 +52,6 @@ def lower(
     for graph in graphs:
         reports += run_passes(graph.model, target.pieces, context)
     forms = list[CutGraph]()
-    scatters = bool(skips) and not any(info.tail_layers for info in skips)  # prompts cannot stop at exits with tails
-    for segment in [graph for graph in graphs if graph.layers is not None]:
-        for passes in (target.batched_form, target.scattered_form if scatters else ()):
-            reports += _lower_form(segment, passes, forms, context)
     for graph in graphs:
         reports += run_passes(graph.model, target.padded, context)
     if traced.is_recurrent:
@@ -70,9 +63,6 @@ def lower(
         loop = cut_loop(traced)
         run_passes(loop.model, (*target.pieces, *target.padded), context)
         forms.append(loop)
-    for info in skips if target.kv_fill else ():
-        graphs.append(cut_kv_fill(traced, info))
-        reports += run_passes(graphs[-1].model, target.kv_fill, context)
     return LoweredModel(graphs, forms, reports, _lower_draft(traced, target, draft, context) if draft is not None else None)
 
 
@@ -90,7 +80,6 @@ def _lower_uncut(
     whole.model.graph.name = UNCUT
     made = [CutGraph(UNCUT, whole.model, whole.layers)]
     run_passes(whole.model, target.pieces, context)
-    _lower_form(made[0], target.batched_form, made, context)
     run_passes(whole.model, target.padded, context)
     return made
 
@@ -118,17 +107,3 @@ def _prepare_drafter(model: ir.Model, target: Target, context: LoweringContext, 
     """The target's whole-model passes on a graph of a drafter, whose low-bit ``weights`` have 8 bits."""
     others = (graph_pass for graph_pass in target.whole if not isinstance(graph_pass, QuantizeWeights))
     run_passes(model, (QuantizeWeights((8,)), *others), replace(context, quantized=weights))
-
-
-def _lower_form(
-    segment: CutGraph, passes: Sequence[GraphPass], forms: list[CutGraph], context: LoweringContext
-) -> list[PassReport]:
-    """Add the form of a lowered segment that ``passes`` make, which shares its weights, unless no pass changed it."""
-    if not passes:
-        return []
-    name, copy = batched_graph(segment.name), segment.model.clone()
-    copy.graph.name = name
-    reports = run_passes(copy, passes, context)
-    if any(report.applied for report in reports):
-        forms.append(CutGraph(name, copy, segment.layers))
-    return reports

@@ -14,7 +14,7 @@ from tide_export.accounting import first_names
 from tide_export.parameters import ParameterSource
 from tide_export.quantization.deferred_weight import LowBits, RecentWeights, deferred, deferred_integer
 from tide_export.quantization.quantized_weight import QuantizedWeight, integer_rows
-from tide_export.quantization.quantizers import BLOCK_SIZE, Matrix, matrices_of, quantize_matrix, round_to_nearest
+from tide_export.quantization.quantizers import BLOCK_SIZE, Matrix, matrices_of, round_to_nearest
 
 
 class QuantizedParameters:
@@ -34,7 +34,6 @@ class QuantizedParameters:
         inner: ParameterSource,
         model: PreTrainedModel,
         bits: int,
-        quantizer: str,
         stored: Mapping[str, LowBits],
         smoothing: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:
@@ -47,19 +46,15 @@ class QuantizedParameters:
         self._smoothing = {self._first[name]: scales for name, scales in (smoothing or {}).items()}
         found: dict[str, LowBits] = {}
         for name, matrix in distinct.items():
-            kept, chosen = stored.get(name), "rtn" if matrix.bits == 8 else quantizer
+            kept = stored.get(name)
             if (scales := self._smoothing.get(name)) is not None:
-                found[name] = deferred_integer(
-                    matrix.shape, scales, partial(recent.get, name, partial(self._quantize, matrix, ""))
-                )
+                found[name] = deferred_integer(matrix.shape, scales, partial(recent.get, name, partial(self._quantize, matrix)))
                 (self._made_whole if matrix.transposed else self._row_by_row).add(name)
             elif kept is not None and kept.bits == matrix.bits:
                 found[name] = kept
-            elif matrix.shape[1] % BLOCK_SIZE == 0:
-                sample = quantize_matrix(_SAMPLE, matrix.bits, chosen)
-                assert sample is not None
-                make = partial(recent.get, name, partial(self._quantize, matrix, chosen))
-                found[name] = deferred(sample, matrix.shape, make)
+            elif matrix.fits:
+                make = partial(recent.get, name, partial(self._quantize, matrix))
+                found[name] = deferred(round_to_nearest(_SAMPLE, matrix.bits), matrix.shape, make)
                 (self._row_by_row if matrix.bits == 8 and not matrix.transposed else self._made_whole).add(name)
         self.low_bits = {name: found[first] for name, first in self._first.items() if first in found}
         left = sum(matrix.name not in self.low_bits for matrix in matrices)
@@ -90,14 +85,12 @@ class QuantizedParameters:
         weight = self.low_bits.get(name)
         return weight.made() if weight is not None else None
 
-    def _quantize(self, matrix: Matrix, quantizer: str) -> QuantizedWeight:
+    def _quantize(self, matrix: Matrix) -> QuantizedWeight:
         values = self._inner.value(matrix.name).float()
         array = (values.T if matrix.transposed else values.flatten(0, -2)).numpy()
         if (scales := self._smoothing.get(self._first[matrix.name])) is not None:
             return integer_rows(array, scales)
-        weight = quantize_matrix(array, matrix.bits, quantizer)
-        assert weight is not None
-        return weight
+        return round_to_nearest(array, matrix.bits)
 
 
 _SAMPLE = np.linspace(-1, 1, 2 * BLOCK_SIZE, dtype=np.float32)[None]

@@ -7,15 +7,16 @@ the last tokens of texts one by one. Then the segments run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tide_runtime.backends import load_backend
 from tide_runtime.backends.base import Backend
+from tide_runtime.backends.device.device_target import DeviceTarget
 from tide_runtime.backends.device.element_types import BF16
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
@@ -49,7 +50,7 @@ def _checks(backend: Backend, bundle: Bundle, target: str, reference: Reference,
     most = min([len(reference.texts), *(profile.rows[2] for profile in manifest.targets[target].profiles)])
     texts = _Texts([text.ids for text in reference.texts[:most]])
     owners = [text.name for text in reference.texts[:most] for _ in text.ids]
-    kinds = {_ALONE: texts.alone(), _TOGETHER: texts.together()}
+    kinds = {_ALONE: texts.alone(), _TOGETHER: texts.together(cast(DeviceTarget, backend).takes)}
     runs = _DevicePass(backend, segments, texts)
     for number, segment in enumerate(segments):
         first, end = segment.layers or (0, 0)
@@ -114,14 +115,18 @@ class _Texts:
             for row, (start, length) in enumerate(zip(self._starts, self.lengths, strict=True))
         ]
 
-    def together(self) -> list[_Launch]:
-        """Texts of more than `DECODED` tokens in one step, then those tokens; all texts, and no more, where none is that long."""
+    def together(self, takes: Callable[[int, int], bool]) -> list[_Launch]:
+        """Texts of more than `DECODED` tokens, in one step where the target ``takes`` it, then those tokens; all texts, and no
+        more, where none is that long."""
         long = [(s, n) for s, n in zip(self._starts, self.lengths, strict=True) if n > DECODED]
         decoded = DECODED if long else 0
         long = long or list(zip(self._starts, self.lengths, strict=True))
         begun = [n - decoded for _, n in long]
-        places = np.concatenate([np.arange(start, start + n) for (start, _), n in zip(long, begun, strict=True)])
-        launches = [_Launch(0, begun, [0] * len(long), places)]
+        places = [np.arange(start, start + n) for (start, _), n in zip(long, begun, strict=True)]
+        if takes(len(long), max(begun)):
+            launches = [_Launch(0, begun, [0] * len(long), np.concatenate(places))]
+        else:
+            launches = [_Launch(row, [n], [0], place) for row, (n, place) in enumerate(zip(begun, places, strict=True))]
         for number in range(decoded):
             cached = [n + number for n in begun]
             launches.append(_Launch(0, [1] * len(long), cached, np.array([s for s, _ in long]) + cached))

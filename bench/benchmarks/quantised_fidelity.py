@@ -1,7 +1,7 @@
 """What low-bit weights cost in accuracy: perplexity by quantizer.
 
     python -m benchmarks.quantised_fidelity                  # about 10 minutes, first run
-    python -m benchmarks.quantised_fidelity --all            # and the quantizers k_quant, hqq and gptq, half an hour more
+    python -m benchmarks.quantised_fidelity --all            # and the quantizer gptq, minutes more
     python -m benchmarks.quantised_fidelity --model FILE.gguf       # perplexities of another model
     python -m benchmarks.quantised_fidelity --tokens 1024 --json build/quantised_fidelity.json
 
@@ -75,11 +75,9 @@ FORMS = (
     Form("int4 rtn", "int4"),
     Form("w8a8", "w8a8"),
     Form("int4 gptq_mixed", "int4", "gptq_mixed"),
-    Form("int4 k_quant", "int4", "k_quant"),
-    Form("int4 hqq", "int4", "hqq"),
     Form("int4 gptq", "int4", "gptq"),
 )
-SLOW = ("k_quant", "hqq", "gptq")
+SLOW = ("gptq",)
 
 
 def language_reference(cache: Path) -> Path:

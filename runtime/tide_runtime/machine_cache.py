@@ -1,7 +1,7 @@
-"""Results of measurements of this machine, kept between processes.
+"""Small files in the machine's cache: results of measurements, compiled kernels and engines.
 
 They lie in ``$TIDE_CACHE_DIR/<kind>``, else ``$XDG_CACHE_HOME/tide/<kind>``, else ``~/.cache/tide/<kind>``. The folder may be
-deleted.
+deleted. A file is written under another name and renamed, so that every process sees a whole one or none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def kept_result(
     if queued_seconds() - queued > most_queued * (perf_counter() - began):
         return measured
     with suppress(OSError, RuntimeError):
-        _write(folder or cache_folder(kind), digest, json.dumps({"result": encode(measured), "key": [*key]}))
+        kept = json.dumps({"result": encode(measured), "key": [*key]})
+        _write(folder or cache_folder(kind), digest, kept.encode())
     return measured
 
 
@@ -84,9 +85,29 @@ def cache_folder(kind: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tide" / kind
 
 
-def _write(folder: Path, name: str, text: str) -> None:
-    """Write to a temporary file and rename it, so that a reader sees a whole result or none."""
+class CachedFiles:
+    """Files below ``folder``, which is made by the first: a line of JSON, then bytes. Processes may share them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def load(self, key: str) -> tuple[dict[str, Any], bytes] | None:
+        """The facts and the content stored for ``key``; None where there are none, or they are damaged on disk."""
+        try:
+            line, content = (self.folder / key).read_bytes().split(b"\n", 1)
+            facts = json.loads(line)
+        except (FileNotFoundError, ValueError):
+            return None
+        return (facts, content) if facts.pop("sha256") == hashlib.sha256(content).hexdigest() else None
+
+    def store(self, key: str, facts: dict[str, Any], content: bytes) -> None:
+        """``facts``: what JSON can hold."""
+        line = json.dumps(facts | {"sha256": hashlib.sha256(content).hexdigest()})
+        _write(self.folder, key, line.encode() + b"\n" + content)
+
+
+def _write(folder: Path, name: str, content: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, prefix="new-", delete=False, encoding="utf-8") as file:
-        file.write(text)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="new-", delete=False) as file:
+        file.write(content)
     Path(file.name).rename(folder / name)

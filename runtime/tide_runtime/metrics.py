@@ -78,7 +78,6 @@ _HELP = {
     "tide_deep_passes_total": "Runs to the last layer after the first token.",
     "tide_decoder_layers_total": "Decoder layers launched in decode steps, for each sequence that took part.",
     "tide_forced_exits_total": "Tokens that stopped early only to keep a depth budget.",
-    "tide_prompt_exits_total": "Prompt tokens that stopped early.",
     "tide_uncovered_tokens_total": "Output tokens of policy exit that no certificate covers.",
     "tide_decode_seconds_total": "Time from first to last token, summed over sequences that ended.",
     "tide_exit_seconds_total": "Part of it in which exits were evaluated or drafts made.",
@@ -157,7 +156,6 @@ class EngineMetrics:
         found["tide_deep_passes_total", ""] = stats.deep_passes
         found["tide_decoder_layers_total", ""] = round(stats.layers_per_token * max(1, stats.new_tokens - 1))
         found["tide_forced_exits_total", ""] = stats.forced
-        found["tide_prompt_exits_total", ""] = stats.prompt_exits
         found["tide_uncovered_tokens_total", ""] = stats.new_tokens if stats.uncovered else 0
         times = {
             "tide_decode_seconds_total": stats.decode_time,

@@ -22,7 +22,6 @@ class RequestStats:
         drafted, accepted: drafts of policy ``exact`` by drafter (`Draft.source`), and those the model confirmed.
         deep_passes: runs to the last layer.
         exit_time: seconds of ``decode_time`` in which exits were evaluated or drafts made; the rest ran all layers.
-        prompt_exits: prompt tokens that stopped early (``prefill_exit``); no certificate covers what follows them.
         forced: tokens that stopped early only to keep the request's depth budget; no certificate covers them.
         token_depths: of each output token after the first, the layers run before it was final (0: a text draft).
         speedup: decode speed over the uncut model's as the calibration measured it; None where it did not, or in a batch.
@@ -46,7 +45,6 @@ class RequestStats:
     deep_passes: int = 0
     exit_time: float = 0.0
     forced: int = 0
-    prompt_exits: int = 0
     token_depths: tuple[int, ...] = ()
     prefix_tokens: int = 0
     preemptions: int = 0
@@ -114,13 +112,12 @@ def finished(sequence: TokenSequence, policy: str, tokenizer: Tokenizer | None) 
         queue_time=(history.first_step or history.finished) - history.submitted,
         decode_time=history.finished - history.first_token,
         layers_per_token=depth.layers_run / max(1, len(sequence.new_tokens) - 1),
-        policy="full" if depth.ran_full and not depth.prompt_exits else policy,
+        policy="full" if depth.ran_full else policy,
         drafted=dict(depth.drafted),
         accepted=dict(depth.accepted),
         deep_passes=depth.deep_passes,
         exit_time=depth.exit_time,
         forced=depth.forced,
-        prompt_exits=depth.prompt_exits,
         prefix_tokens=history.prefix_tokens,
         preemptions=history.preemptions,
         rotary_restarts=history.rotary_restarts,

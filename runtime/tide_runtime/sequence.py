@@ -33,7 +33,6 @@ class DepthStats:
         deep_passes: runs to the last layer.
         exit_time: seconds of steps in which exits were evaluated or drafts placed, up to where the remaining layers began.
         forced: tokens that stopped early only to keep a depth budget.
-        prompt_exits: prompt tokens that stopped early.
         token_depths: of each output token after the first, the layers run before it was final (or first proposed, for
             accepted drafts): 0 for text drafts, L for those that the whole model produced.
     """
@@ -45,7 +44,6 @@ class DepthStats:
     deep_passes: int = 0
     exit_time: float = 0.0
     forced: int = 0
-    prompt_exits: int = 0
     token_depths: list[int] = field(default_factory=list)
 
     def record(self, sources: Sequence[str], depths: Sequence[int], accepted: int, last: int) -> None:

@@ -31,7 +31,7 @@ def present(monkeypatch: pytest.MonkeyPatch, gpu: PresentGpu | None, lacks: str 
 
 def test_the_processor_is_timed_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     present(monkeypatch, L40)
-    assert measured_target("fp32") == "cpu" and measured_target("fp32", gpu_first=True) == "cuda"
+    assert measured_target("fp16") == "cpu" and measured_target("fp16", gpu_first=True) == "cuda"
 
 
 def test_the_gpu_is_timed_where_onnx_runtime_is_its_own(onnxruntime_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,5 +60,5 @@ def test_what_cannot_be_timed_is_refused_by_name(
 ) -> None:
     present(monkeypatch, gpu, lacks)
     with pytest.raises(TargetError, match=r"cpu: needs ONNX Runtime 1.32 or newer, here is onnxruntime(-gpu)? 1.31.1") as refused:
-        measured_target("fp32")
+        measured_target("fp16")
     assert (f"cuda: {lacks}" in str(refused.value)) == (lacks is not None)

@@ -92,13 +92,13 @@ def test_the_bundle_runs(bundle):
         assert len(engine.generate([3, 4, 5], GenerationParams(max_new_tokens=4, ignore_eos=True))[0].token_ids) == 4
 
 
-@pytest.mark.parametrize("kv", ["deferred", "propagate"])
-def test_target_torch_runs_the_exits(bundle, kv):
-    """Routers, heads with tails and the graphs that fill skipped layers would compute something else on target torch."""
+def test_target_torch_runs_the_exits(bundle):
+    """Routers and heads with tails would compute something else on target torch."""
     texts, params = [], GenerationParams(max_new_tokens=12, ignore_eos=True, depth_budget=3.5)  # so that exits are evaluated
     for target in ("cpu", "torch"):
-        depth = DepthOptions(kv=kv, threshold=0.02)
-        options = EngineOptions(target=target, policy="exit", depth=depth, threads=ThreadOptions(1), device="cpu", max_batch=2)
+        options = EngineOptions(
+            target=target, policy="exit", depth=DepthOptions(threshold=0.02), threads=ThreadOptions(1), device="cpu", max_batch=2
+        )
         with Engine.load(bundle, options) as engine:
             texts.append(engine.generate([[5, 6, 7], [9]], params))
     assert [row.token_ids for row in texts[0]] == [row.token_ids for row in texts[1]]
@@ -278,9 +278,9 @@ def test_data_calibrates_for_the_exported_weights(model, calibration, tmp_path, 
         shutil.copytree(calibration, out)
 
     monkeypatch.setattr("tide_calibrate.during_export.calibrate", calibrate)
-    with pytest.raises(CalibrationError, match=r"…, source\).*…, int4 k_quant\).*--weights int4 --quantizer k_quant"):
-        export(str(model), tmp_path / "engine", ExportConfig(data="texts/", weights="int4", quantizer="k_quant", verify=False))
-    assert (given[str(model)].weights, given[str(model)].quantizer) == ("int4", "k_quant")
+    with pytest.raises(CalibrationError, match=r"…, source\).*…, int4 rtn\).*--weights int4 --quantizer rtn"):
+        export(str(model), tmp_path / "engine", ExportConfig(data="texts/", weights="int4", quantizer="rtn", verify=False))
+    assert (given[str(model)].weights, given[str(model)].quantizer) == ("int4", "rtn")
 
 
 def test_data_calibrates_first(model, calibration, quick, tmp_path, monkeypatch):
@@ -331,46 +331,3 @@ def test_without_exits_the_model_is_one_chain(model, tmp_path):
             assert engine.policy.name == {"auto": "exact", "full": "full"}[policy]
             outputs.append(engine.generate(loop, GenerationParams(max_new_tokens=12, ignore_eos=True))[0].token_ids)
     assert outputs[0] == outputs[1]
-
-
-def test_exits_with_tails_have_no_form_for_scattered_tokens(bundle):
-    """Every export would write, and every load check, graphs that `prefill_exit` refuses to run."""
-    assert not [name for name in read_manifest(bundle).targets["cpu"].graphs if name.endswith(".batched")]
-
-
-@pytest.mark.parametrize("layer", [1, 2])
-def test_skipped_layers_get_keys_and_values_of_the_state_given(bundle, model, layer):
-    """`exit --kv propagate` would attend to keys and values that no layer makes. Given the state that really stands before
-    ``layer``, its keys and values must be the eager model's."""
-    loaded, tokens = load_model(str(model), "fp32"), torch.arange(5, 12)[None]
-    with torch.no_grad():
-        eager = loaded.model(tokens, use_cache=True, output_hidden_states=True)
-    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
-        context = engine.backend.context(1)
-        step = context.step(0, [tokens.shape[1]])
-        step.hidden[0][:] = eager.hidden_states[layer][0].numpy()
-        step.place([0])
-        step.run("kv_fill_1")
-        for kind, wanted in (
-            ("key", eager.past_key_values.layers[layer].keys),
-            ("value", eager.past_key_values.layers[layer].values),
-        ):
-            found = context.caches.arrays[f"{kind}_cache_{layer}"][:, :, : tokens.shape[1]]
-            assert np.abs(found - wanted.numpy()).max() < 1e-5
-
-
-def test_a_fill_leaves_the_rows_between_alone(bundle):
-    """`exit --kv propagate` in company would overwrite the beginning of a sequence that takes no part in a fill."""
-    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
-        context = engine.backend.context(3)
-        prompts = context.step(0, [7, 7, 7], [1, 1, 1])
-        prompts.input_ids[:] = np.arange(21)
-        prompts.place([0, 0, 0])
-        for graph in context.every_layer:
-            prompts.run(graph)
-        before = {name: array[1, :, :7].copy() for name, array in context.caches.arrays.items()}
-        step = context.step(0, [2, 0, 1])
-        step.hidden[0][:3] = 1.0
-        step.place([7, 0, 7])
-        step.run("kv_fill_1")
-        assert all(np.array_equal(context.caches.arrays[name][1, :, :7], array) for name, array in before.items())

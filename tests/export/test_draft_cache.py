@@ -304,7 +304,9 @@ def test_a_graph_that_differs_from_the_module_is_refused(
         write_bundle(LoadedModel(model, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
 
 
-@pytest.mark.parametrize(("config", "says"), [({"targets": ("cuda",)}, "--target cpu"), ({"kv": "int8"}, "--kv int8")])
+@pytest.mark.parametrize(
+    ("config", "says"), [({"targets": ("cuda",), "dtype": "fp16"}, "--target cpu"), ({"kv": "int8"}, "--kv int8")]
+)
 def test_what_cannot_be_built_is_refused(
     model: PreTrainedModel, drafter: TinyDrafter, tmp_path: Path, config: dict, says: str
 ) -> None:

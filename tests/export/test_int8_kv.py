@@ -10,25 +10,22 @@ import numpy as np
 import pytest
 import torch
 from export.architectures import FEW_LAYERS, LAYERS, MAX_POSITIONS, VOCAB, tiny_model
-from export.stub_calibration import write_calibration
 from export.test_padded_attention import PLANS, check
 from runtime.backends.torch.test_backend import SimulatedStream
 from runtime.simulated_gpu import SimulatedGpu
-from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.required_memory import required_memory
 from tide_runtime.backends.step_arrays import NO_PADDING
 from tide_runtime.backends.torch.backend import TorchBackend
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo, read_manifest
 from tide_runtime.errors import ParamsError, TargetError, UnsupportedModelError, VerificationError
 from transformers.cache_utils import Cache, DynamicLayer
 
 from tide_export import ExportConfig, export
-from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.export import write_bundle
 from tide_export.kv_scales import KVScales, kv_scales
-from tide_export.load import LoadedModel, fingerprint
+from tide_export.load import LoadedModel
 from tide_export.probe import probe_layers
 from tide_export.progress import ExportProgress
 from tide_export.verify import GraphCheck, PromptCheck, verify_bundle
@@ -142,39 +139,6 @@ def test_half_precision(tmp_path):
     assert read_manifest(tmp_path).cache_dtype == "int8"
 
 
-def test_skipped_layers_are_filled_in_int8(tmp_path):
-    """`exit --kv propagate` would fail at the first token that stops early, or leave keys of other scales behind it."""
-    loaded, tokens = LoadedModel(tiny_model("llama"), None, "llama"), torch.arange(5, 12)[None]
-    stop = ExitInfo(2, "identity", "max_probability", 0.5)
-    write_calibration(tmp_path / "calibration", [stop], fingerprint(loaded), LAYERS, 64)
-    calibration, bundle = read_exit_calibration(tmp_path / "calibration"), tmp_path / "bundle"
-    bundle.mkdir()
-    write_bundle(loaded, bundle, replace(CONFIG, checkpoints="auto"), ExportProgress(quiet=True), calibration)
-    scales = scales_of(loaded)[2]
-    with torch.no_grad():
-        eager = loaded.model(tokens, use_cache=True, output_hidden_states=True)
-    with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1))) as engine:
-        context = engine.backend.context(1)
-        step = context.step(0, [tokens.shape[1]])
-        step.hidden[0][:] = eager.hidden_states[2][0].numpy()
-        step.place([0])
-        step.run("kv_fill_2")
-        layer = eager.past_key_values.layers[2]
-        for kind, wanted, by_channel in (("key", layer.keys, scales.key), ("value", layer.values, scales.value)):
-            found = context.caches.arrays[f"{kind}_cache_2"][0, :, : tokens.shape[1]]
-            difference = np.abs(found * by_channel[:, None] - wanted[0].numpy())
-            assert found.dtype == np.int8 and (difference <= 0.501 * by_channel[:, None]).all()
-        with pytest.raises(ParamsError, match="leave prefill_exit out"):
-            step.place_scattered(0, np.arange(tokens.shape[1]), before=np.empty(0, np.int64))
-    found, depth = [], DepthOptions(threshold=0.012, kv="propagate")
-    for target in CONFIG.targets:
-        options = EngineOptions(target=target, policy="exit", threads=ThreadOptions(1), device="cpu", depth=depth)
-        with Engine.load(bundle, options) as engine:
-            text = engine.generate([5, 6, 7], GenerationParams(max_new_tokens=12, ignore_eos=True))[0]
-            found.append((text.token_ids, text.stats.layers_per_token))
-    assert found[0] == found[1] and found[0][1] < LAYERS
-
-
 def test_more_threads_than_heads_leave_drafts_their_bits(exported):
     """ONNX Runtime would divide the cache of a single row over idle threads, and sum in another order than for several rows."""
     loaded, directory = exported("llama")
@@ -210,4 +174,4 @@ def test_options_that_cannot_be_met_end_at_once(tmp_path):
     with pytest.raises(ParamsError, match="kv is 'int4'; set it to one of: model, int8"):
         ExportConfig(kv="int4")
     with pytest.raises(TargetError, match="target cuda has no attention over int8 KV caches; leave out --kv int8"):
-        export("no/model", tmp_path / "out", ExportConfig(targets=("cuda",), kv="int8"))
+        export("no/model", tmp_path / "out", ExportConfig(targets=("cuda",), kv="int8", dtype="fp16"))

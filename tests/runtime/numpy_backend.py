@@ -27,7 +27,6 @@ from tide_runtime.bundle.manifest import (
     Manifest,
     ModelInfo,
     exit_graph,
-    kv_fill_graph,
 )
 
 GARBAGE = 1e3
@@ -43,7 +42,6 @@ def tiny_manifest(
     edges = [0, *checkpoints, layers]
     graphs = [GraphInfo(f"segment_{i}", [edges[i], edges[i + 1]], 0, [], []) for i in range(len(edges) - 1)]
     graphs += [GraphInfo(exit_graph(e), None, 0, [], []) for e in exits if e.graph_outputs()]
-    graphs += [GraphInfo(kv_fill_graph(e), None, 0, [], []) for e in exits]
     return Manifest(
         schema=SCHEMA_VERSION,
         created="",
@@ -72,7 +70,6 @@ class NumpyBackend:
         self.manifest, self.model, self.script, self.packs_steps = manifest, model, script, packs_steps
         self.kv_bytes_per_token = 2 * manifest.model.num_layers * HIDDEN * 8
         self.exits = {exit_graph(e): e for e in (manifest.calibration.exits if manifest.calibration else [])}
-        self.fills = {kv_fill_graph(e): e for e in self.exits.values()}
         self.layers = {g.name: range(*g.layers) for g in manifest.segments if g.layers}
         self.launches: dict[str, int] = Counter()
 
@@ -183,16 +180,11 @@ class NumpyStep:
         for hidden in self.hidden:
             hidden[:] = FORGOTTEN
         self._places: list[int] | None = None
-        self._scattered: tuple[NDArray[np.int64], NDArray[np.int64] | None] | None = None
 
     def place(self, lengths: Sequence[int]) -> None:
         seq, slots = max(self._counts), self._context.backend.manifest.max_seq_len
         assert len(lengths) == len(self._counts) and all(0 <= n <= slots - seq for n in lengths), f"{lengths} + {seq} of {slots}"
-        self._places, self._scattered = self._context.ends.extend(self._first, self._counts, lengths), None
-
-    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
-        self.place([slot])
-        self._scattered = positions, before
+        self._places = self._context.ends.extend(self._first, self._counts, lengths)
 
     def run_all(self, graphs: Sequence[str]) -> None:
         for graph in graphs:
@@ -203,8 +195,6 @@ class NumpyStep:
         backend.launches[graph] += 1
         if graph in backend.layers:
             self._segment(graph, backend.layers[graph])
-        elif graph in backend.fills:
-            self._fill(graph, backend.fills[graph])
         elif graph == HEAD:
             self._head(np.asarray(self.hidden[-1][: self.tokens], np.float64))
         else:
@@ -238,29 +228,11 @@ class NumpyStep:
         self._context.keys[layers, self._first + row, begin:end] = GARBAGE
         self._context.values[layers, self._first + row, begin:end] = -GARBAGE
 
-    def _fill(self, graph: str, info: ExitInfo) -> None:
-        assert self._places is not None, f"{graph} was run before place()"
-        context, model = self._context, self._context.backend.model
-        skipped = range(info.checkpoint, context.backend.manifest.model.num_layers - info.tail_layers)
-        states, begin = self.hidden[hidden_states(context.backend.manifest, graph)[0]], 0
-        for row, (place, count) in enumerate(zip(self._places, self._counts, strict=True)):
-            self._spoil(skipped, row, place + count, place + max(self._counts))
-            state, filled = np.array(states[begin : begin + count], np.float64), slice(place, place + count)
-            for layer in skipped:
-                keys, values = model.project(layer, state)
-                context.keys[layer, self._first + row, filled], context.values[layer, self._first + row, filled] = keys, values
-            begin += count
-
     def _layers(self, layers: range, row: int, place: int, tokens: slice, reads: int) -> Array:
         """States of one row's tokens after ``layers``; their keys and values go into its cache."""
         context, model = self._context, self._context.backend.model
         positions = place + np.arange(tokens.stop - tokens.start)
         visible = np.arange(context.keys.shape[2]) <= positions[:, None]
-        if self._scattered is not None:
-            texts, before = self._scattered
-            assert before is not None and len(before) == place, "the positions of what the cache holds are not known"
-            visible[:] = False
-            visible[:, : place + len(texts)] = np.append(before, texts) <= texts[:, None]
         ids, states = self.input_ids[tokens], np.array(self.hidden[reads][tokens], np.float64)
         hidden = model.embed(ids, positions) if layers.start == 0 else states
         for layer in layers:

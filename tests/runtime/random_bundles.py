@@ -56,15 +56,12 @@ def cases(draw: st.DrawFn, *, sampling: bool, positions: tuple[int, int] = (8, 2
     cuts = random.permutation(np.arange(1, layers))[: draw(st.sampled_from([1, 2, 3, 3]))]
     checkpoints = sorted(cuts.tolist())
     exits = random_exits(random, checkpoints, layers, draw(st.booleans()))
-    tails = any(info.tail_layers for info in exits)
     options = DepthOptions(
         draft=draw(st.sampled_from(["all", "all", "router", "router", "ngram", "none"])),
         draft_limit=draw(st.none() | st.integers(1, 6)),
         max_wait_steps=draw(st.integers(0, 3)),
         threshold=draw(st.sampled_from([None, None, None, 0.0, 0.5, 1.0])),
         max_exit_streak=draw(st.sampled_from([0, 0, 1, 3])),
-        kv=draw(st.sampled_from(["deferred", "propagate"])),
-        prefill_exit=not tails and draw(st.booleans()),
     )
     return Case(
         model=model,

@@ -11,7 +11,6 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.executor import max_probability
 from tide_runtime.depth.exit import ExitDepth
-from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.speculation.record import exit_backoff
 from tide_runtime.sampler import Sampler
 
@@ -58,12 +57,10 @@ class SimulatedExit:
             if logits is not None and score >= least:
                 self.depths.append(stop.exit.layers)
                 self.streak += 1
-                self._stopped(stop.exit.info, states)
                 self.backoff.observe(1, self.policy.token_cost(asked, 0))
                 return self._say(logits)
         waited, self.deep, self.streak = newest + 1 - self.deep, newest + 1, 0
         self.depths.append(self.manifest.model.num_layers)
-        self._stopped(None, states)
         if not self.backoff.active:
             self.backoff.pass_tokens(1)
         else:
@@ -80,9 +77,6 @@ class SimulatedExit:
         since = [self.tails[layer, position] for position in range(self.deep, len(self.tokens) - 1)]
         keys = [*self.text.keys[layer][: self.deep], *(k for k, _ in since)]
         return np.array(keys), np.array([*self.text.values[layer][: self.deep], *(v for _, v in since)])
-
-    def _stopped(self, info: ExitInfo | None, states: list[Array]) -> None:
-        """The last token left at an exit, None: went deep."""
 
     def _evaluate(self, info: ExitInfo, threshold: float, state: Array) -> tuple[float, Array | None]:
         score = float(self.model.score(info.checkpoint, state))
@@ -112,59 +106,3 @@ class SimulatedExit:
             self.reason = "length"
         elif len(self.tokens) > self.manifest.max_seq_len:
             self.reason = "cache_full"
-
-
-class SimulatedPropagation(SimulatedExit):
-    """With ``kv propagate``: ``caches``, layer → keys and values by position, are what the tokens left behind."""
-
-    def _prompt(self) -> Array:
-        prompt, self.tokens = self.tokens, []
-        self.caches = [([], []) for _ in range(self.manifest.model.num_layers)]
-        for token in prompt:
-            self.tokens.append(token)
-            states, last = self._newest()
-            stops = self.policy.stops if self.policy.options.prefill_exit and len(self.tokens) < len(prompt) else []
-            self._stopped(next((s.exit.info for s in stops if self._clears(s.exit.info, s.threshold, states)), None), states)
-        return last
-
-    def _clears(self, info: ExitInfo, threshold: float, states: list[Array]) -> bool:
-        score, logits = self._evaluate(info, threshold, states[info.checkpoint])
-        return logits is not None and score >= threshold
-
-    def _newest(self) -> tuple[list[Array], Array]:
-        newest = len(self.tokens) - 1
-        states = [self.model.embed(np.array(self.tokens[-1]), np.array(newest))]
-        self.own = []
-        for layer in range(len(self.caches)):
-            self.own.append(self.model.project(layer, states[-1]))
-            states.append(self._attend(layer, states[-1], self._past(layer), self.own[-1]))
-        return states, self.model.logits(states[-1])
-
-    def _past(self, layer: int) -> tuple[Array, Array]:
-        keys, values = self.caches[layer]
-        return np.array(keys), np.array(values)
-
-    def _stopped(self, info: ExitInfo | None, states: list[Array]) -> None:
-        layers = len(self.caches)
-        end = layers - info.tail_layers if info is not None else layers
-        for layer, (keys, values) in enumerate(self.caches):
-            skipped = info is not None and info.checkpoint <= layer < end
-            key, value = self.model.project(layer, states[info.checkpoint]) if skipped and info else self.own[layer]
-            if layer >= end:
-                key, value = self.tails[layer, len(self.tokens) - 1]
-            keys.append(key)
-            values.append(value)
-
-
-class SimulatedExitingPrompt(SimulatedPropagation):
-    """With ``prefill_exit`` and ``kv deferred``: what the prompt's tokens skipped was projected, what later ones skip is run."""
-
-    def _stopped(self, info: ExitInfo | None, states: list[Array]) -> None:
-        super()._stopped(info if len(self.tokens) <= len(self.request.prompt) else None, states)
-
-
-def simulation(options: DepthOptions) -> type[SimulatedExit]:
-    """What to hold policy `exit` with these options against."""
-    if options.kv == "propagate":
-        return SimulatedPropagation
-    return SimulatedExitingPrompt if options.prefill_exit else SimulatedExit

@@ -31,7 +31,7 @@ class TinyDeviceBackend:
         least_slots: of the caches that the graphs are bound to at first; None: all.
     """
 
-    name, pads_sequences, copies_caches, row_sampling = "tiny", True, False, None
+    name, no_loop, row_sampling = "tiny", None, None
 
     def __init__(
         self,
@@ -55,6 +55,9 @@ class TinyDeviceBackend:
     def context(self, capacity: int) -> DeviceContext:
         return DeviceContext(self, capacity)
 
+    def takes(self, rows: int, tokens: int) -> bool:
+        return True
+
     def form(self, graph: str, shape: StepShape) -> str:
         return graph
 
@@ -62,13 +65,13 @@ class TinyDeviceBackend:
         info = next(g for g in self.manifest.graphs if g.name == graph)
         if info.layers is None:
             names = ["hidden", "logits", "token"] if graph == HEAD else ["hidden", *self._exits[graph].graph_outputs()]
-            arrays = _arrays(step.tensors(graph, False, names))
+            arrays = _arrays(step.tensors(graph, names))
             return self._queued(lambda: self._head(arrays) if graph == HEAD else self._exit(self._exits[graph], arrays))
         names = ["position_ids", "write_index", "hidden" if info.layers[0] else "input_ids"]
         names += [f"{kind}_cache_{layer}" for layer in range(*info.layers) for kind in ("key", "value")]
         last = info.layers[1] == self.manifest.model.num_layers
         names += ["logits_index", "logits", "token"] if last else ["hidden_out"]
-        arrays = _arrays(step.tensors(graph, False, names))
+        arrays = _arrays(step.tensors(graph, names))
         return self._queued(lambda: self._segment(range(*info.layers), arrays))  # type: ignore[misc]
 
     def _queued(self, work) -> Enqueue:  # type: ignore[no-untyped-def]

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from runtime.numpy_backend import NumpyBackend, NumpyContext
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.bundle.manifest import Manifest
-from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.frontier import LazySequence
-from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import DepthPolicy, PromptChunk
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
@@ -73,8 +71,6 @@ class Audited:
     def __init__(self, policy: DepthPolicy, manifest: Manifest, model: TinyTransformer) -> None:
         self.policy, self.model, self.name = policy, model, policy.name
         self.edges = [0, *manifest.checkpoints, manifest.model.num_layers]
-        # projected keys and values are another thing
-        self.exact = not (isinstance(policy, ExitDepth) and _projects(policy.options))
         executor = getattr(policy, "executor", None)
         if executor is not None:
             advance = executor.advance
@@ -107,8 +103,6 @@ class Audited:
             skips &= getattr(state, "refills", row.history.refills) == row.history.refills
             done = state.frontier.done if skips else [row.num_cached_tokens] * (len(self.edges) - 1)
             assert done == sorted(done, reverse=True) and (done[-1] >= row.prompt_tokens or not row.prefilled)
-            if not self.exact:
-                continue
             text = self.model.states_of(row.tokens[: max(done[0], row.num_tokens)])
             for segment, count in enumerate(done):
                 layers = slice(self.edges[segment], self.edges[segment + 1])
@@ -137,10 +131,6 @@ def generate(
 def output(row: TokenSequence) -> tuple[list[int], str | None]:
     """A row's new tokens and why it ended."""
     return row.new_tokens.tolist(), row.finish_reason
-
-
-def _projects(options: DepthOptions) -> bool:
-    return options.kv == "propagate" or options.prefill_exit
 
 
 def _same(found: NDArray[Any], wanted: NDArray[np.float64]) -> None:

@@ -64,7 +64,7 @@ def make(
     profiles, engines = step_profiles(2, 0, SLOTS), EngineCache(cache or folder / "cache")
     job = BuildJob(directory, workspace, "fp16", profiles, progress or ExportProgress(quiet=True), engines, rebuild)
     exit_graph = exit_graph_model(EXIT, exit_tensors(EXIT, HIDDEN), HIDDEN, "fp16")
-    cuts = Cuts([1], [exit_graph], [EXIT])
+    cuts = Cuts([1], [exit_graph])
     with closing(job):
         return build_targets(copy_of(traced("llama").trace), targets, cuts, context, job, lambda lowered: None), job
 
@@ -133,10 +133,8 @@ def test_engines_are_built_once_and_described(tmp_path, monkeypatch):
         "segment_1": ("fused", 1),
         "head": ("none", 0),
         "exit_1": ("none", 0),
-        "kv_fill_1": ("none", 0),
     }
     assert [tensor.name for tensor in info.engines["exit_1"].outputs] == ["score", "hidden_out"]
-    assert info.engines["kv_fill_1"].aliases == {f"{kind}_cache_out_1": f"{kind}_cache_1" for kind in ("key", "value")}
     assert all(engine.build_seconds > 0 for engine in info.engines.values())
     header = (job.directory / info.graphs["segment_0"]).read_bytes()[:64]
     assert int.from_bytes(header[32:36], "little") == SM89

@@ -94,7 +94,7 @@ def test_nothing_to_build_names_what_can_be(gpu, packages):
 
 def test_int8_caches_are_for_targets_that_have_them(gpu, packages):
     """Caches in int8 would be handed to kernels that read floats, or --target auto would fail beside a GPU."""
-    chosen, refused = choose_targets(["cuda", "cpu"], "fp32", "int8")
+    chosen, refused = choose_targets(["cuda", "cpu"], "fp16", "int8")
     assert [target.name for target in chosen] == ["cpu"]
     assert "leave out --kv int8, or compile for: cpu, torch" in str(refused["cuda"])
     with pytest.raises(TargetError, match=r"target cuda has no attention over int8 KV caches.*Here can be built in fp16: cpu"):

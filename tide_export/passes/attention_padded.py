@@ -20,54 +20,73 @@ Inputs that the runtime fills:
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 from tide_runtime.bundle.manifest import PAD_ATTENTION
 
 from tide_export.passes.attention_gqa import POSITION_IDS, QUERY_SEQLENS, SEQLENS_K, optional_input, set_input
-from tide_export.passes.attention_packed import PackedAttention, graph_input, packed_attentions, remove_unused
+from tide_export.passes.attention_packed import remove_unused, rename_packed_dims
 from tide_export.passes.base import LoweringContext, PassReport
+from tide_export.passes.graph_walk import array_initializer, dims
 
 
 def pad_attention(model: ir.Model, context: LoweringContext) -> PassReport:
     """Keep the kernel, on padded tokens."""
-    report = PassReport(PAD_ATTENTION)
-    for attention in packed_attentions(model):
-        _pad_kernel(attention)
+    report, graph = PassReport(PAD_ATTENTION), model.graph
+    nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
+    if nodes:
+        rename_packed_dims(graph)
+    last_slots: ir.Value | None = None
+    for node in nodes:
+        last_slots = _pad_kernel(graph, node, last_slots)
         report.applied += 1
     remove_unused(model)
     return report
 
 
-def _pad_kernel(attention: PackedAttention) -> None:
-    """Keep the kernel, on padded operands: rows after those that ``query_seqlens`` counts are neither cached nor computed."""
-    node, heads = attention.node, attention.heads
-    rows = graph_input(attention, "padded_rows", ir.DataType.INT64, "batch", "padded", 2)
+def _pad_kernel(graph: ir.Graph, node: ir.Node, last_slots: ir.Value | None) -> ir.Value:
+    """Keep the kernel, on padded operands: rows after those that ``query_seqlens`` counts are neither cached nor computed.
+
+    Returns ``last_slots``, which is computed once per graph.
+    """
+    tape = Tape()
+    rows = _graph_input(graph, "padded_rows", ir.DataType.INT64, "batch", "padded", 2)
     for index in range(3):  # the first holds query, key and value where they are packed
         value = node.inputs[index]
         if value is not None:
-            node.replace_input_with(index, attention.tape.op("GatherND", [value, rows]))
+            node.replace_input_with(index, tape.op("GatherND", [value, rows]))
     if optional_input(node, POSITION_IDS) is not None:
-        set_input(node, POSITION_IDS, graph_input(attention, "padded_position_ids", ir.DataType.INT64, "batch", "padded"))
-    counts = graph_input(attention, "query_seqlens", ir.DataType.INT32, "batch")
+        set_input(node, POSITION_IDS, _graph_input(graph, "padded_position_ids", ir.DataType.INT64, "batch", "padded"))
+    counts = _graph_input(graph, "query_seqlens", ir.DataType.INT32, "batch")
     set_input(node, QUERY_SEQLENS, counts)
-    node.replace_input_with(SEQLENS_K, _last_slots(attention, counts))
-    attention.graph.insert_before(node, attention.tape.nodes)
-    attention.tape = Tape()
-    output = node.outputs[0]
-    uses, output.shape = list(output.uses()), None
-    packed = attention.tape.op("GatherND", [output, graph_input(attention, "packed_rows", ir.DataType.INT64, 1, "tokens", 2)])
-    packed.type, packed.shape = output.type, ir.Shape([1, "tokens", heads.query * heads.value_dim])
+    last_slots = last_slots or _last_slots(graph, tape, counts)
+    node.replace_input_with(SEQLENS_K, last_slots)
+    graph.insert_before(node, tape.nodes)
+    output, tape = node.outputs[0], Tape()
+    uses = list(output.uses())
+    output.shape = None
+    packed = tape.op("GatherND", [output, _graph_input(graph, "packed_rows", ir.DataType.INT64, 1, "tokens", 2)])
+    width = node.attributes["num_heads"].as_int() * dims(node.inputs[4])[3]
+    packed.type, packed.shape = output.type, ir.Shape([1, "tokens", width])
     for user, index in uses:
         user.replace_input_with(index, packed)
-    attention.graph.insert_after(node, attention.tape.nodes)
+    graph.insert_after(node, tape.nodes)
+    return last_slots
 
 
-def _last_slots(attention: PackedAttention, counts: ir.Value) -> ir.Value:
-    """``seqlens_k`` [B] with the rows that the kernel computes: each sequence's slots less one, computed once per graph."""
-    if "seqlens_k" not in attention.shared:
-        tape, one, zero = attention.tape, *(attention.number(n, ir.DataType.INT32) for n in (1, 0))
-        before = tape.op("Cast", [graph_input(attention, "write_index", ir.DataType.INT64, "batch")], {"to": ir.DataType.INT32})
-        last = tape.op("Sub", [tape.op("Add", [before, counts]), one])
-        attention.shared["seqlens_k"] = tape.op("Max", [last, zero])  # of an empty sequence too
-    return attention.shared["seqlens_k"]
+def _last_slots(graph: ir.Graph, tape: Tape, counts: ir.Value) -> ir.Value:
+    """``seqlens_k`` [B] with the rows that the kernel computes: each sequence's slots less one."""
+    one, zero = (array_initializer(graph, f"batched.{n}_INT32", np.array(n, np.int32)) for n in (1, 0))
+    before = tape.op("Cast", [_graph_input(graph, "write_index", ir.DataType.INT64, "batch")], {"to": ir.DataType.INT32})
+    last = tape.op("Sub", [tape.op("Add", [before, counts]), one])
+    return tape.op("Max", [last, zero])  # of an empty sequence too
+
+
+def _graph_input(graph: ir.Graph, name: str, dtype: ir.DataType, *shape: int | str) -> ir.Value:
+    """The graph's input ``name``, added if missing."""
+    found = next((v for v in graph.inputs if v.name == name), None)
+    if found is None:
+        found = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        graph.inputs.append(found)
+    return found

@@ -102,10 +102,6 @@ class QuantizedWeight:
         parts = {name: getattr(self, name) for name in ("values", "scales", "zero_points", "offsets")}
         return replace(self, **{name: part[order] for name, part in parts.items() if part is not None})
 
-    def first_blocks(self, blocks: int) -> QuantizedWeight:
-        """The first input features, so many ``blocks`` of them."""
-        return self.blocks(np.arange(blocks))
-
     def blocks(self, order: NDArray[np.integer]) -> QuantizedWeight:
         """The blocks of input features with these numbers, in this ``order``."""
         parts = {name: getattr(self, name) for name in ("scales", "zero_points", "offsets")}

@@ -1,8 +1,6 @@
-"""Quantise a model's matrices, one at a time: rounded, with ONNX Runtime's quantizers, or with `gptq`.
+"""Quantise a model's matrices, one at a time: rounded, or with `gptq`.
 
 rtn      round to nearest, blocks of 32 with a zero point
-k_quant  scale and zero point of each block searched for the least error weighted by magnitude, as llama.cpp's K-quants do
-hqq      half-quadratic optimisation of the zero points (Badri & Shaji 2023, https://mobiusml.github.io/hqq_blog)
 gptq     the least error in the products with the activations of a text, which later columns correct (Frantar et al. 2023)
 gptq_mixed  gptq, and 8 bits for the matrices whose rounding changes the model's output most, an eighth of the weights
 
@@ -12,21 +10,14 @@ The head and the embedding are in 8 bits: look-ups need few bytes of the embeddi
 
 from __future__ import annotations
 
-import io
-import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
@@ -36,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from tide_export.config import reads_text
 from tide_export.looped_models import GATE
 from tide_export.quantization.gptq import gptq, visit_inputs
-from tide_export.quantization.quantized_weight import QuantizedWeight, unpack_nibbles
+from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.quantization.sensitivity import divergences, most_sensitive
 
 _ROUNDED_AT_A_TIME = 1 << 22  # numbers
@@ -66,6 +57,11 @@ class Matrix:
         """Output and input features [N, K]."""
         *rows, columns = self.parameter.shape
         return (columns, rows[0]) if self.transposed else (math.prod(rows), columns)
+
+    @property
+    def fits(self) -> bool:
+        """Whether blocks divide its input features."""
+        return self.shape[1] % BLOCK_SIZE == 0
 
     @property
     def transposed(self) -> bool:
@@ -111,14 +107,12 @@ def quantize_model(
             finish(matrix, kept)
     if reads_text(bits, quantizer):
         assert tokens is not None
-        fitting = [m for m in distinct.values() if m.bits == 4 and m.key not in done and m.values.shape[1] % BLOCK_SIZE == 0]
+        fitting = [m for m in distinct.values() if m.bits == 4 and m.key not in done and m.fits]
         fitting = [m for m in fitting if not is_experts(m.module)]  # the text reaches each of those by some of its tokens
         _quantize_for_text(model, fitting, quantizer == "gptq_mixed", tokens, loops, finish)
-        quantizer = "rtn"  # of what the text does not reach
     for matrix in distinct.values():
-        if matrix.key not in done:  # 8 bits round so finely that a search gains nothing
-            chosen = "rtn" if matrix.bits == 8 else quantizer
-            finish(matrix, quantize_matrix(matrix.values.float().numpy(), matrix.bits, chosen))
+        if matrix.key not in done:
+            finish(matrix, round_to_nearest(matrix.values.float().numpy(), matrix.bits) if matrix.fits else None)
     found = {matrix.name: weight for matrix in matrices if (weight := done[matrix.key]) is not None}
     left = len(matrices) - len(found)
     return found, [f"{left} matrices whose input is no multiple of {BLOCK_SIZE} wide keep their precision"] if left else []
@@ -142,7 +136,7 @@ def _quantize_for_text(
         costs = divergences(model, modules, changes, tokens[::2])  # half of the text tells them apart
         for name in most_sensitive(costs, {m.name: m.module.weight.numel() for m in matrices}):
             matrix = named.pop(name)
-            finish(matrix, _put(matrix, quantize_matrix(matrix.values.float().numpy(), 8, "rtn")))
+            finish(matrix, _put(matrix, round_to_nearest(matrix.values.float().numpy(), 8)))
 
     def quantize(name: str, gram: torch.Tensor) -> None:
         finish(named[name], _put(named[name], gptq(named[name].values, gram, 4, BLOCK_SIZE)))
@@ -152,7 +146,7 @@ def _quantize_for_text(
 
 def _change(matrix: Matrix) -> torch.Tensor:
     """What rounding to 4 bits adds to the matrix [N, K]."""
-    rounded = quantize_matrix(matrix.values.float().numpy(), 4, "rtn")
+    rounded = round_to_nearest(matrix.values.float().numpy(), 4)
     return torch.from_numpy(rounded.dequantized()).to(matrix.values.dtype) - matrix.values
 
 
@@ -209,32 +203,6 @@ def is_experts(module: nn.Module) -> bool:
     return gated_by_silu and one.is_concatenated and whole
 
 
-def quantize_matrix(matrix: NDArray[np.float32], bits: int, quantizer: str) -> QuantizedWeight | None:
-    """``matrix`` [N, K] in blocks; None where the blocks do not divide K."""
-    if matrix.shape[1] % BLOCK_SIZE:
-        return None
-    rows, blocks = matrix.shape[0], matrix.shape[1] // BLOCK_SIZE
-    if quantizer == "rtn":
-        return round_to_nearest(matrix, bits)
-    if quantizer == "k_quant" and blocks % 2:  # ONNX Runtime 1.32's fails for an odd number of blocks
-        doubled = quantize_matrix(np.concatenate([matrix, matrix[:, -BLOCK_SIZE:]], 1), bits, quantizer)
-        return doubled.first_blocks(blocks) if doubled is not None else None
-    model = _run(quantizer, bits, matrix)
-    weights = {initializer.name: numpy_helper.to_array(initializer) for initializer in model.graph.initializer}
-    node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
-    values = _unpacked(weights[node.input[1]].reshape(rows, -1), bits)
-    scales = weights[node.input[2]].reshape(rows, blocks).astype(np.float32)
-    zeros, offsets = (weights[node.input[3]] if len(node.input) > 3 else None), None
-    if zeros is not None and zeros.dtype != np.uint8:  # HQQ's are no integers
-        exact = zeros.reshape(rows, blocks).astype(np.float32)
-        zeros = np.clip(np.rint(exact), 0, 2**bits - 1)
-        offsets = scales * (zeros - exact)
-        zeros = zeros.astype(np.uint8)
-    elif zeros is not None:
-        zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
-    return QuantizedWeight(bits, values, scales, zeros, offsets, origin=f"int{bits} {quantizer}")
-
-
 def round_to_nearest(matrix: NDArray[np.float32], bits: int) -> QuantizedWeight:
     """``matrix`` [N, K] as ONNX Runtime rounds it (MlasQuantizeBlockwise in onnxruntime/core/mlas/lib/q4_dq.cpp), to the bit and
     in a third of the time, without copies of the matrix."""
@@ -269,40 +237,3 @@ def _scales(blocks: NDArray[np.float32], bits: int) -> tuple[NDArray[np.float32]
 def _rounded(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
     """Half away from zero, as C's roundf; the summand is the largest number below a half."""
     return np.trunc(numbers + np.copysign(np.nextafter(np.float32(0.5), np.float32(0)), numbers))
-
-
-def _run(quantizer: str, bits: int, matrix: NDArray[np.float32]) -> onnx.ModelProto:
-    """A graph of one product, quantised: ONNX Runtime's quantizers take whole graphs."""
-    nbits = _quantizers()
-    rows, columns = matrix.shape
-    weight = numpy_helper.from_array(np.ascontiguousarray(matrix.T), "weight")
-    product = helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["tokens", size]) for n, size in (("x", columns), ("y", rows))]
-    graph = helper.make_graph([product], "product", ends[:1], ends[1:], [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
-    if quantizer == "hqq":
-        config = nbits.HQQWeightOnlyQuantConfig(block_size=BLOCK_SIZE, bits=bits)
-    else:
-        settings = {"product": {"bits": bits, "group_size": BLOCK_SIZE}}
-        config = nbits.KQuantWeightOnlyQuantConfig(customized_weight_config=settings)
-    run = nbits.MatMulNBitsQuantizer(model, bits=bits, block_size=BLOCK_SIZE, algo_config=config)
-    with redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):  # a bar for each matrix
-        run.process()
-    return run.model.model
-
-
-def _quantizers() -> ModuleType:
-    """ONNX Runtime's module, silent: it sets the root logger to INFO when it is imported, and logs lines for each matrix."""
-    root, handler = logging.getLogger(), logging.NullHandler()
-    root.addHandler(handler)  # logging.basicConfig does nothing where there is a handler
-    try:
-        from onnxruntime.quantization import matmul_nbits_quantizer
-    finally:
-        root.removeHandler(handler)
-    matmul_nbits_quantizer.logger.setLevel(logging.WARNING)
-    return matmul_nbits_quantizer
-
-
-def _unpacked(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """[N, M] bytes → [N, M · 8 / bits] values."""
-    return packed if bits == 8 else unpack_nibbles(packed)

@@ -99,12 +99,7 @@ class Target:
     Args:
         whole: passes on the traced model before the cut.
         pieces: passes on each graph after the cut.
-        batched_form: passes that turn a lowered segment into its form for steps of several sequences; empty if one form
-            serves all steps.
-        scattered_form: passes that turn a lowered segment into its form for prompt tokens in another order than the text's.
-            Only bundles with exits have it.
-        padded: passes on each graph after its other forms are copied from it.
-        kv_fill: passes on the graphs that fill the caches of skipped layers; empty if the target has no such graphs.
+        padded: passes on each graph after those, for steps of several sequences.
         uncut: also write all segments as one graph, as is done for a draft head anyway.
         int8_kv: its attention reads and writes KV caches in int8.
         drafts: it runs the draft head.
@@ -119,10 +114,7 @@ class Target:
     builder: TargetBuilder
     whole: tuple[GraphPass, ...]
     pieces: tuple[GraphPass, ...]
-    batched_form: tuple[GraphPass, ...] = ()
-    scattered_form: tuple[GraphPass, ...] = ()
     padded: tuple[GraphPass, ...] = ()
-    kv_fill: tuple[GraphPass, ...] = ()
     uncut: bool = False
     int8_kv: bool = False
     drafts: bool = False
@@ -137,5 +129,4 @@ class Target:
     @property
     def lowering(self) -> tuple[object, ...]:
         """Key of the lowered model: targets with equal keys share one."""
-        forms = self.batched_form, self.scattered_form, self.padded
-        return self.whole, self.pieces, forms, self.kv_fill, self.uncut, self.drafts
+        return self.whole, self.pieces, self.padded, self.uncut, self.drafts

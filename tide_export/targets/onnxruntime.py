@@ -4,7 +4,7 @@ Target ``cpu`` runs one form of a segment in every step, padded attention (`pad_
 alone, in a chunk of any size and in a batch with other sequences.
 
 Target ``cuda`` has the CPU's graphs and a guarded token. Its GroupQueryAttention supports fp16 and bf16, and several tokens over
-a filled cache only for one sequence; other steps run the batched form. Fused projections and norms save launches. MatMulNBits has
+a filled cache only for one sequence, so that the host runs other steps sequence by sequence. MatMulNBits has
 kernels for few tokens if N is a multiple of 8, for blocks of 16 to 128 and 4 or 8 bits; otherwise each step would write the dense
 matrix and multiply with that, which is slower than a dense weight
 (https://github.com/microsoft/onnxruntime/tree/main/onnxruntime/contrib_ops/cuda/quantization, matmul_4bits.cu, matmul_8bits.cu).
@@ -20,7 +20,6 @@ from tide_runtime.bundle.manifest import TargetInfo
 
 from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, write_graphs
 from tide_export.cut import LoweredModel
-from tide_export.passes.attention_batched import lower_attention_batched, lower_attention_scattered
 from tide_export.passes.attention_gqa import lower_attention_gqa
 from tide_export.passes.attention_padded import pad_attention
 from tide_export.passes.canonicalize import canonicalize
@@ -81,9 +80,7 @@ CPU = Target(
         fold_smoothing,
     ),
     pieces=(*LAYERS, pack_products, *PRODUCTS, leave_out_token),
-    scattered_form=(lower_attention_scattered,),
     padded=(pad_attention, pad_recurrence),
-    kv_fill=(lower_attention_gqa, lower_attention_batched, *PRODUCTS),
     uncut=True,
     int8_kv=True,
     drafts=True,
@@ -96,11 +93,9 @@ CUDA = replace(
     CPU,
     name="cuda",
     backend="onnxruntime-cuda",
-    dtypes=("fp32", "fp16", "bf16"),
+    dtypes=("fp16", "bf16"),
     whole=(QuantizeWeights((4, 8), look_ups=True, multiple=8), *CPU.whole[2:]),
     pieces=(*LAYERS, *PRODUCTS, guard_token),
-    batched_form=(lower_attention_batched,),
-    scattered_form=(),
     padded=(),
     uncut=False,  # every session copies the weights into GPU memory
     machine=Machine(
@@ -109,11 +104,11 @@ CUDA = replace(
         backend="ONNX Runtime 1.31+",
         cuda="13",
         built="on any machine",
-        attention="fused; decomposed in fp32 and for several tokens of several rows",
+        attention="fused",
     ),
     builder=OnnxFiles(),
     drafts=False,  # pass costs, which decide how far it drafts, are measured on the CPU only
-    int8_kv=False,  # steps of several tokens of several sequences multiply with the caches as they are
+    int8_kv=False,
     mixed_layers=False,  # one layer's, each, and no states
-    long_rotary=False,  # loops on the device advance positions with slots
+    long_rotary=False,
 )

@@ -64,7 +64,6 @@ def _target(name: str, gpus: Sequence[Architecture]) -> Target:
         builder=RtxEngines(),
         whole=(weight_only_int4(gpu.compute for gpu in gpus), canonicalize, static_reshape, fold_weights, fuse_rms_norm),
         pieces=(*layers, guard_token),
-        kv_fill=layers,
     )
 
 

@@ -45,7 +45,6 @@ _VOLTA_WHOLE: tuple[GraphPass, ...] = (QuantizeWeights(()), canonicalize, static
 _VOLTA_LAYERS: tuple[GraphPass, ...] = (inline_functions, static_caches, lower_attention_primitives, decompose_rms_norm)
 _VOLTA_CHECKS: tuple[GraphPass, ...] = (declare_opset_20, check_tensorrt_10_4)
 _VOLTA_PIECES = (*_VOLTA_LAYERS, guard_token, *_VOLTA_CHECKS)
-_VOLTA_KV_FILL = (*_VOLTA_LAYERS, *_VOLTA_CHECKS)
 
 
 class TimingCache:
@@ -152,7 +151,6 @@ def _target(architecture: Architecture) -> Target:
         builder=TrtEngines(),
         whole=_VOLTA_WHOLE if volta else (weight_only_int4([architecture.compute]), *_WHOLE),
         pieces=_VOLTA_PIECES if volta else (*_LAYERS, guard_token),
-        kv_fill=_VOLTA_KV_FILL if volta else _LAYERS,
     )
 
 

@@ -57,7 +57,7 @@ def _token_cost(run: Playback, stop: int, waited: int) -> float:
     included, through the remaining layers.
     """
     evaluated = [int(number <= stop) for number in range(len(run.exits))]
-    return run.model.early_exit_token(run.exits, evaluated, waited, waited) if run.exits else 1.0
+    return run.model.early_exit_token(run.exits, evaluated, waited) if run.exits else 1.0
 
 
 class _Window:

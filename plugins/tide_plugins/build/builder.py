@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tide_runtime.bundle.architectures import Architecture
+from tide_runtime.machine_cache import cache_folder
 
 from tide_plugins.build.compiler import compiler
-from tide_plugins.build.cubin_cache import CachedImage, CubinCache, content_key, default_cache_folder
+from tide_plugins.build.cubin_cache import CachedImage, CubinCache, content_key
 from tide_plugins.kernels import Kernel, sources
 
-_ENTRY_FORMAT = "1"  # version of the cache entries
+_ENTRY_FORMAT = "2"  # version of the cache entries
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Builder:
     """
 
     def __init__(self, cache: CubinCache | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        self._cache = CubinCache(default_cache_folder()) if cache is None else cache
+        self._cache = CubinCache(cache_folder("cubins")) if cache is None else cache
         self._files = sources() if files is None else files
 
     def build(self, kernel: Kernel, architecture: Architecture, conditions: bool = True) -> BuiltKernel:

@@ -1,23 +1,15 @@
-"""Content-addressed cache of compiled images on disk, safe for concurrent processes.
-
-An entry is a folder named by its key. It is written under a temporary name and renamed atomically, so that readers see a complete
-entry or none. Processes that create the same entry write the same bytes, so the second one discards its copy.
-"""
+"""Compiled images in the machine's cache, keyed by what they are compiled from."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tide_plugins.build.resources import Resources
+from tide_runtime.machine_cache import CachedFiles
 
-_IMAGE, _FACTS = "image", "facts.json"
+from tide_plugins.build.resources import Resources
 
 
 @dataclass(frozen=True)
@@ -26,13 +18,6 @@ class CachedImage:
 
     content: bytes
     resources: dict[str, Resources]
-
-
-def default_cache_folder() -> Path:
-    """``$TIDE_CACHE_DIR/cubins``, else ``~/.cache/tide/cubins`` unless XDG_CACHE_HOME is set."""
-    if folder := os.environ.get("TIDE_CACHE_DIR"):
-        return Path(folder) / "cubins"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tide" / "cubins"
 
 
 def content_key(parts: Iterable[str | bytes]) -> str:
@@ -45,43 +30,17 @@ def content_key(parts: Iterable[str | bytes]) -> str:
 
 
 class CubinCache:
-    """Images in ``folder``, which is created when the first one is stored."""
+    """Images below ``folder``, one file each."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._files = folder, CachedFiles(folder)
 
     def load(self, key: str) -> CachedImage | None:
         """The image of ``key``, or None when it is missing or damaged."""
-        try:
-            content = (self.folder / key / _IMAGE).read_bytes()
-            facts = json.loads((self.folder / key / _FACTS).read_bytes())
-        except (FileNotFoundError, ValueError):
+        if (found := self._files.load(key)) is None:
             return None
-        if facts["sha256"] != hashlib.sha256(content).hexdigest():
-            return None
-        return CachedImage(content, {name: Resources(**values) for name, values in facts["resources"].items()})
+        facts, content = found
+        return CachedImage(content, {name: Resources(**values) for name, values in facts.items()})
 
     def store(self, key: str, image: CachedImage) -> None:
-        """Store ``image`` under ``key``; replaces a damaged entry."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        filled = Path(tempfile.mkdtemp(prefix="new-", dir=self.folder))
-        try:
-            (filled / _IMAGE).write_bytes(image.content)
-            (filled / _FACTS).write_text(json.dumps(_facts(image), indent=1), encoding="utf-8")
-            self._publish(filled, key)
-        finally:
-            shutil.rmtree(filled, ignore_errors=True)
-
-    def _publish(self, filled: Path, key: str) -> None:
-        if self.load(key) is None:  # missing or damaged; a rename does not replace a non-empty folder
-            shutil.rmtree(self.folder / key, ignore_errors=True)
-        try:
-            filled.rename(self.folder / key)
-        except OSError:
-            if self.load(key) is None:
-                raise
-
-
-def _facts(image: CachedImage) -> dict[str, object]:
-    resources = {name: asdict(values) for name, values in image.resources.items()}
-    return {"sha256": hashlib.sha256(image.content).hexdigest(), "resources": resources}
+        self._files.store(key, {name: asdict(values) for name, values in image.resources.items()}, image.content)

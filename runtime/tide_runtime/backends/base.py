@@ -53,18 +53,6 @@ class Step(Protocol):
     def place_pairs(self, slots: Sequence[int]) -> None:
         """`place` for a step of ``draft``, which leaves the states of recurrent layers as they are."""
 
-    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
-        """Place tokens that are not contiguous in the text, in a step of one sequence.
-
-        Args:
-            slot: first cache slot; the tokens take consecutive ones.
-            positions: [T] increasing positions of the tokens in the text.
-            before: positions of the tokens in the slots before ``slot``, in any order; a token attends to those with a smaller
-                position. None when the step runs no segment, only ``kv_fill_c``.
-
-        Raises ParamsError when an attention of the model masks by slot index, as sliding windows do.
-        """
-
     def run(self, graph: str) -> None:
         """Run one graph of the bundle on the buffers: ``segment_i``, ``exit_c``, ``head`` or ``draft``."""
 

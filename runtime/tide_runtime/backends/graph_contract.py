@@ -16,8 +16,6 @@ from tide_runtime.bundle.manifest import (
     GraphInfo,
     Manifest,
     exit_graph,
-    forms_of,
-    kv_fill_graph,
 )
 from tide_runtime.errors import BundleError
 
@@ -28,18 +26,15 @@ _POSITIONS: dict[str, Shape] = {  # regular expression of the name → shape; po
     "seqlens_k": (None,),
     "total_sequence_length": (),
     "query_seqlens": (None,),
-    "padded_from": (None, None),
-    "packed_from": (1, None),
     "padded_rows": (None, None, 2),
     "packed_rows": (1, None, 2),
     "padded_position_ids": (None, None),
     "row_mask": (None, None),
-    r"attention_bias(_\d+)?": (None, None, 1, None),
     ADAPTER_ROWS: (1, None),
 }
 
 _POSITION_IDS = "position_ids"
-_PACKED = {"padded_from", "padded_rows", "packed_rows"}  # index arrays of forms with packed tokens
+_PACKED = {"padded_rows", "packed_rows"}  # index arrays of graphs with packed tokens
 # Kind of a state → what advancing it takes of each token: always, and where the rule of the recurrence reads it.
 _OPERANDS = {"convolution": ({"rows"}, set[str]()), "recurrence": ({"key", "value", "decay"}, {"beta"})}
 
@@ -63,8 +58,7 @@ def check_interface(
     """Raise BundleError unless the ``inputs`` and ``outputs`` (name → shape) compiled into ``file`` fit the manifest.
 
     Args:
-        name: a graph, or a form that the manifest does not list: the uncut graph, or a segment's form for several sequences,
-            which takes positions as other inputs.
+        name: a graph, one that the manifest does not list too, as the uncut graph.
         host_picks: the host reads the logits, so that graphs may leave ``token`` to it.
 
     Names must be those of the manifest and of the contract; dimensions fixed in the graph must be the model's.
@@ -107,12 +101,12 @@ def _is_position(name: str) -> bool:
 
 
 def _formed(manifest: Manifest, name: str) -> GraphInfo:
-    """The segment, the uncut graph, `ADVANCE` or the draft head that ``name`` is a form of."""
+    """The segment, or a graph that the manifest does not list."""
     every = [0, manifest.model.num_layers]
     loop = [0, manifest.model.num_layers // manifest.model.loops]
     layers = {UNCUT: every, ADVANCE: every, LOOP: loop, DRAFT: None}
     others = [GraphInfo(graph, run, 0, [], []) for graph, run in layers.items()]
-    return next(g for g in (*manifest.segments, *others) if name in forms_of(g.name))
+    return next(g for g in (*manifest.segments, *others) if name == g.name)
 
 
 def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
@@ -125,9 +119,6 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
     for info in exits:
         if graph.name == exit_graph(info):
             return {"hidden": hidden}, {name: tokens if name == "score" else hidden for name in info.graph_outputs()}
-        if graph.name == kv_fill_graph(info):
-            skipped = _caches(manifest, range(info.checkpoint, model.num_layers - info.tail_layers))
-            return {"hidden": hidden} | skipped, _written(skipped)
     assert graph.layers is not None
     kept = _states(manifest, range(*graph.layers))
     if graph.name == ADVANCE:
@@ -229,7 +220,7 @@ def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
         return number - 1, number  # segment_0 reads token ids instead
     exits = manifest.calibration.exits if manifest.calibration is not None else []
     for info in exits:
-        if graph in (exit_graph(info), kv_fill_graph(info)):  # the latter writes caches only
+        if graph == exit_graph(info):
             return manifest.checkpoints.index(info.checkpoint), len(names) - (2 if info.tail_layers else 1)
     return len(names) - 1, len(names) - 1
 

@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from tide_runtime.bundle.manifest import Manifest
-
-ATTENTION_BIAS = "attention_bias"
 
 
 class Rounding(NamedTuple):
@@ -222,13 +219,6 @@ class StepPositions:
         np.add(first[:, None], self._offsets, out=self._padded_position_ids)
         np.take(self._padded_position_ids.ravel(), self._packed_from, out=self._position_ids, mode="clip")
 
-    def place_scattered(self, slot: int, positions: NDArray[np.int64]) -> None:
-        """Place one sequence's tokens in the cache slots from ``slot`` on; their text positions are ``positions``."""
-        count = len(positions)
-        self._write_index[0] = slot
-        for row in (self._position_ids, self._padded_position_ids[0]):
-            row[:count], row[count:] = positions, positions[-1]  # padding repeats the last token
-
 
 class RowEnds:
     """How far each row of the caches is filled: padding may be written after that.
@@ -285,43 +275,3 @@ def rounded_tokens(count: int, most: int) -> int:
 def doubled_tokens(count: int, most: int) -> int:
     """Round ``count`` tokens of an uneven step up to a power of two, and at most to ``most``."""
     return min(most, 1 << (count - 1).bit_length())
-
-
-class AttentionBias:
-    """The additive mask of attention as matrix products: ``array`` [B, S, 1, slots] float32, 0 at slots a token attends to, else
-    -inf. The target ``cuda`` computes attention so for several tokens of several sequences and in fp32, the target ``cpu`` where
-    prompt tokens are cached in another order than the text's.
-
-    A token attends to its own slot and those before it; with ``window`` > 0 only to the last ``window`` of them.
-    """
-
-    def __init__(self, batch_size: int, seq: int, slots: int, window: int) -> None:
-        self.array, self._offsets = np.empty((batch_size, seq, 1, slots), np.float32), np.arange(seq)
-        self._is_incremental = seq == 1 and not window  # the next mask differs by one visible slot per sequence
-        self._filled_for: list[int] | None = None  # num_cached_tokens of the last fill, if the mask is incremental
-        # The mask of position p is that of position 0 shifted by p, so all masks are windows into one strip.
-        strip = np.full(2 * slots - 1, -np.inf, np.float32)
-        strip[max(0, slots - window) if window else 0 : slots] = 0
-        self._mask_of_position = sliding_window_view(strip, slots)[::-1]
-
-    @classmethod
-    def named(cls, name: str, batch_size: int, seq: int, slots: int) -> AttentionBias:
-        """The mask of a graph input ``attention_bias`` or ``attention_bias_W`` (window of W tokens)."""
-        return cls(batch_size, seq, slots, int(name.removeprefix(ATTENTION_BIAS).removeprefix("_") or 0))
-
-    def fill(self, num_cached_tokens: Sequence[int]) -> None:
-        """Fill the mask of S new tokens per sequence, which follow the cached ones."""
-        last = self._filled_for
-        if last is not None and all(new == old + 1 for new, old in zip(num_cached_tokens, last, strict=True)):
-            for index, slot in enumerate(num_cached_tokens):  # decoding: one more slot becomes visible
-                self.array[index, 0, 0, slot] = 0
-        else:
-            self.array[:, :, 0] = self._mask_of_position[np.array(num_cached_tokens)[:, None] + self._offsets]
-        self._filled_for = list(num_cached_tokens) if self._is_incremental else None
-
-    def fill_scattered(self, before: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
-        """Fill the mask of one sequence's tokens at ``positions``, after cached tokens at positions ``before`` in any order."""
-        held, count, self._filled_for = np.append(before, positions), len(positions), None
-        self.array[0, :, 0] = -np.inf
-        self.array[0, :count, 0, : len(held)] = np.where(held <= positions[:, None], 0, -np.inf)
-        self.array[0, count:] = self.array[0, count - 1]  # padding has the last token's mask

@@ -67,7 +67,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class GraphInfo:
-    """One graph of the segment contract: ``segment_i``, ``exit_c``, ``kv_fill_c`` or ``head``.
+    """One graph of the segment contract: ``segment_i``, ``exit_c`` or ``head``.
 
     ``layers``: the range [first, end) of decoder layers that it runs.
     """
@@ -83,11 +83,10 @@ class GraphInfo:
 class TargetInfo:
     """The graphs compiled for one kind of machine.
 
-    A target may have further forms of each segment (`forms_of`), `UNCUT`, which runs all segments in one launch, `LOOP`, and
-    `DRAFT`.
+    A target may also have `UNCUT`, which runs all segments in one launch, `LOOP`, and `DRAFT`.
 
     Args:
-        graphs: graph or form name → file.
+        graphs: graph's name → file.
         weights: external weights file of the graphs; None when each file contains its weights, as engines do.
         passes: lowering pass → number of times it was applied.
         compute: compute capabilities, times ten, that the engines were built for.
@@ -335,7 +334,7 @@ class Manifest:
         wanted = {exit_graph(e) for e in exits if e.graph_outputs()}
         missing = sorted(wanted - names)
         _require(not missing, f"the graphs {', '.join(missing)} are missing")
-        unknown = sorted(names - wanted - {kv_fill_graph(e) for e in exits} - {g.name for g in self.segments} - {HEAD})
+        unknown = sorted(names - wanted - {g.name for g in self.segments} - {HEAD})
         _require(not unknown, f"there is an unknown graph: {', '.join(unknown)}")
         for name, target in self.targets.items():
             _require(set(target.graphs) >= names, f"target {name} lacks graphs {sorted(names - set(target.graphs))}")
@@ -371,21 +370,6 @@ class Manifest:
 def exit_graph(info: ExitInfo) -> str:
     """Name of the graph with an exit's router and translator."""
     return f"exit_{info.checkpoint}"
-
-
-def kv_fill_graph(info: ExitInfo) -> str:
-    """Name of the graph that fills the KV caches of the layers skipped by an exit; optional in a target."""
-    return f"kv_fill_{info.checkpoint}"
-
-
-def batched_graph(segment: str) -> str:
-    """Name of a segment's form with batched products, in a target's ``graphs``."""
-    return f"{segment}.batched"
-
-
-def forms_of(segment: str) -> tuple[str, str]:
-    """Names of both forms of a segment or of `UNCUT`, starting with the graph itself."""
-    return segment, batched_graph(segment)
 
 
 def read_manifest(directory: Path) -> Manifest:

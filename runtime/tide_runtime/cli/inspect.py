@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tide_runtime.backends.onnxruntime.activation_bits import activation_bits
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import UNCUT, Manifest, forms_of
+from tide_runtime.bundle.manifest import UNCUT, Manifest
 from tide_runtime.cli.device_table import device_facts, device_tables
 from tide_runtime.cli.engines_table import engine_facts, engines_table, human_size
 from tide_runtime.cli.errors import run_app
@@ -127,9 +127,9 @@ def kv_cache_bytes(manifest: Manifest, tokens: int) -> int:
 
 
 def _graph_bytes(manifest: Manifest, target: str, graph: str) -> int:
-    """Size of the files of a graph and of its other forms in the target."""
+    """Size of a graph's file in the target; 0: it has none."""
     files = manifest.targets[target].graphs
-    return sum(manifest.files[files[name]].bytes for name in forms_of(graph) if name in files)
+    return manifest.files[files[graph]].bytes if graph in files else 0
 
 
 def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:

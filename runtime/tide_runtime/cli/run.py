@@ -104,16 +104,6 @@ def run(
     max_exit_streak: Annotated[
         int, _depth(help="After so many early exits in a row exit takes every layer once; 0: no limit.")
     ] = _DEPTH.max_exit_streak,
-    kv: Annotated[
-        str,
-        _depth(
-            help="Layers that a token skipped under exit: deferred runs them when a later token needs their keys and values, "
-            "propagate projects these from where the token stopped and never runs them (faster, not certified)."
-        ),
-    ] = _DEPTH.kv,
-    prefill_exit: Annotated[
-        bool, _depth("--prefill-exit", help="Under exit, prompt tokens may stop early as well (faster, not certified).")
-    ] = _DEPTH.prefill_exit,
     depth_budget: Annotated[
         float | None,
         _depth(help="Layers that exit may take a token on average; over it tokens stop at the first exit, unsure or not."),
@@ -173,9 +163,7 @@ def run(
             threshold=threshold,
             min_depth=min_depth,
             max_exit_streak=max_exit_streak,
-            kv=kv,
             exit_rule=exit_rule,
-            prefill_exit=prefill_exit,
         ),
         threads=ThreadOptions(threads, shared=True),
         verify=verify,
@@ -305,7 +293,6 @@ def _as_json(engine: Engine, generation: Generation) -> dict[str, Any]:
             "deep_passes": stats.deep_passes,
             "tokens_by_depth": stats.depths(engine.depth),
             "forced": stats.forced,
-            "prompt_exits": stats.prompt_exits,
             "speedup": stats.speedup,
             "predicted_speedup": stats.predicted_speedup,
             "uncovered": stats.uncovered,

@@ -19,7 +19,7 @@ class ExitGate:
     """Whether exits are evaluated at all. A sequence alone finds out for itself (see `Backoff`).
 
     Args:
-        exits, shares, propagate: see `batch_speedup`.
+        exits, shares: see `batch_speedup`.
         unknown: whether exits are evaluated in batches where ``shares`` is empty.
     """
 
@@ -28,11 +28,10 @@ class ExitGate:
         costs: CostModel,
         exits: Sequence[Exit],
         shares: Mapping[int, float],
-        propagate: bool,
         tuning: DepthTuning,
         unknown: bool = True,
     ) -> None:
-        self._costs, self._exits, self._shares, self._propagate = costs, exits, shares, propagate
+        self._costs, self._exits, self._shares = costs, exits, shares
         self._tuning, self._unknown, self._speedups = tuning, unknown, dict[int, float]()
 
     def opens(self, batch_size: int) -> bool:
@@ -41,19 +40,16 @@ class ExitGate:
         if not self._shares:
             return self._unknown
         if batch_size not in self._speedups:
-            self._speedups[batch_size] = batch_speedup(self._costs, self._exits, self._shares, batch_size, self._propagate)
+            self._speedups[batch_size] = batch_speedup(self._costs, self._exits, self._shares, batch_size)
         return self._speedups[batch_size] >= self._tuning.least_batch_speedup
 
 
-def batch_speedup(
-    costs: CostModel, exits: Sequence[Exit], shares: Mapping[int, float], batch_size: int, propagate: bool
-) -> float:
+def batch_speedup(costs: CostModel, exits: Sequence[Exit], shares: Mapping[int, float], batch_size: int) -> float:
     """Tokens/s of ``batch_size`` sequences with exits over those of full-depth decoding.
 
     Args:
         exits: those that may be taken, shallow first.
         shares: checkpoint → expected share of the tokens that stop there.
-        propagate: whether skipped layers are never run; otherwise all tokens run them in the end.
     """
     launches, left, first = list[Launch](), float(batch_size), 0
     for early_exit in exits:
@@ -62,10 +58,8 @@ def batch_speedup(
         first = early_exit.boundary
     if left > 0:
         times, deep = min(1.0, left), _whole(left)
-        tokens = deep if propagate else max(deep, round(batch_size / times))
+        tokens = max(deep, round(batch_size / times))  # all tokens run all layers in the end
         launches += _each(costs.finish(first, deep, tokens, math.ceil(tokens / deep), logits=deep), times)
-        if propagate:
-            launches += _each(costs.fill(round((batch_size - left) / times), exits[0]), times)
     return costs.full(batch_size, batch_size, 1) / costs.price(launches)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from tide_runtime.backends.step_arrays import rounded_tokens
 from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.bundle.exits import Exit
-from tide_runtime.bundle.manifest import UNCUT, Manifest, kv_fill_graph
+from tide_runtime.bundle.manifest import UNCUT, Manifest
 
 _EXTRA_TOKEN, _LOW_BIT_EXTRA_TOKEN = 0.08, 0.4  # time of each further token of a step, over that of the first
 _PARTS = tuple(part.name for part in fields(StepCost) if part.name not in ("rows", "seq"))
@@ -117,7 +117,6 @@ class CostModel:
         table: measured costs; None: a guess.
         edges: 0, the checkpoint layers, and the number of layers, rising: where the model is cut.
         whole_launches: launches of a pass through all layers: 1 where the uncut graph is there.
-        fill_share: cost of projecting a layer's keys and values over that of the layer.
         low_bits: whether the weights are low-bit, for the guess.
         passes: whole passes as measured on this machine; None: they follow from ``table``.
     """
@@ -127,11 +126,10 @@ class CostModel:
         table: CostTable | None,
         edges: Sequence[int],
         whole_launches: int = 1,
-        fill_share: float = 0.0,
         low_bits: bool = False,
         passes: CostTable | None = None,
     ) -> None:
-        self._whole_launches, self._fill_share, self.edges = whole_launches, fill_share, edges
+        self._whole_launches, self.edges = whole_launches, edges
         self._passes = StepTable.of(passes) if passes is not None else None
         if passes is not None and table is not None:
             table = _scaled(table, passes.unsplit_ms / table.unsplit_ms)
@@ -147,7 +145,7 @@ class CostModel:
         table = manifest.calibration.costs if manifest.calibration is not None else None
         edges = [0, *manifest.checkpoints, manifest.model.num_layers]
         uncut = any(UNCUT in target.graphs for target in manifest.targets.values())
-        return cls(table, edges, 1 if uncut else len(edges) - 1, _fill_share(manifest), bool(manifest.weights), passes)
+        return cls(table, edges, 1 if uncut else len(edges) - 1, bool(manifest.weights), passes)
 
     def run(self, first: int, end: int, batch_size: int = 1, tokens: int = 1, longest: int | None = None) -> Launch:
         """Segments ``first`` … ``end - 1``."""
@@ -182,18 +180,12 @@ class CostModel:
         turn = Launch(DEPTH_TURN, batch_size, batch_size)
         return [self.run(first, self.num_segments, batch_size, tokens, longest), head, turn]
 
-    def fill(self, tokens: int, early_exit: Exit) -> list[Launch]:
-        """Projecting keys and values of the layers that ``tokens`` of one sequence skipped, by their share of the weights."""
-        layers = self.edges[-1] - early_exit.info.tail_layers - early_exit.info.checkpoint
-        return [Launch(Graph(layers=self._fill_share * layers), 1, tokens)] if tokens else []
-
-    def early_exit_token(self, exits: Sequence[Exit], evaluated: Sequence[int], waited: int, run_deep: int) -> float:
+    def early_exit_token(self, exits: Sequence[Exit], evaluated: Sequence[int], waited: int) -> float:
         """One token of one sequence under policy ``exit``, in full-depth decode steps.
 
         Args:
             evaluated: which of ``exits`` were evaluated. The segments before the others are run where the token goes on.
             waited: tokens that wait for the remaining layers, this one included; 0: it stopped at the last evaluated exit.
-            run_deep: how many of them are run through these layers; keys and values of the others are projected.
         """
         launches, first = list[Launch](), 0
         for early_exit, was_evaluated in zip(exits, evaluated, strict=True):
@@ -203,7 +195,7 @@ class CostModel:
                 launches.append(self.run(first, early_exit.boundary))
             first = early_exit.boundary
         if waited:
-            launches += [*self.finish(first, tokens=run_deep, logits=1), *self.fill(waited - run_deep, exits[0])]
+            launches += self.finish(first, tokens=waited, logits=1)
         return self.price(launches) / self.full(1, 1, 1)
 
     def _evaluation(self, batch_size: int, first: int, early_exit: Exit, with_head: bool = True) -> float:
@@ -237,15 +229,3 @@ def _scaled(table: CostTable, factor: float) -> CostTable:
     """``table`` with all times multiplied by ``factor``."""
     steps = [replace(step, **{part: factor * getattr(step, part) for part in _PARTS}) for step in table.steps]
     return replace(table, steps=steps, unsplit_ms=factor * table.unsplit_ms)
-
-
-def _fill_share(manifest: Manifest) -> float:
-    """The share of a layer's weights that makes its keys and values."""
-    exits = manifest.calibration.exits if manifest.calibration is not None else []
-    parameters = {graph.name: graph.parameters for graph in manifest.graphs}
-    for info in exits:
-        layers = manifest.model.num_layers - info.tail_layers - info.checkpoint
-        whole = sum(segment.parameters for segment in manifest.segments) / manifest.model.num_layers
-        if whole and kv_fill_graph(info) in parameters:
-            return parameters[kv_fill_graph(info)] / layers / whole
-    return 0.0

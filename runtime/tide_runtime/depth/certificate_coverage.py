@@ -51,13 +51,9 @@ def _uncovered(stats: RequestStats, sequence: TokenSequence, manifest: Manifest,
     certified = [exit.checkpoint for exit in calibration.exits if exit.exit_threshold is not None]
     if certified and options.min_depth > certified[0]:
         reasons.append(f"min_depth {options.min_depth} leaves out exits, and deeper ones were certified together with them")
-    if options.kv == "propagate":
-        reasons.append("keys and values of skipped layers were projected (kv propagate)")
     if not sequence.params.takes_likeliest:
         changed = "the text was sampled, or penalties, biases or a grammar changed its logits"
         reasons.append(f"{changed}, and the certificate is about the likeliest token")
-    if stats.prompt_exits:
-        reasons.append(f"{stats.prompt_exits} of {stats.prompt_tokens} prompt tokens stopped early (prefill exit)")
     if stats.forced:
         reasons.append(f"{stats.forced} tokens stopped early only to keep the depth budget")
     return reasons

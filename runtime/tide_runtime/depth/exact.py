@@ -52,7 +52,7 @@ class ExactDepth:
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
 
-    def device_plan(self, pads_sequences: bool) -> str:
+    def device_plan(self) -> str:
         return "policy exact decides on the host"
 
     def reusable_tokens(self, sequence: TokenSequence) -> int:

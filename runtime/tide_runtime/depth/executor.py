@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tide_runtime.backends.base import ExecutionContext, Logits, Step
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.exits import Exit, bundle_exits
-from tide_runtime.bundle.manifest import HEAD, Manifest, kv_fill_graph
+from tide_runtime.bundle.manifest import HEAD, Manifest
 from tide_runtime.depth.frontier import Frontier, LazySequence
 from tide_runtime.depth.full import Part, StepRows, finish_chunks, read_logits, run_full, steps_of
 from tide_runtime.depth.policy import PromptChunk
@@ -163,39 +163,6 @@ class Executor:
             return [1.0] * len(least), [True] * len(least)
         scores = step.score[: len(least)].tolist()
         return scores, [passes_mlp(info, score, enough) for score, enough in zip(scores, least, strict=True)]
-
-    def fill(self, context: ExecutionContext, sequences: Sequence[LazySequence], chosen: Sequence[int]) -> None:
-        """Project the keys and values of the layers that the chosen sequences' tokens skipped, each token's from the state it
-        stopped with; none of them is run deeper after that. A sequence's last token still waits if it does."""
-        for early_exit in reversed(self.exits):  # deep ones first: they hold the earlier tokens
-            boundary = early_exit.boundary
-            ready = [i for i in chosen if self._skipped(sequences[i], boundary) > 0]
-            parts = [
-                Part(s.sequence.batch_index, self._skipped(s, boundary), s.frontier.done[boundary], 0)
-                for s in (sequences[i] for i in ready)
-            ]
-            for rows in steps_of(context, parts):
-                self._fill(context, [sequences[ready[part]] for part in rows.parts], parts, rows, early_exit)
-
-    @staticmethod
-    def _skipped(sequence: LazySequence, boundary: int) -> int:
-        """Tokens in front of segment ``boundary``, but for the sequence's last one."""
-        return min(sequence.frontier.done[boundary - 1], sequence.num_tokens_with_drafts - 1) - sequence.frontier.done[boundary]
-
-    @staticmethod
-    def _fill(
-        context: ExecutionContext, sequences: Sequence[LazySequence], parts: Sequence[Part], rows: StepRows, early_exit: Exit
-    ) -> None:
-        boundary, begin = early_exit.boundary, 0
-        step = context.step(rows.first, rows.tokens)
-        for part, sequence in zip(rows.parts, sequences, strict=True):
-            count = parts[part].tokens
-            step.hidden[boundary - 1][begin : begin + count] = sequence.frontier.states[boundary][:count]
-            begin += count
-        step.place(rows.slots)
-        step.run(kv_fill_graph(early_exit.info))
-        for part, sequence in zip(rows.parts, sequences, strict=True):
-            sequence.frontier.skip(boundary, parts[part].tokens)
 
     def _waiting(self, sequence: LazySequence, segment: int) -> int:
         return sequence.num_tokens_with_drafts - sequence.frontier.done[0] if segment == 0 else sequence.frontier.waiting(segment)

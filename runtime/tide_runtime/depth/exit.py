@@ -1,8 +1,8 @@
 """``exit``: a token's output is final at the first checkpoint whose router clears its certified threshold.
 
-Its hidden state waits there until a later token needs the keys and values of the layers it skipped (see `skipped_kv`). By default
-those layers are then run for all that waits, so a deep token always attends to exact keys and values (River-LLM's deferred KV;
-CALM, Schuster et al. 2022, for the thresholds).
+Its hidden state waits there until a later token needs the keys and values of the layers it skipped. Those layers are then run for
+all that waits, so a deep token always attends to exact keys and values (River-LLM's deferred KV; CALM, Schuster et al. 2022, for
+the thresholds).
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.costs.batch_speedup import ExitGate
 from tide_runtime.costs.cost_model import CostModel
-from tide_runtime.depth.early_exit_prefill import ExitingPrefill
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.full import FullDepth
-from tide_runtime.depth.options import DepthOptions, check_fills, check_rotary, check_tails
+from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import DevicePlan, PromptChunk
-from tide_runtime.depth.skipped_kv import Deferred, Propagated, SkippedLayers
 from tide_runtime.depth.speculation.record import Backoff, exit_backoff
 from tide_runtime.depth.stops import ANY_SCORE, Stop, adds_up, check_budget, is_over_budget, least_of_sum, stops_of
 from tide_runtime.generation_params import GenerationParams
@@ -83,41 +81,28 @@ class ExitDepth:
         self.executor = Executor(manifest)
         self.num_layers, self.costs, self.concurrency = manifest.model.num_layers, CostModel.of(manifest), concurrency
         self.full = FullDepth()
-        propagate = options.kv == "propagate"
-        self.skipped: SkippedLayers = Propagated(self.executor) if propagate else Deferred(self.executor)
         self.stops = stops_of(manifest, options)
         self._exits = [stop.exit for stop in self.stops]
         known = manifest.calibration if options.threshold is None else None  # other thresholds have other shares
         shares = {int(layers): share for layers, share in known.exit_depths.items()} if known is not None else {}
-        self.gate = ExitGate(self.costs, self._exits, shares, propagate, options.tuning)
-        if options.prefill_exit:
-            check_rotary(manifest)
-        if propagate or options.prefill_exit:
-            check_fills(manifest)
+        self.gate = ExitGate(self.costs, self._exits, shares, options.tuning)
         self._known_costs: dict[tuple[int, ...], float] = {}
-        self.exiting_prefill: ExitingPrefill | None = None
-        if options.prefill_exit:
-            check_tails(manifest)
-            self.exiting_prefill = ExitingPrefill(self.executor, [(s.exit, s.threshold) for s in self.stops])
 
     @property
     def can_resume(self) -> bool:
-        """A prefill gives neither projected keys and values nor those that a tail has drafted."""
-        drafted = any(stop.exit.info.tail_layers for stop in self.stops)
-        return self.options.kv == "deferred" and not self.options.prefill_exit and not drafted
+        """A prefill does not give the keys and values that a tail has drafted."""
+        return not any(stop.exit.info.tail_layers for stop in self.stops)
 
     def check_params(self, params: GenerationParams) -> None:
         check_budget(params, self.stops, self.options, self.num_layers)
 
-    def device_plan(self, pads_sequences: bool) -> DevicePlan | str:
-        if not pads_sequences:
-            return "ONNX Runtime's attention takes several tokens of one sequence only; exits are evaluated from the host"
+    def device_plan(self) -> DevicePlan | str:
         if any(stop.exit.info.tail_layers for stop in self.stops):
             return "an exit's tail attends to keys and values that a loop on the device completes sooner than the host"
         if self.adds_up:
             return "the model's own exit rule adds up probabilities on the host"
-        if self.options.max_exit_streak or self.options.kv != "deferred":
-            return "max_exit_streak and propagated keys and values are the host's"
+        if self.options.max_exit_streak:
+            return "max_exit_streak is counted on the host"
         always = ExitDepth(self.manifest, self.options, self.concurrency, evaluates_always=True)
         return DevicePlan(always, [(stop.exit, stop.threshold) for stop in self.stops], self._nothing_waits)
 
@@ -139,9 +124,6 @@ class ExitDepth:
     def step(
         self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]
     ) -> list[list[int]]:
-        if self.exiting_prefill is not None and prompts:
-            first = [self.exiting_prefill.run(context, *chunk) for chunk in prompts]
-            return (self.step(context, decoding, []) if decoding else []) + first
         if not decoding:
             return self.full.step(context, [], prompts)
         states = [self._state(context, sequence) for sequence in decoding]
@@ -157,14 +139,14 @@ class ExitDepth:
         return self._step(context, states, prompts)
 
     def _state(self, context: ExecutionContext, sequence: TokenSequence) -> ExitState:
-        if not isinstance(sequence.policy_state, ExitState):  # the layouts of an exiting prefill until then
+        if sequence.policy_state is None:
             tuning = self.options.tuning
             frontier = self.executor.frontier(context, sequence, room=tuning.exit_room)
             state = ExitState(sequence, frontier, backoff=exit_backoff(tuning), num_complete=sequence.num_cached_tokens)
             if not self._evaluates_ever(sequence):
                 state.full_until, sequence.depth.ran_full = math.inf, True
             sequence.policy_state = state
-        state = sequence.policy_state
+        state = cast(ExitState, sequence.policy_state)
         if state.refills != sequence.history.refills:
             self._catch_up(state)
         return state
@@ -190,7 +172,6 @@ class ExitDepth:
             if not undecided:
                 break
             if first < stop.exit.boundary:
-                self.skipped.make_way(context, states, undecided)
                 self.executor.advance(context, states, undecided, first, stop.exit.boundary)
             wanted = [self._least(states[i], stop) for i in undecided]
             least = [ANY_SCORE if self._over_budget(states[i]) else enough for i, enough in zip(undecided, wanted, strict=True)]
@@ -250,7 +231,6 @@ class ExitDepth:
             for i in needy:
                 states[i].held += 1
             return []
-        self.skipped.make_way(context, states, needy)
         deep, first = self.executor.advance_all(context, [states[i] for i in needy], [1] * len(needy), prompts)
         for i, last in zip(needy, deep, strict=True):
             tokens[i].append(states[i].sequence.choose(last.logits[0], last.tokens[0]))
@@ -276,8 +256,7 @@ class ExitDepth:
         key = (*evaluated, waited)
         cost = self._known_costs.get(key)
         if cost is None:
-            deep = self.skipped.run_deep(waited) if waited else 0
-            cost = self._known_costs[key] = self.costs.early_exit_token(self._exits, evaluated, waited, deep)
+            cost = self._known_costs[key] = self.costs.early_exit_token(self._exits, evaluated, waited)
         return cost
 
     def _evaluates(self, state: ExitState) -> bool:
@@ -305,7 +284,7 @@ class ExitDepth:
         most = self.options.tuning.exit_room - 1
         full = [i for i, s in enumerate(states) if not s.held and s.frontier.done[0] - s.num_complete >= most]
         if full:
-            self.skipped.complete(context, states, full)
+            self.executor.advance(context, states, full, 1, self.executor.num_segments)
             for i in full:
                 states[i].num_complete = states[i].frontier.done[-1]
 

@@ -133,4 +133,4 @@ def takes_rows(manifest: Manifest, options: DepthOptions) -> bool:
     model's own head."""
     each = manifest.model.num_layers // manifest.model.loops
     at_ends = all(e.info.head == "identity" and e.info.checkpoint % each == 0 for e in bundle_exits(manifest))
-    return at_ends and options.kv == "deferred" and not options.prefill_exit and not options.max_exit_streak
+    return at_ends and not options.max_exit_streak

@@ -45,12 +45,6 @@ class Frontier:
         for segment in range(first, end):
             self.done[segment] += count
 
-    def skip(self, segment: int, count: int) -> None:
-        """The first ``count`` tokens in front of ``segment`` need no layer any more: their keys and values were projected."""
-        left = self.waiting(segment) - count
-        self.states[segment][:left] = self.states[segment][count : count + left].copy()
-        self.pass_through(segment, len(self.done), count)
-
     def newest(self, boundary: int) -> NDArray[np.generic]:
         """The state [H] of the last token, which stands in front of segment ``boundary``."""
         return self.states[boundary][self.waiting(boundary) - 1]

@@ -20,7 +20,7 @@ class FullDepth:
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
 
-    def device_plan(self, pads_sequences: bool) -> DevicePlan:
+    def device_plan(self) -> DevicePlan:
         return DevicePlan(self)
 
     def reusable_tokens(self, sequence: TokenSequence) -> int:

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Literal, get_args
 
-from tide_runtime.bundle.manifest import DRAFT, Manifest, kv_fill_graph
+from tide_runtime.bundle.manifest import DRAFT, Manifest
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import ParamsError
 
 Drafters = Literal["all", "router", "ngram", "head", "grammar", "none"]
-SkippedKV = Literal["deferred", "propagate"]
 ExitRule = Literal["threshold", "model"]
 
 
@@ -21,16 +20,12 @@ class DepthOptions:
 
     Args:
         draft: what ``exact`` drafts with, and ``exit`` where a looped model's loops are rows: ``router`` (early exits, loops),
-            ``ngram`` (copies from the text so far and from earlier replies), ``head`` (the draft head), ``grammar`` (tokens that
+            ``ngram`` (copies from the text so far), ``head`` (the draft head), ``grammar`` (tokens that
             a request's grammar forces), ``all`` of them that the bundle has, or ``none``.
         draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers; None: the calibration's.
         max_wait_steps: in a batch, how many steps a row that needs depth waits for others that need it too.
         threshold: replaces the certified thresholds of ``exit``, 0 … 1; None keeps them. Shown in the stats.
         min_depth: ``exit`` never stops before this many layers.
-        kv: what becomes of the layers that a token skipped under ``exit``: ``deferred`` runs them when a later token needs their
-            keys and values, which are then exact; ``propagate`` projects these from the state the token stopped with, and
-            never runs the layers: faster, and outside the certificate.
-        prefill_exit: under ``exit``, prompt tokens may stop too, their keys and values projected; outside the certificate.
         exit_rule: when ``exit`` stops: ``threshold``, where a router's score reaches the exit's threshold; ``model``, by the rule
             that a looped model was trained with: where its gate's probabilities add up to the model's own threshold, or to
             ``threshold``. No certificate covers the latter.
@@ -45,9 +40,7 @@ class DepthOptions:
     threshold: float | None = None
     min_depth: int = 0
     max_exit_streak: int = 0
-    kv: SkippedKV = "deferred"
     exit_rule: ExitRule = "threshold"
-    prefill_exit: bool = False
     tuning: DepthTuning = field(default_factory=DepthTuning)
 
     def __post_init__(self) -> None:
@@ -59,17 +52,10 @@ class DepthOptions:
             raise ParamsError(
                 f"threshold is {self.threshold!r}; set it to a number from 0 (stops at every exit that is evaluated) to 1"
             )
-        if self.kv not in get_args(SkippedKV):
-            raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(get_args(SkippedKV))}")
         if self.exit_rule not in get_args(ExitRule):
             raise ParamsError(f"exit_rule is {self.exit_rule!r}; set it to one of: {', '.join(get_args(ExitRule))}")
-        if self.exit_rule == "model" and (self.min_depth or self.prefill_exit):
-            raise ParamsError(
-                "exit_rule model adds up the gate's probabilities over all loops of output tokens; leave out min_depth and "
-                "prefill_exit"
-            )
-        if not isinstance(self.prefill_exit, bool):
-            raise ParamsError(f"prefill_exit is {self.prefill_exit!r}; set it to True or False")
+        if self.exit_rule == "model" and self.min_depth:
+            raise ParamsError("exit_rule model adds up the gate's probabilities over all loops; leave out min_depth")
         for name in ("max_wait_steps", "min_depth", "max_exit_streak"):
             value = getattr(self, name)
             if not _is_int(value) or value < 0:
@@ -78,17 +64,6 @@ class DepthOptions:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)  # a bool is an int to Python, but a mistake here
-
-
-def check_fills(manifest: Manifest) -> None:
-    """Raise ParamsError when a graph that projects keys and values is missing."""
-    exits = manifest.calibration.exits if manifest.calibration is not None else []
-    missing = {kv_fill_graph(info) for info in exits} - {graph.name for graph in manifest.graphs}
-    if missing:
-        raise ParamsError(
-            f"projecting keys and values needs the graphs {', '.join(sorted(missing))}, which this bundle has not; export the "
-            "model again, for a target that has them (cpu), or leave out kv propagate and prefill_exit"
-        )
 
 
 def gate_threshold(manifest: Manifest, options: DepthOptions) -> float:
@@ -102,24 +77,6 @@ def gate_threshold(manifest: Manifest, options: DepthOptions) -> float:
             f"has {gates}; export a model that has one (Ouro) without a calibration, or leave out exit_rule"
         )
     return options.threshold if options.threshold is not None else manifest.model.exit_threshold
-
-
-def check_tails(manifest: Manifest) -> None:
-    """Raise ParamsError when exits run a tail."""
-    if manifest.calibration is not None and manifest.calibration.tail_layers:
-        raise ParamsError(
-            "prefill_exit cannot evaluate exits that run the model's last layers, whose caches they fill in the text's order; "
-            "leave it out, or calibrate with --heads identity,linear"
-        )
-
-
-def check_rotary(manifest: Manifest) -> None:
-    """Raise ParamsError when long texts are rotated by other factors."""
-    if manifest.long_rotary_from is not None:
-        raise ParamsError(
-            f"prefill_exit cannot be used with this model: a text that outgrows {manifest.long_rotary_from} tokens is computed "
-            "again with other rotary factors, output and all; leave it out"
-        )
 
 
 def with_draft_head_of(manifest: Manifest, target: str, policy: str, options: DepthOptions) -> Manifest:

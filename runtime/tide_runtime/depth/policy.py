@@ -93,12 +93,8 @@ class DevicePlan:
 class LoadedPolicy(EnginePolicy, Protocol):
     """A policy as `registry.make_policy` makes it, before it is known what drives it."""
 
-    def device_plan(self, pads_sequences: bool) -> DevicePlan | str:
-        """How a loop on the device runs this policy, or why none can.
-
-        Args:
-            pads_sequences: the target's graphs take several tokens of several sequences at once.
-        """
+    def device_plan(self) -> DevicePlan | str:
+        """How a loop on the device runs this policy, or why none can."""
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ class DecodeLoop:
             size = self.batch_size * source.row_bytes
             nodes.insert(0, Run("to_head", lambda _: device.copy(target.pointer, source.pointer, size), fixed_stream=True))
         if not info.decides_before_head:
-            logits = step.tensors(HEAD, False, ["logits"])["logits"]
+            logits = step.tensors(HEAD, ["logits"])["logits"]
             score = ExitScore(
                 logits=logits.pointer,
                 element=logits.element,

@@ -125,9 +125,4 @@ def choose_drive(
 
 def _device_plan(policy: LoadedPolicy, backend: DeviceBackend) -> DevicePlan | str:
     """How a loop on the backend's device runs ``policy``, or why none does."""
-    if backend.copies_caches:
-        return "its engines do not update caches in place, and the copies back are queued from the host"
-    plan = policy.device_plan(backend.pads_sequences)
-    if isinstance(plan, DevicePlan) and not backend.pads_sequences and backend.manifest.dtype == "fp32":
-        return "attention in fp32 takes a mask that the host fills (ONNX Runtime has no fused kernel for it)"
-    return plan
+    return backend.no_loop or policy.device_plan()

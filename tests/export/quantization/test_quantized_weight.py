@@ -63,12 +63,6 @@ def test_rows_take_all_their_parts_along() -> None:
     assert plain.zero_points is None and plain.offsets is None and plain.origin == "made up"
 
 
-def test_first_blocks() -> None:
-    """The rest would keep scales of blocks that are gone."""
-    weight = random_weight(blocks=3)
-    assert np.array_equal(weight.first_blocks(2).dequantized(), weight.dequantized()[:, :64])
-
-
 def test_stacked_matrices() -> None:
     """Of packed projections, one without zero points or offsets would get those of its neighbour, or all would lose theirs."""
     parts = [

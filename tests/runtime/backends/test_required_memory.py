@@ -25,11 +25,10 @@ def test_what_is_told_is_what_is_taken(bundle: Path) -> None:
     """Guards against engines that are refused where they fit, or run out of memory when they are loaded."""
     opened, device = Bundle.open(bundle), HostDevice()
     backend = OnnxRuntimeCudaBackend.load(opened, "cuda", ThreadOptions(1), device, ("CPUExecutionProvider", {}))
-    for form in opened.manifest.targets["cuda"].graphs:
-        backend.session(form)
     told = required_memory(opened, "cuda", rows=3)
     files = sum(opened.manifest.files[file].bytes for file in opened.manifest.targets["cuda"].graphs.values())
-    assert backend.weights is not None and told.weights - files <= 1.1 * backend.weights.bytes <= 1.2 * told.weights
+    held = opened.manifest.files[opened.manifest.targets["cuda"].weights or ""].bytes
+    assert 0.5 * held < told.weights - files <= held  # of the other target are some as well
     context: Any = backend.context(16)
     context.caches.reserve(opened.manifest.max_seq_len, 3)
     assert context.caches._memory.provided == 3 * told.row and told.rows == 3

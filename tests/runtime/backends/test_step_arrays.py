@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-from tide_runtime.backends.step_arrays import AttentionBias, Rounding, RowPadding, StepPositions, StepShape
+from tide_runtime.backends.step_arrays import Rounding, RowPadding, StepPositions, StepShape
 
 PADDED = RowPadding(Rounding(), Rounding(spare=1))
 
@@ -52,20 +50,6 @@ def test_positions_of_long_texts_are_shifted_and_slots_are_not() -> None:
         assert found["padded_position_ids"][:, 0].tolist() == firsts
         assert found["write_index"].tolist() == cached
         assert found["total_sequence_length"] == max(cached) + found["padded_from"].shape[1]
-
-
-@pytest.mark.parametrize("padding", [PADDED, RowPadding(Rounding(2, 2), Rounding(spare=3))])
-def test_padding_of_scattered_tokens_repeats_the_last_one(padding: RowPadding) -> None:
-    """A prompt whose tokens stop at exits could not run, or its padding would attend to nothing and give NaN."""
-    shape, tokens = StepShape.of(0, [3], [1], padding), np.array([9, 4, 6])
-    positions = StepPositions(shape, padding.sequence)
-    positions.place_scattered(2, tokens)
-    assert positions.arrays["padded_position_ids"][0].tolist() == [9, 4, 6, *[6] * (shape.seq - 3)]
-    assert positions.arrays["position_ids"].ravel().tolist() == [9, 4, 6, *[6] * (shape.tokens - 3)]
-    bias = AttentionBias(1, shape.seq, 8, 0)
-    bias.fill_scattered(np.array([1, 5]), tokens)
-    seen = [np.flatnonzero(row == 0).tolist() for row in bias.array[0, :, 0]]
-    assert seen == [[0, 1, 2, 3, 4], [0, 3], [0, 1, 3, 4], *[[0, 1, 3, 4]] * (shape.seq - 3)]
 
 
 def test_padding_adds_no_tokens_to_an_even_step() -> None:

@@ -118,7 +118,6 @@ def test_exit_without_a_threshold_says_what_to_do(bundle_copy: Path, exits: list
         ("min_depth", -1, ">= 0"),
         ("min_depth", None, ">= 0"),
         ("draft", "router,ngram", "all"),
-        ("kv", "project", "deferred, propagate"),
     ],
 )
 def test_options_out_of_range_are_explained(option: str, value: object, words: str) -> None:
@@ -150,11 +149,6 @@ def test_more_slots_than_rows_at_once_are_left_empty(exits_bundle: Path, full: E
     rows = [full.admission.sequence(prompt, params(4)) for prompt in PROMPTS]
     used = {event.sequence.batch_index for event in run(full.policy, full.backend.context(3), rows, 2)}
     assert used == {0, 1} and max(row.history.peak_batch for row in rows) == 2
-
-
-def test_propagate_needs_its_graphs(exits_bundle: Path) -> None:
-    with pytest.raises(ParamsError, match=r"kv_fill_1, kv_fill_3.*export the model again"):
-        load(exits_bundle, "exit", kv="propagate")
 
 
 # --- Ends inside a draft

@@ -10,7 +10,6 @@ from runtime.numpy_backend import NumpyBackend, Script, tiny_manifest
 from runtime.tiny_generation import FAR_DRAFTS, Request, exits_pay, make_row
 from runtime.tiny_transformer import Array, TinyTransformer
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import kv_fill_graph
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.depth_tuning import DepthTuning
@@ -109,29 +108,6 @@ def test_a_tail_exit_skips_the_middle() -> None:
 def test_exits_below_min_depth_are_not_asked() -> None:
     counts = decode_launches("exit", [exit_after(2, "linear"), exit_after(4)], min_depth=4)
     assert counts == {"head": STEPS, "segment_0": STEPS, "segment_1": STEPS, "segment_2": 0}
-
-
-def test_projected_layers_are_never_run() -> None:
-    """Two tokens stop, the third goes deep: one projection for those that wait, and depth for one token."""
-    info = exit_after(2, router="mlp", threshold=0.5)
-    counts = decode_launches("exit", [info], script=scores(1.0, 1.0, 0.0), kv="propagate")
-    deep = STEPS // 3
-    wanted = {"exit_2": STEPS, "head": STEPS - deep, "segment_0": STEPS, "segment_1": deep, "segment_2": deep}
-    assert counts == {**wanted, kv_fill_graph(info): deep}
-
-
-@pytest.mark.parametrize(("answer", "deep"), [(1.0, 1), (0.0, 5)])
-def test_prompt_tokens_that_stop_launch_nothing_behind_their_exit(answer: float, deep: int) -> None:
-    """Five chunks of four tokens: of those that clear the exit only the prompt's last token goes on."""
-    model, info = TinyTransformer(3, SILENT, 31, SLOTS), exit_after(2, router="mlp", threshold=0.5)
-    manifest = tiny_manifest(model, (2, 4), [info])
-    backend = NumpyBackend(manifest, model, scores(answer))
-    made = make_policy("exit", manifest, DepthOptions(prefill_exit=True))
-    row = make_row(Request(tuple(range(1, 21)), GenerationParams(max_new_tokens=1), 0), manifest)
-    list(run(made, backend.context(1), [row], chunk=4))
-    assert [backend.launches[f"segment_{i}"] for i in range(3)] == [5, deep, deep]
-    assert backend.launches[kv_fill_graph(info)] == (5 if answer else 0)
-    assert row.depth.prompt_exits == (19 if answer else 0)
 
 
 @pytest.mark.parametrize("wait", [0, 1, 3])

@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runtime.random_bundles import Case, cases
-from runtime.simulated_exit import simulation
+from runtime.simulated_exit import SimulatedExit
 from runtime.tiny_generation import Request, generate, output, priced
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.depth.exit import Stop
@@ -77,16 +77,14 @@ def test_exact_is_full_token_for_token(case: Case) -> None:
 @given(cases(sampling=True), st.randoms(use_true_random=False))
 def test_exit_says_what_its_exits_say(case: Case, random: object) -> None:
     """Breaks: a token not taken from the first exit that is sure of it, computed over exact keys and values; or one whose
-    depth depends on its neighbours (an involuntary exit), on the order of the batch, or on rows that wait for company. With
-    ``kv propagate``, and of prompts that stop early: over keys and values that were not projected from the state each token
-    stopped with."""
-    policy, simulated = tuned(case, "exit"), simulation(case.options)
+    depth depends on its neighbours (an involuntary exit), on the order of the batch, or on rows that wait for company."""
+    policy = tuned(case, "exit")
     shuffled = list(case.requests)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for requests, capacity in ((case.requests, case.capacity), (shuffled, case.capacity + 1)):
         rows = generate(tuned(case, "exit"), case.backend(), requests, capacity, case.chunk)
         for request, row in zip(requests, rows, strict=True):
-            wanted = simulated(policy, case.manifest, case.model, request)
+            wanted = SimulatedExit(policy, case.manifest, case.model, request)
             assert output(row) == (wanted.run(), wanted.reason)
             assert row.depth.token_depths == wanted.depths
 
@@ -95,7 +93,7 @@ def test_exit_says_what_its_exits_say(case: Case, random: object) -> None:
 @given(cases(sampling=True))
 def test_exit_that_never_exits_is_full(case: Case) -> None:
     """Breaks: a threshold nothing clears still changes the text."""
-    policy = tuned(replace(case, options=replace(case.options, prefill_exit=False)), "exit")
+    policy = tuned(case, "exit")
     policy.stops = [Stop(stop.exit, NEVER) for stop in policy.stops]
     requests = [replace(r, params=replace(r.params, depth_budget=None)) for r in case.requests]  # a budget exits unsure
     rows = generate(policy, case.backend(), requests, case.capacity)

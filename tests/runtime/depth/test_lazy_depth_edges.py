@@ -19,7 +19,7 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import BackendFacts
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.depth_tuning import DepthTuning
-from tide_runtime.errors import NumericsError, ParamsError
+from tide_runtime.errors import NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.outputs import finished
 from tide_runtime.scheduling.step import run
@@ -177,18 +177,17 @@ def test_the_cache_fills_in_the_middle_of_a_draft(prompt: int) -> None:
 
 
 @pytest.mark.parametrize("router", ["mlp", "mlp+max_probability"])
-@pytest.mark.parametrize(("policy", "prompts_too"), [("exact", False), ("exit", False), ("exit", True)])
-def test_a_nan_score_never_exits(policy: str, prompts_too: bool, router: str) -> None:
+@pytest.mark.parametrize("policy", ["exact", "exit"])
+def test_a_nan_score_never_exits(policy: str, router: str) -> None:
     """Even where the threshold is 0 and everything else exits."""
-    model, asked, options = model_of(), requests((1, 2), (3,)), DepthOptions(prefill_exit=prompts_too)
+    model, asked = model_of(), requests((1, 2), (3,))
 
     def nan(graph: str, states: Array) -> Array:
         return np.full(len(states), np.nan)
 
-    rows = rows_of(policy, model, [exit_after(2, "linear", router)], asked, options=options, script=nan)
+    rows = rows_of(policy, model, [exit_after(2, "linear", router)], asked, script=nan)
     assert [output(row) for row in rows] == full(model, asked)
     assert all(set(row.depth.token_depths) == {LAYERS} and not row.depth.drafted for row in rows)
-    assert not any(row.depth.prompt_exits for row in rows)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
@@ -237,12 +236,11 @@ def test_min_depth_passes_over_shallower_exits() -> None:
     assert set(row.depth.token_depths) == {3}
 
 
-@pytest.mark.parametrize("kv", ["deferred", "propagate"])
-def test_a_depth_budget_is_kept_by_exits_that_are_unsure(kv: Any) -> None:
+def test_a_depth_budget_is_kept_by_exits_that_are_unsure() -> None:
     """A request would cost more than its caller allowed, or the forced tokens would pass for certified ones."""
     model, never = model_of(), [exit_after(2, threshold=1.0)]
     for budget, forced in ((2.0, 11), (3.5, 6), (5.0, 0)):
-        (row,) = rows_of("exit", model, never, requests((1, 2), depth_budget=budget), options=DepthOptions(kv=kv))
+        (row,) = rows_of("exit", model, never, requests((1, 2), depth_budget=budget))
         depths = row.depth.token_depths
         assert set(depths) <= {2, LAYERS} and sum(depths) <= budget * len(depths)
         assert row.depth.forced == depths.count(2) == forced
@@ -268,16 +266,3 @@ def test_exits_that_cost_more_than_they_save_in_a_batch_are_not_asked(policy: st
         if policy == "exit":  # what differs from it is said
             assert {finished(row, policy, None).stats.policy for row in rows} == {"full" if ran_full else "exit"}
         assert [output(row) for row in rows] == full(model, asked)
-
-
-def test_prefill_exit_with_tails_is_refused() -> None:
-    """Tails would attend to a cache in another order than the one that asking them filled."""
-    with pytest.raises(ParamsError, match="calibrate with --heads identity,linear"):
-        manifest = tiny_manifest(model_of(), (2, 3), [exit_after(2, "tail:2")])
-        make_policy("exit", manifest, DepthOptions(prefill_exit=True))
-
-
-def test_prompt_tokens_that_stop_early_are_counted_and_the_last_never_does() -> None:
-    model, options = model_of(), DepthOptions(prefill_exit=True, kv="propagate")
-    (row,) = rows_of("exit", model, [exit_after(2), exit_after(3)], requests(tuple(range(10))), options=options)
-    assert row.depth.prompt_exits == 9

@@ -81,7 +81,7 @@ class Driven:
         self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits, queued_beside, least_slots)
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
         inner = ExitDepth(self.manifest, DepthOptions()) if exits else FullDepth()
-        plan = inner.device_plan(pads_sequences=True)
+        plan = inner.device_plan()
         assert isinstance(plan, DevicePlan)
         self.policy = DrivenDepth(plan, NumpyLoopKernels(self.gpu, mutation), TURNS, self.drivers, WINDOW)
 

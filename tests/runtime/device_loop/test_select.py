@@ -66,14 +66,14 @@ def no_kernels(device: Any) -> Kernels:
 def chosen(
     policy: str = "full",
     exits: tuple[ExitInfo, ...] = (EXIT,),
-    pads: bool = True,
+    no_loop: str | None = None,
     load_kernels: Callable[[Any], Any] = simulated_kernels,
     support: drive.GraphSupport = ALL_GRAPHS,
     **options: Any,
 ) -> drive.Drive:
     manifest = tiny_manifest(MODEL, [1, 2, 3], exits)
     backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
-    backend.pads_sequences = pads
+    backend.no_loop = no_loop
     made = make_policy(policy, manifest, DepthOptions(**options))
     return drive.choose_drive(made, backend, load_kernels, support)
 
@@ -98,8 +98,7 @@ def test_the_device_drives_what_it_can(policy: str, exits: tuple[ExitInfo, ...])
     ("changes", "reason"),
     [
         ({"policy": "exact"}, "policy exact decides on the host"),
-        ({"pads": False}, "attention in fp32"),
-        ({"policy": "exit", "pads": False}, "several tokens of one sequence only"),
+        ({"no_loop": "not captured"}, "not captured"),
         ({"policy": "exit", "exits": (replace(EXIT, head="tail:1"),)}, "an exit's tail attends to"),
         ({"policy": "exit", "max_exit_streak": 3}, "max_exit_streak"),
     ],

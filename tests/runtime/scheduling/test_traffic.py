@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runtime.depth.test_lazy_depth import recomputed, tuned
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.random_bundles import Case, cases, random_exits
-from runtime.simulated_exit import simulation
+from runtime.simulated_exit import SimulatedExit
 from runtime.tiny_generation import Audited, exits_pay, make_row, output
 from runtime.tiny_generation import Request as Wanted
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS, blocks_of
@@ -52,8 +52,7 @@ def crowded(case: Case, random: np.random.Generator) -> tuple[Case, int | None]:
         replace(one, prompt=one.prompt[:6], params=replace(one.params, max_new_tokens=int(random.integers(20, 40))))
         for one in case.requests[:6]
     ]
-    options = replace(case.options, kv="deferred", prefill_exit=False)  # others cannot be preempted
-    return replace(case, requests=requests, capacity=5, options=options), int(random.integers(2))
+    return replace(case, requests=requests, capacity=5), int(random.integers(2))
 
 
 def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Generator, spare_blocks: int | None) -> Outcome:
@@ -168,7 +167,7 @@ def wavefront(case: Case, random: np.random.Generator, kind: type[WavefrontDepth
     loops = next(count for count in (3, 2, 5) if layers % count == 0)
     ends = range(layers // loops, layers, layers // loops)
     exits = [replace(info, head="identity") for info in random_exits(random, [*ends], layers, tails=False)]
-    options = replace(case.options, draft="all", kv="deferred", prefill_exit=False, max_exit_streak=0)
+    options = replace(case.options, draft="all", max_exit_streak=0)
     options = replace(options, tuning=DepthTuning(exit_room=case.room))
     case = replace(case, manifest=tiny_manifest(case.model, ends, exits, loops=loops), options=options)
     policy = kind(case.manifest, case.options)
@@ -188,16 +187,15 @@ def test_exit_says_what_its_exits_say(case: Case, seed: int, rows: bool) -> None
         policy: Any = exits_pay(ExitDepth(case.manifest, case.options))
     else:
         policy, driven = tuned(case, "exit"), tuned(case, "exit")
-    simulated = simulation(case.options)
     if not driven.can_resume:
         requests = [replace(request, params=replace(request.params, use_prefix_cache=False)) for request in requests]
     outcome = drive(case, driven, requests, random, spare_blocks)
     event(f"preemptions {min(outcome.preemptions, 3)}, rows {rows}")
     for number, request in outcome.finished.items():
-        wanted = simulated(policy, case.manifest, case.model, requests[number])
+        wanted = SimulatedExit(policy, case.manifest, case.model, requests[number])
         assert output(request.sequence) == (wanted.run(), wanted.reason)
         assert request.sequence.depth.token_depths == wanted.depths
     for number, request in outcome.aborted.items():
         found = request.sequence.new_tokens.tolist()
-        assert found == simulated(policy, case.manifest, case.model, requests[number]).run()[: len(found)]
+        assert found == SimulatedExit(policy, case.manifest, case.model, requests[number]).run()[: len(found)]
     assert len(outcome.finished) + len(outcome.aborted) == len(requests) and outcome.left_blocks == 0

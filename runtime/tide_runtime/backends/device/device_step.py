@@ -22,9 +22,8 @@ from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT6
 from tide_runtime.backends.device.program import Enqueue, Launch, Run
 from tide_runtime.backends.device.step_graphs import MOST_GRAPHS, USES, StepGraphs
 from tide_runtime.backends.graph_contract import hidden_states, read_name
-from tide_runtime.backends.step_arrays import ATTENTION_BIAS, AttentionBias, RowEnds, StepPositions, StepShape
+from tide_runtime.backends.step_arrays import RowEnds, StepPositions, StepShape
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, Manifest
-from tide_runtime.errors import ParamsError
 from tide_runtime.row_sampling import RowSampling
 
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps
@@ -51,13 +50,15 @@ class DeviceBackend(Protocol):
     element: ElementType  # of hidden states
     cache_element: ElementType
     logits_element: ElementType
-    pads_sequences: bool  # steps are padded to [B, S] instead of packed
     fixed_stream: bool  # graphs always run on the device's stream, whatever stream is requested
-    copies_caches: bool  # caches are copied back on the device's stream after each run of a graph
+    no_loop: str | None  # why no loop on the device can run its graphs
     least_slots: int | None  # of the caches that graphs are bound to, see `DeviceCaches`
     step_graphs: StepGraphs  # how whole steps are captured
     row_sampling: RowSampling | None  # draws tokens from logits on the device
     input_types: Mapping[str, ElementType]  # integer inputs whose type differs from that of `StepPositions.arrays`
+
+    def takes(self, rows: int, tokens: int) -> bool:
+        """Whether a step of ``rows`` sequences of ``tokens`` tokens can be run."""
 
     def form(self, graph: str, shape: StepShape) -> str:
         """The compiled form of ``graph`` that runs steps of ``shape``."""
@@ -113,7 +114,8 @@ class DeviceContext:
         return DeviceStep(self, shape, captured=True, graphs=self.backend.step_graphs)
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
-        return self.ends.fit(first_index, counts, num_cached_tokens)
+        takes = self.backend.takes(len(counts), max(counts))
+        return takes and self.ends.fit(first_index, counts, num_cached_tokens)
 
     def release_row(self, row: int) -> None:
         """Do nothing: rows keep the memory that they have got."""
@@ -193,21 +195,19 @@ class DeviceStep:
         self.attached: dict[Hashable, Any] = {} if captured else context.attached
         self.context, self.shape, self.positions = context, shape, StepPositions(shape)
         self._buffers = buffers or context.buffers
-        self._padded = backend.pads_sequences and not shape.even
+        self._padded = not shape.even
         self.places = shape.batch_size * shape.seq if self._padded else shape.tokens
         self._ids = np.zeros(shape.tokens, np.int64)
         sent = {"input_ids": ((self.places,), np.dtype(np.int64))}
         sent |= {name: (a.shape, a.dtype) for name, a in self.positions.arrays.items() if name != ON_HOST}
         types = {name: np.dtype(kind.host) for name, kind in backend.input_types.items()}
         self.block = TransferBlock(backend.device, {name: (size, types.get(name, dtype)) for name, (size, dtype) in sent.items()})
-        self._biases: dict[str, tuple[AttentionBias, TransferBlock]] = {}
         self._runs: dict[str, Enqueue] = {}
         self._slots = context.caches.slots  # of the caches that `_runs` are bound to
         self._arena = self._buffers.get(**self._sizes())
         self._head_logits: Arena | None = None
         self._counts: Sequence[int] = ()
         self._wanted: Sequence[int] = ()
-        self._num_cached_tokens: Sequence[int] = [0] * shape.batch_size
         self._read_back: dict[str, NDArray[Any]] = {}  # pinned host copies of outputs
         self._fresh: set[str] = set()  # names in `_read_back` that are up to date
         self._sent, self._latest = False, ""  # graph that ran last
@@ -234,14 +234,10 @@ class DeviceStep:
         num_cached_tokens = self.context.ends.extend(self.shape.first_index, self._counts, num_cached_tokens)
         rows = self.shape.first_index + self.shape.batch_size
         self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq, rows)
-        self._num_cached_tokens = num_cached_tokens
         self.positions.place(num_cached_tokens)
         self._sent = False
 
     place_pairs = place
-
-    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
-        raise ParamsError("prefill_exit needs the target cpu: attention on a GPU goes by slots; leave prefill_exit out")
 
     def assume_full_caches(self) -> None:
         """Set the host-side input that kernels size their work by to its maximum, because a device loop advances the sequences
@@ -306,18 +302,15 @@ class DeviceStep:
         if self._padded:
             self.block.host["logits_index"][...] = self._packed_from[self.positions.arrays["logits_index"]]
         self.block.send()
-        for bias, block in self._biases.values():
-            self._send_bias(bias, block)
         self._sent = True
 
     def _follow_caches(self) -> None:
-        """Forget what is bound to the caches, and the masks, when the number of slots has changed."""
+        """Forget what is bound to the caches when the number of slots has changed."""
         if self._slots != self.context.caches.slots:
             assert not self.captured or self._graphs is not None, "a loop keeps the caches that its graph was captured with"
             self._passes.clear()
             self._slots = self.context.caches.slots
             self._runs.clear()
-            self._biases.clear()
 
     @property
     def token(self) -> NDArray[np.int64]:
@@ -360,9 +353,9 @@ class DeviceStep:
         """Device address of ``token`` [N] or ``score`` [T or N]."""
         return self._arena.pointers[name]
 
-    def tensors(self, graph: str, packed: bool, names: Sequence[str]) -> dict[str, DeviceTensor]:
-        """Inputs and outputs ``names`` of ``graph``: tokens are [1, T, …] when ``packed``, else [B, S, …]."""
-        tokens = (1, self.places) if packed else (self.shape.batch_size, self.shape.seq)
+    def tensors(self, graph: str, names: Sequence[str]) -> dict[str, DeviceTensor]:
+        """Inputs and outputs ``names`` of ``graph``; tokens are [B, S, …]."""
+        tokens = self.shape.batch_size, self.shape.seq
         return {name: self._tensor(graph, tokens, name) for name in names}
 
     def _tensor(self, graph: str, tokens: tuple[int, int], name: str) -> DeviceTensor:
@@ -385,8 +378,6 @@ class DeviceStep:
             return DeviceTensor(self.address("score"), rows, FP32)
         if name in ("before", STATES):
             return DeviceTensor(self._arena.pointers[name], (*rows, self._draft_width), backend.element)
-        if name.startswith(ATTENTION_BIAS):
-            return self._bias(name)
         if name == ON_HOST:
             array = self.positions.arrays[name]
             return DeviceTensor(array.ctypes.data, array.shape, ELEMENT_TYPES["int32"], on_host=True)
@@ -394,22 +385,6 @@ class DeviceStep:
         array = self.block.host[sent]
         dims = tokens if name in ("input_ids", "position_ids") else array.shape
         return DeviceTensor(self.block.pointers[sent], dims, ELEMENT_TYPES[array.dtype.name])
-
-    def _bias(self, name: str) -> DeviceTensor:
-        if name not in self._biases:
-            bias = AttentionBias.named(name, self.shape.batch_size, self.shape.seq, self.context.caches.slots)
-            block = TransferBlock(self.context.backend.device, {name: (bias.array.shape, np.float32)})
-            self._biases[name] = bias, block
-            self._send_bias(bias, block)
-        bias, block = self._biases[name]
-        return DeviceTensor(block.pointers[name], bias.array.shape, FP32)
-
-    def _send_bias(self, bias: AttentionBias, block: TransferBlock) -> None:
-        bias.fill(self._num_cached_tokens)
-        block.wait_until_writable()
-        [host] = block.host.values()
-        host[...] = bias.array
-        block.send()
 
     def _hidden_rows(self, places: Sequence[int] | None) -> list[DeviceRows]:
         backend = self.context.backend

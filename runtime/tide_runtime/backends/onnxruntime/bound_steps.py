@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from tide_runtime.backends.onnxruntime.adapted_graph import ADAPTED, adapted_for
 from tide_runtime.backends.onnxruntime.host_rows import HostRows, HostSessions
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT
 from tide_runtime.backends.recurrent_states import StepStates
-from tide_runtime.backends.step_arrays import ATTENTION_BIAS, AttentionBias, RowPadding, StepPositions, StepShape
-from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, batched_graph
-from tide_runtime.errors import BundleError, ParamsError
+from tide_runtime.backends.step_arrays import RowPadding, StepPositions, StepShape
+from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT
+from tide_runtime.errors import BundleError
 
 _NO_STATES = StepStates(0, 0)  # of a step that reads no states
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
@@ -36,7 +36,7 @@ class BoundStep:
         self._rows = rows
         self._counts: Sequence[int] = []
         self._wanted: Sequence[int] = []
-        self._is_scattered, self._step_states = False, _NO_STATES
+        self._step_states = _NO_STATES
         self._runs: dict[tuple[str, StepStates], Callable[[], None]] = {}
 
     def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
@@ -55,23 +55,10 @@ class BoundStep:
         self._check_room(max(starts) + shape.seq)
         self._step_states = _NO_STATES
         self.positions.place(starts, rows.position_offsets[shape.first_index :][: shape.batch_size])
-        self._is_scattered = False
 
     def _check_room(self, needed: int) -> None:
         if needed > self._rows.caches.limit:
             raise cache_full(needed, self._rows.caches.limit)
-
-    def place_scattered(self, slot: int, positions: NDArray[np.int64], before: NDArray[np.int64] | None = None) -> None:
-        if before is not None and not self._rows.backend.takes_any_order():
-            raise ParamsError(
-                "prefill_exit puts prompt tokens into the cache in another order, and sliding windows and int8 caches "
-                "go by that order; leave prefill_exit out"
-            )
-        self._check_room(slot + self.shape.seq)
-        self.positions.place_scattered(slot, positions)
-        self._is_scattered = True
-        if before is not None:
-            self._bias.fill_scattered(before, positions)
 
     def run_all(self, graphs: Sequence[str]) -> None:
         for graph in graphs:
@@ -94,7 +81,7 @@ class BoundStep:
         """The form of ``graph`` that runs this step as placed."""
         if self._rows.backend.adapted and graph == self._rows.every_layer[0] and (adapted := self._place_adapters()):
             return adapted
-        return batched_graph(graph) if self._is_scattered and self._rows.backend.layers[graph] else graph
+        return graph
 
     def _place_adapters(self) -> str | None:
         """Fill in the adapter of each token. Returns the form of the graph that has them all; None: no token has one."""
@@ -112,8 +99,6 @@ class BoundStep:
         rows, recurrent = (self.shape.first_index, self.shape.batch_size), self._rows.recurrent
         read = written = self._bound_caches()
         arrays = self._arrays(graph)
-        if form == batched_graph(graph):
-            arrays[ATTENTION_BIAS] = self._bias.array
         if recurrent is not None:
             read, written = (read | recurrent.bound(half, *rows) for half in self._step_states[:2])
             arrays |= recurrent.operands(self._step_states, self.shape.tokens)
@@ -141,13 +126,6 @@ class BoundStep:
     def _bound_caches(self) -> dict[str, ort.OrtValue]:
         return self._rows.bound_caches(self.shape.first_index, self.shape.batch_size)
 
-    @staticmethod
-    def _run_and_pick(
-        session: ort.InferenceSession, binding: ort.IOBinding, logits: NDArray[Any], token: NDArray[np.int64]
-    ) -> None:
-        session.run_with_iobinding(binding)
-        np.argmax(logits, -1, out=token)
-
     def _arrays(self, graph: str) -> dict[str, NDArray[Any]]:
         """The step's arrays by graph input and output name."""
         manifest, shape = self._rows.backend.manifest, self.shape
@@ -167,11 +145,6 @@ class BoundStep:
             **self.positions.arrays,
             "position_ids": self.positions.arrays["position_ids"][None],
         }
-
-    @cached_property
-    def _bias(self) -> AttentionBias:
-        """The mask of scattered tokens."""
-        return AttentionBias.named(ATTENTION_BIAS, self.shape.batch_size, self.shape.seq, self._rows.caches.slots)
 
 
 class BoundLoopStep(BoundStep):

@@ -24,7 +24,7 @@ from tide_runtime.backends.pass_costs import kept_loop_costs, kept_pass_costs
 from tide_runtime.backends.step_arrays import NO_PADDING, RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
-from tide_runtime.bundle.manifest import ADVANCE, DRAFT, LOOP, forms_of
+from tide_runtime.bundle.manifest import ADVANCE, DRAFT, LOOP
 from tide_runtime.errors import AdapterError, BundleError
 from tide_runtime.lora import LoraAdapter
 
@@ -55,7 +55,7 @@ class OnnxRuntimeBackend(HostSessions):
         if manifest.is_recurrent and ADVANCE not in files:
             raise BundleError(f"target {target} lacks the graph {ADVANCE}, which undoes rejected drafts; export the bundle again")
         layers = decoder_layers(manifest, files)
-        whole = {form for graph, count in layers.items() if count == manifest.model.num_layers for form in forms_of(graph)}
+        whole = {graph for graph, count in layers.items() if count == manifest.model.num_layers}
         whole.add(LOOP)  # of one sequence's steps the only graph
         packed = packed_weights(bundle, target, threads)
 
@@ -66,7 +66,7 @@ class OnnxRuntimeBackend(HostSessions):
             own = shared if name != ADVANCE else None  # it has no weights
             return load_session(bundle, name, files[name], options, [CPU_PROVIDER], own)
 
-        backend = cls(manifest, layers, load, set(files) - set(layers))
+        backend = cls(manifest, layers, load)
         backend.private_weights = packed.reason
         chains = [backend.every_layer, *([[s.name for s in manifest.segments]] if manifest.calibration is not None else [])]
         has_wide_head = any(layer.kv is not None and layer.kv.key_dim > WIDE_HEAD for layer in manifest.layers)

@@ -1,7 +1,8 @@
-"""ONNX Runtime on a GPU: sessions with the CUDA provider, every tensor bound by its device address.
+"""ONNX Runtime on a GPU: sessions with the CUDA provider, every tensor bound by its device address, driven by the host.
 
-All sessions and copies use one stream, so no synchronization is needed between graphs. The provider has GroupQueryAttention
-kernels for fp16 and bf16, for one sequence or one token per sequence; all other steps run a segment's batched form.
+All sessions and copies use one stream, so no synchronization is needed between graphs. The provider's GroupQueryAttention takes
+several tokens of one sequence, or one token of each; other steps run sequence by sequence. Nothing is captured: with the
+provider's own graphs off, a caller's capture was seen to end the process (onnxruntime pull request 32081).
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from tide_runtime.backends.device.device_step import DeviceStep
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
 from tide_runtime.backends.device.program import Enqueue
+from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.graph_contract import decoder_layers
 from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER, missing_cuda_libraries
-from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
 from tide_runtime.backends.onnxruntime.sessions import Sessions, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import Manifest, batched_graph
+from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import BundleError, TargetError
 
 PROVIDER = "CUDAExecutionProvider"
-# A node without a CUDA kernel would run on the processor, and each of its copies would be captured with a run's own addresses.
+# A node without a CUDA kernel would run on the processor, which cannot read device addresses.
 _NO_FALLBACK = ("session.disable_cpu_ep_fallback", "1")
-_FUSED_TYPES = ("fp16", "bf16")  # of the CUDA provider's GroupQueryAttention kernels
+_UNCAPTURED = "steps of ONNX Runtime's sessions are not captured"
 Provider = tuple[str, dict[str, str]]
 
 
@@ -37,8 +38,9 @@ class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
     """The ``cuda`` target on ``device``. Several threads may run steps, each with its own ``ExecutionContext``."""
 
     name = "onnxruntime-cuda"
-    pads_sequences, fixed_stream, copies_caches = False, True, False
-    least_slots: int | None = GROWING_SLOTS  # the batched form reads all slots that it is bound to
+    fixed_stream, no_loop = True, _UNCAPTURED
+    step_graphs = StepGraphs(None, _UNCAPTURED)
+    least_slots: int | None = GROWING_SLOTS
 
     def __init__(
         self,
@@ -46,11 +48,9 @@ class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
         layers: dict[str, int],
         load: Callable[[str], ort.InferenceSession],
         device: Device,
-        weights: DeviceWeights | None = None,
     ) -> None:
-        self.device, self.element, self.weights = device, ELEMENT_TYPES[manifest.dtype], weights
+        self.device, self.element = device, ELEMENT_TYPES[manifest.dtype]
         self.input_types: Mapping[str, ElementType] = {}
-        self._fused = manifest.dtype in _FUSED_TYPES
         super().__init__(manifest, layers, load)
         self.logits_element = next(e for e in (FP32, FP16, BF16) if e.host is self.logits_dtype)
         self._options = ort.RunOptions()
@@ -66,36 +66,29 @@ class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
         the contract; DeviceMemoryError when memory is short.
         """
         manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
-        missing = sorted({batched_graph(s.name) for s in manifest.segments} - set(files))
-        if missing:
-            raise BundleError(f"target {target} lacks graphs {missing}; export the bundle again with this version")
-        file = manifest.targets[target].weights
-        weights = DeviceWeights(device, bundle.path(file)) if file is not None else None
 
         def load(name: str) -> ort.InferenceSession:
             options = session_options(threads, chained=True)
             if provider[0] == PROVIDER:
                 options.add_session_config_entry(*_NO_FALLBACK)
-            return load_session(bundle, name, files[name], options, [provider], weights)
+            return load_session(bundle, name, files[name], options, [provider])
 
-        backend = cls(manifest, decoder_layers(manifest, files), load, device, weights)
+        backend = cls(manifest, decoder_layers(manifest, files), load, device)
         backend.target = target
         backend.machine_key = machine_key(bundle, target, device.name, f"onnxruntime {ort.__version__}")
         return backend
 
-    def initial_form(self, graph: str) -> str:
-        return graph if self._fused or not self.layers[graph] else batched_graph(graph)
+    def takes(self, rows: int, tokens: int) -> bool:
+        return rows == 1 or tokens == 1
 
     def form(self, graph: str, shape: StepShape) -> str:
-        fused = self._fused and shape.even and (shape.batch_size == 1 or shape.seq == 1)
-        return graph if fused or not self.layers[graph] else batched_graph(graph)
+        return graph
 
     def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
         session = self.session(form)
         binding = session.io_binding()
-        packed = form != graph or not self.layers[graph]
         inputs, outputs = ([v.name for v in part] for part in (session.get_inputs(), session.get_outputs()))
-        for name, tensor in step.tensors(graph, packed, [*inputs, *outputs]).items():
+        for name, tensor in step.tensors(graph, [*inputs, *outputs]).items():
             kind, ordinal = ("cpu", 0) if tensor.on_host else (self.device.kind, self.device.ordinal)
             bind = binding.bind_input if name in inputs else binding.bind_output
             bind(name, kind, ordinal, tensor.element.onnx, tensor.shape, tensor.pointer)

@@ -1,11 +1,7 @@
-"""ONNX Runtime's sessions of a target: one per graph and form, loaded at once or when first run.
+"""ONNX Runtime's sessions of a target: one per graph, loaded at once or when first run.
 
-The target ``cpu`` has one form of a segment for all steps, with padded GroupQueryAttention (GQA), and in bundles with exits a
-second one with matrix products, ``segment_i.batched``, for prompt tokens in another order than the text's. ``uncut``, all
-segments as one graph, runs tokens that take every layer. The target ``cuda`` has ``segment_i`` with GQA for one sequence or one
-token of each, and ``segment_i.batched`` for all other steps.
-Graphs that many applications never use are loaded by the first step that runs them: the other forms, ``kv_fill_c``, ``loop``
-and, in a bundle without exits, the segments and ``head``.
+On the target ``cpu``, ``uncut``, all segments as one graph, runs tokens that take every layer. Graphs that many applications
+never use are loaded by the first step that runs them: ``loop`` and, in a bundle without exits, the segments and ``head``.
 """
 
 from __future__ import annotations
@@ -13,18 +9,16 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnxruntime as ort
 
 from tide_runtime.backends.graph_contract import check_interface
 from tide_runtime.backends.onnxruntime.adapted_graph import AdaptedWeights
-from tide_runtime.backends.onnxruntime.device_weights import DeviceWeights
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT, PackedWeights
-from tide_runtime.backends.step_arrays import ATTENTION_BIAS
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import HEAD, LOOP, UNCUT, Manifest, batched_graph, kv_fill_graph
+from tide_runtime.bundle.manifest import HEAD, LOOP, UNCUT, Manifest
 from tide_runtime.errors import BundleError, TargetError, TideError
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -56,56 +50,32 @@ class Sessions:
         manifest: Manifest,
         layers: dict[str, int],
         load: Callable[[str], ort.InferenceSession],
-        forms: Set[str] = frozenset(),
     ) -> None:
         """Load the sessions that every application uses.
 
         Args:
             layers: graph name → number of decoder layers it runs.
-            load: creates the session of a graph, or of another form of a segment, by name.
-            forms: names of the batched forms that the target has.
+            load: creates the session of a graph by name.
         """
-        self.manifest, self.layers, self._load, self.forms = manifest, layers, load, forms
+        self.manifest, self.layers, self._load = manifest, layers, load
         segments = [segment.name for segment in manifest.segments]
         self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []
-        lazy = {kv_fill_graph(e) for e in exits} if exits else {HEAD, *segments} - {*self.every_layer}
-        lazy.add(LOOP)
-        self.sessions = {form: load(form) for form in (self.initial_form(name) for name in layers if name not in lazy)}
+        lazy = {LOOP} if exits else {LOOP, HEAD, *segments} - {*self.every_layer}
+        self.sessions = {name: load(name) for name in layers if name not in lazy}
         self.launches: dict[str, int] = Counter()
         self.dtype, self.cache_dtype = _NUMPY_DTYPES[manifest.dtype], _NUMPY_DTYPES[manifest.cache_dtype]
         outputs = {value.name: value for session in self.sessions.values() for value in session.get_outputs()}
         self.logits_dtype = _ORT_DTYPES[outputs["logits"].type]
         self._lock = threading.Lock()
 
-    def initial_form(self, graph: str) -> str:
-        """The form of ``graph`` that is loaded together with the backend."""
-        return graph
-
     def session(self, name: str) -> ort.InferenceSession:
-        """The session of a graph or form, loaded on first use together with the same form of all segments."""
+        """The session of a graph, loaded on first use. Raises BundleError like `load`."""
         if name not in self.sessions:
-            batched = {batched_graph(segment.name) for segment in self.manifest.segments}
-            self._load_lazily(batched if name in batched else {name})
+            with self._lock:
+                if name not in self.sessions:
+                    self.sessions[name] = self._load(name)
         return self.sessions[name]
-
-    def takes_any_order(self) -> bool:
-        """Whether tokens may be in the caches in another order than the text's: every layer reads the mask `ATTENTION_BIAS`.
-
-        Sliding windows read masks of their own, int8 caches none.
-        """
-        names = {batched_graph(segment.name) for segment in self.manifest.segments}
-        if not names <= self.forms:
-            return False
-        sessions = (self.session(name) for name in names)
-        masks = [{v.name for v in session.get_inputs() if v.name.startswith(ATTENTION_BIAS)} for session in sessions]
-        return all(read == {ATTENTION_BIAS} for read in masks)
-
-    def _load_lazily(self, names: set[str]) -> None:
-        """Load the sessions that are missing. Raises BundleError like `load`."""
-        with self._lock:
-            for name in sorted(names - set(self.sessions)):
-                self.sessions[name] = self._load(name)
 
 
 def load_session(
@@ -114,7 +84,7 @@ def load_session(
     file: str,
     options: ort.SessionOptions,
     providers: Sequence[str | tuple[str, dict[str, str]]],
-    shared: PackedWeights | DeviceWeights | AdaptedWeights | None = None,
+    shared: PackedWeights | AdaptedWeights | None = None,
 ) -> ort.InferenceSession:
     """A session of graph ``name`` that runs with the first of ``providers``, on weights that it has in common with others.
 

@@ -34,7 +34,6 @@ from tide_runtime.errors import BundleError, ParamsError, TargetError
 class TensorRtBackend(DeviceTarget):
     """A ``trt-sm_*`` or ``rtx-*`` target on ``device``. ``trt``: the imported module."""
 
-    pads_sequences = True
     # So that captured steps are child graphs: what a conditional body refuses is then an error. A call that made the capture of a
     # body itself invalid would end the process (a fault of the driver, cuda-python issue 2918).
     fixed_stream = True
@@ -53,7 +52,8 @@ class TensorRtBackend(DeviceTarget):
         self.input_types: Mapping[str, ElementType] = {
             name: element_type(tensor.dtype, name) for name, tensor in inputs.items() if tensor.dtype in ("int32", "int64")
         }
-        self.copies_caches = any(_separate_outputs(engine) for engine in self._info.engines.values())
+        copies = any(_separate_outputs(engine) for engine in self._info.engines.values())
+        self.no_loop = "its engines do not update caches in place; the host queues the copies back" if copies else None
         device.use()
         self._log = trt.Logger(trt.Logger.WARNING)
         self._runtime = trt.Runtime(self._log)
@@ -87,7 +87,7 @@ class TensorRtBackend(DeviceTarget):
         context = self._bound_context(step, graph)
         engine = self._info.engines[graph]
         inputs = [tensor.name for tensor in engine.inputs]
-        tensors = step.tensors(graph, False, [*inputs, *(tensor.name for tensor in engine.outputs)])
+        tensors = step.tensors(graph, [*inputs, *(tensor.name for tensor in engine.outputs)])
         self._check_types(graph, tensors)
         copies = [_CopyBack.of(step, tensors, name) for name in _separate_outputs(engine)]
         captured = step.captured  # a reference to the step would be a cycle

@@ -28,7 +28,6 @@ from tide_runtime.backends.torch.program import Program
 from tide_runtime.backends.torch.row_sampling import TorchRowSampling
 from tide_runtime.backends.torch.stream import CudaStream, ProcessorDevice, ProcessorStream, TorchStream
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import kv_fill_graph
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -44,7 +43,7 @@ class TorchBackend(DeviceTarget):
     """The target ``torch`` of a bundle on ``stream``. Several threads may run steps, each with its own ``ExecutionContext``."""
 
     name = "torch"
-    pads_sequences, copies_caches = True, False
+    no_loop = None
     # Captured steps are child graphs, so that what a conditional body refuses is an error (see `TensorRtBackend`), and cuBLAS
     # and the pool of intermediate tensors serve one stream.
     fixed_stream = True
@@ -59,9 +58,7 @@ class TorchBackend(DeviceTarget):
         self.layers = decoder_layers(self.manifest, self._files)
         self.launches: dict[str, int] = Counter()
         self._weights = DeviceWeights(stream.place)
-        exits = self.manifest.calibration.exits if self.manifest.calibration is not None else []
-        rare = {kv_fill_graph(info) for info in exits}  # whose weights are others, and which policies seldom run
-        self._programs = {name: self._program(name) for name in self.layers if name not in rare}
+        self._programs = {name: self._program(name) for name in self.layers}
         stream.wait_for_weights()
         last = self._programs[self.manifest.segments[-1].name].graph.types["logits"]
         self.logits_element = next(ELEMENT_TYPES[name] for name, dtype in _DTYPES.items() if dtype == last)
@@ -92,12 +89,9 @@ class TorchBackend(DeviceTarget):
         return graph
 
     def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
-        if graph not in self._programs:
-            self._programs[graph] = self._program(graph)
-            self._stream.wait_for_weights()
         program, stream = self._programs[graph], self._stream
         inputs, outputs = program.graph.inputs, program.graph.outputs
-        given = {name: self._tensor(tensor) for name, tensor in step.tensors(graph, False, [*inputs, *outputs]).items()}
+        given = {name: self._tensor(tensor) for name, tensor in step.tensors(graph, [*inputs, *outputs]).items()}
         wanted = {name: given.pop(name) for name in outputs}
         written = {name: tensor for name, tensor in wanted.items() if read_name(name) not in given}  # caches are, in place
 

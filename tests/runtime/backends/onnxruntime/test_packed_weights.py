@@ -66,7 +66,7 @@ def blobs(packed: PackedWeights) -> list[tuple[int, int]]:
     return [(int(o), int(n)) for entry in packed.entries for o, n, _ in (blob.split(";") for blob in entry.split("|")[1:])]
 
 
-GRAPHS = ("segment_0", "segment_1", "segment_2", "uncut", "segment_0.batched")
+GRAPHS = ("segment_0", "segment_1", "segment_2", "uncut")
 
 
 def test_every_graph_runs_on_the_packed_weights(opened: Bundle, packed: PackedWeights) -> None:

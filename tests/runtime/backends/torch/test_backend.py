@@ -95,7 +95,7 @@ def test_loops_on_the_device_run_its_graphs(exits_bundle: Path, policy: str, row
     backend.least_slots = 16  # of 64: the texts of these tests outgrow them
     drivers = Drivers(HostDriver(gpu).compile, GraphDriver(gpu).compile)
     with load(exits_bundle, "cpu", policy, rows) as engine:
-        plan = engine.policy.device_plan(backend.pads_sequences)
+        plan = engine.policy.device_plan()
         assert isinstance(plan, DevicePlan)
         with Engine(engine.bundle, engine.options, backend=engine.backend, policy=plan.host) as always:  # type: ignore[arg-type]
             expected = [row.token_ids for row in always.generate(PROMPTS, PARAMS)]

@@ -1,16 +1,14 @@
-"""Attention of several packed sequences, padded or in products, against GroupQueryAttention of each sequence alone."""
+"""Padded attention of several packed sequences against GroupQueryAttention of each sequence alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import onnx_ir.passes.common as common
 import pytest
 from export.passes.graphs import SLOTS, lowered, operators, parse, run
-from export.passes.group_query import HIDDEN, GroupQuery, step
+from export.passes.group_query import GroupQuery, step
 
-from tide_export.passes.attention_batched import lower_attention_batched, lower_attention_scattered
 from tide_export.passes.attention_padded import pad_attention
 
 ATTENTIONS = {
@@ -53,31 +51,24 @@ def packed_feeds(
     feeds = {name: np.concatenate([feeds[name] for feeds in alone]) for name in ("key_cache_0", "value_cache_0")}
     feeds["hidden"] = np.concatenate([one["hidden"][0, :n] for one, n in zip(alone, counts, strict=True)])[None]
     last = feeds["hidden"].shape[1] - 1
-    feeds["padded_from"] = np.stack(
-        [np.clip(start + np.minimum(place, n - 1), 0, last) for start, n in zip(starts, counts, strict=True)]
-    )
-    feeds["packed_from"] = np.concatenate([b * longest + np.arange(n) for b, n in enumerate(counts)])[None]
-    feeds["padded_rows"] = np.stack([np.zeros_like(feeds["padded_from"]), feeds["padded_from"]], -1)
-    feeds["packed_rows"] = np.stack(np.divmod(feeds["packed_from"], longest), -1)
+    padded_from = np.stack([np.clip(start + np.minimum(place, n - 1), 0, last) for start, n in zip(starts, counts, strict=True)])
+    packed_from = np.concatenate([b * longest + np.arange(n) for b, n in enumerate(counts)])[None]
+    feeds["padded_rows"] = np.stack([np.zeros_like(padded_from), padded_from], -1)
+    feeds["packed_rows"] = np.stack(np.divmod(packed_from, longest), -1)
     feeds["padded_position_ids"] = np.array(lengths)[:, None] + place
     feeds["write_index"] = np.array(lengths)
     feeds["query_seqlens"] = np.array([max(2, n) if n else 0 for n in counts], np.int32)
     feeds["total_sequence_length"] = np.array(SLOTS, np.int32)
-    slot, position = np.arange(SLOTS), feeds["padded_position_ids"][..., None, None]
-    seen = (slot <= position) & (slot > position - (attention.window or SLOTS))
-    name = f"attention_bias_{attention.window}" if attention.window else "attention_bias"
-    return feeds | {name: np.where(seen, 0, -np.inf).astype(np.float32)}
+    return feeds
 
 
 @pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize(
-    ("graph_pass", "name"), [(lower_attention_batched, n) for n in ATTENTIONS] + [(pad_attention, n) for n in PADDED]
-)
-def test_sequences_together_are_sequences_alone(graph_pass, name, counts):
+@pytest.mark.parametrize("name", PADDED)
+def test_sequences_together_are_sequences_alone(name, counts):
     """A request's text would depend on the requests it shares a batch with."""
     attention = PADDED[name]
     before = attention.graph()
-    after, report = lowered(graph_pass, before)
+    after, report = lowered(pad_attention, before)
     assert report.applied == 1
     alone = [step(before, [length], max(1, count), seed=length) for length, count in zip(LENGTHS, counts, strict=True)]
     together = run(after, packed_feeds(attention, alone, counts))
@@ -93,23 +84,6 @@ def test_sequences_together_are_sequences_alone(graph_pass, name, counts):
                 )
                 np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * max(1, np.abs(wanted).max()))
         first += count
-
-
-@pytest.mark.parametrize("name", ATTENTIONS)
-def test_the_kernel_is_replaced(name):
-    """A batch would fail at the kernel, which refuses several tokens a sequence, or lack inputs that the runtime fills."""
-    attention = ATTENTIONS[name]
-    after, _ = lowered(lower_attention_batched, attention.graph())
-    found = operators(after)
-    assert not found["GroupQueryAttention"] and found["TensorScatter"] == 2
-    assert found["RotaryEmbedding"] == (2 if attention.rotary_width else 0) and found["Tanh"] == bool(attention.softcap)
-    inputs = {value.name: [str(d) for d in value.shape] for value in after.graph.inputs}
-    bias = f"attention_bias_{attention.window}" if attention.window else "attention_bias"
-    assert set(inputs) == {
-        *("hidden", "key_cache_0", "value_cache_0", "write_index", "padded_from", "packed_from", bias),
-        *(["padded_position_ids"] if attention.rotary_width else []),
-    }
-    assert inputs["hidden"] == ["1", "tokens", str(HIDDEN)]
 
 
 @pytest.mark.parametrize("name", PADDED)
@@ -128,21 +102,6 @@ def test_padded_attention_has_the_same_bits_in_company(name):
             first += count
 
 
-@pytest.mark.parametrize("name", ATTENTIONS | INT8)
-def test_scattered_tokens_have_products_or_no_form(name):
-    """Prompt tokens that are cached in another order would attend to the wrong ones, by slots of a window or of the kernel."""
-    attention = PADDED[name]
-    after, report = lowered(lower_attention_scattered, attention.graph())
-    reasons = [reason.split(": ", 1)[1] for reason in report.skipped]
-    if attention.window:
-        assert reasons == ["its sliding window goes by the order of the cache"]
-    elif attention.int8:
-        assert reasons == ["its caches are int8"]
-    else:
-        assert not reasons and not operators(after)["GroupQueryAttention"]
-    assert report.applied == (not reasons) and operators(after)["GroupQueryAttention"] == len(reasons)
-
-
 @pytest.mark.parametrize("name", PADDED)
 def test_the_kernel_stays_where_attention_is_padded(name):
     """A step would read all slots of its caches, int8 ones as floats, and sum in another order than alone."""
@@ -155,30 +114,9 @@ def test_the_kernel_stays_where_attention_is_padded(name):
     }
 
 
-@pytest.mark.parametrize("name", INT8)
-def test_only_the_caches_are_written_where_only_they_are_wanted(name):
-    """Skipped layers would be filled with keys of another rounding than those of layers that ran, or attend for nothing."""
-    attention = INT8[name]
-    whole = attention.graph()
-    caches = whole.clone()
-    del caches.graph.outputs[0]
-    common.RemoveUnusedNodesPass()(caches)
-    after, _ = lowered(lower_attention_batched, caches)
-    assert not operators(after)["GroupQueryAttention"] and operators(after)["TensorScatter"] == 2
-    counts = [3, 2, 4]
-    alone = [step(whole, [length], count, seed=length) for length, count in zip(LENGTHS, counts, strict=True)]
-    together = run(after, packed_feeds(attention, alone, counts))
-    for sequence, (length, count) in enumerate(zip(LENGTHS, counts, strict=True)):
-        expected, filled = run(whole, alone[sequence]), np.s_[:, : length + count]
-        for cache in ("key_cache_out_0", "value_cache_out_0"):
-            assert together[cache].dtype == np.int8
-            difference = together[cache][sequence][filled].astype(int) - expected[cache][0][filled]
-            assert np.abs(difference).max() <= 1 and (difference != 0).mean() < 0.01  # a half may round either way
-
-
 def test_a_graph_without_attention():
     """The LM head, whose tokens are packed as well, would gain inputs that no runtime fills."""
     model = parse("(float[batch, seq, 7] hidden) => (float[batch, seq, 7] y) { y = Neg(hidden) }")
-    after, report = lowered(lower_attention_batched, model)
+    after, report = lowered(pad_attention, model)
     assert (report.applied, report.skipped, operators(after)) == (0, [], {"Neg": 1})
     assert [value.name for value in after.graph.inputs] == ["hidden"]
