@@ -18,6 +18,7 @@ PADDINGS = {
     "AVX": {"fp32": (ANY, THREE_MORE), "int8": (TWO, THREE_MORE), "int4": (TWO, THREE_MORE)},
     "SSE4": {form: (ANY, THREE_MORE) for form in FORMS},
 }
+PADDINGS = {kind: forms | {"w8a8": (ANY, ONE_MORE)} for kind, forms in PADDINGS.items()}  # integer products
 
 
 @pytest.fixture(scope="module")
