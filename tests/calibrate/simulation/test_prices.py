@@ -54,6 +54,6 @@ def test_exits_cost_what_the_runtime_takes_them_to_cost(table: CostTable, stops:
     ms, waiting = 0.0, 0
     for stopped in stops:
         waiting += 1
-        ms += model.early_exit_token([early_exit], [1], 0 if stopped else waiting, 0 if stopped else waiting)
+        ms += model.early_exit_token([early_exit], [1], 0 if stopped else waiting)
         waiting = waiting if stopped else 0
     assert done.ms_per_token * len(stops) == pytest.approx(ms * model.full(1, 1, 1))
