@@ -181,7 +181,8 @@ def _has_long(rotary: nn.Module, rotation: Rotation) -> bool:
 def check_tables(directory: Path, manifest: Manifest, rotations: Mapping[str, Rotation]) -> None:
     """Raise VerificationError where a table of the bundle has other angles at any position; those of a draft head are its own."""
     others = ("head", "exit_", DRAFT)
-    for file in sorted({f for name, f in manifest.targets["cpu"].graphs.items() if not name.startswith(others)}):
+    graphs = (item for target in manifest.targets.values() for item in target.graphs.items())
+    for file in sorted({file for name, file in graphs if file.endswith(".onnx") and not name.startswith(others)}):
         for tables in _tables(directory / file):
             fitting = [one for one in rotations.values() if tables[0].shape[-1] == len(one.frequencies)]
             if fitting and not any(_tabulates(tables, one) for one in fitting):
