@@ -8,15 +8,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tide_runtime.text.grammar import JSON_STYLE
 
 from tide_serve.request.call_reader import KEY, NoCall, Reading, Unfinished, parsed, pieces
 from tide_serve.request.call_values import parameter_value, texts_of, types_of
-
-if TYPE_CHECKING:
-    from tide_serve.request.call_grammar import CallGrammar
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _DEFINITIONS = ("$defs", "definitions")
@@ -46,6 +43,16 @@ def styled(schema: Mapping[str, Any], separators: tuple[str, str] = (", ", ": ")
     return json.dumps({**schema, "x-guidance": {**style, "lenient": lenient}})
 
 
+class MarkedText(Protocol):
+    """Literals in Lark, whose marks may be tokens."""
+
+    def text(self, literal: str) -> str:
+        """``literal``; empty: there is none."""
+
+    def text_up_to(self, rule: str, literal: str) -> Iterator[str]:
+        """The rule ``rule`` for any text up to ``literal``, which is a part of it."""
+
+
 class Arguments(ABC):
     """An encoding."""
 
@@ -63,10 +70,10 @@ class Arguments(ABC):
         """The arguments of a tool with parameters of ``schema``; ``close`` is next behind them. Raises NoCall and Unfinished."""
 
     @abstractmethod
-    def rules(self, grammar: CallGrammar, function: Function, name: str) -> Iterator[str]:
+    def rules(self, grammar: MarkedText, function: Function, name: str) -> Iterator[str]:
         """The rule ``name`` for the arguments of ``function``, and those that it needs, whose names begin with it."""
 
-    def shared_rules(self, grammar: CallGrammar) -> Iterator[str]:
+    def shared_rules(self, grammar: MarkedText) -> Iterator[str]:
         """Rules that the arguments of all functions need."""
         return iter(())
 
@@ -83,7 +90,7 @@ class Json(Arguments):
     def read(self, reading: Reading, schema: Mapping[str, Any], close: str) -> Any:
         return reading.json()
 
-    def rules(self, grammar: CallGrammar, function: Function, name: str) -> Iterator[str]:
+    def rules(self, grammar: MarkedText, function: Function, name: str) -> Iterator[str]:
         # Keywords that llguidance lacks are left out of a schema that is not strict: the call still parses.
         yield f"{name}: %json {styled(parameters_of(function), self.separators, lenient=not function.get('strict'))}"
 
@@ -91,7 +98,7 @@ class Json(Arguments):
 class Series(Arguments):
     """Arguments one after the other, in a grammar in the schema's order."""
 
-    def rules(self, grammar: CallGrammar, function: Function, name: str) -> Iterator[str]:
+    def rules(self, grammar: MarkedText, function: Function, name: str) -> Iterator[str]:
         schema = parameters_of(function)
         begin, sep, end = map(grammar.text, self._frame)
         yield f"{name}: {begin} {name}_head0 {end}"
@@ -110,7 +117,7 @@ class Series(Arguments):
         """What stands before, between and behind the arguments."""
 
     @abstractmethod
-    def _item_rules(self, grammar: CallGrammar, rule: str, key: str, value: Any, root: Mapping[str, Any]) -> Iterator[str]:
+    def _item_rules(self, grammar: MarkedText, rule: str, key: str, value: Any, root: Mapping[str, Any]) -> Iterator[str]:
         """The rule ``rule`` for the argument ``key``, whose schema ``value`` is a part of ``root``."""
 
 
@@ -146,7 +153,7 @@ class Literals(Series):
         parts = reading.enclosed("{", self.quote).split(self.quote)
         return parsed("".join(json.dumps(part) if i % 2 else _as_json(part) for i, part in enumerate(parts)))
 
-    def _item_rules(self, grammar: CallGrammar, rule: str, key: str, value: Any, root: Mapping[str, Any]) -> Iterator[str]:
+    def _item_rules(self, grammar: MarkedText, rule: str, key: str, value: Any, root: Mapping[str, Any]) -> Iterator[str]:
         quote = grammar.text(self.quote)
         if self.quote:
             spelled = [f"{quote} {in_lark(choice)} {quote}" for choice in texts_of(value)]
@@ -155,7 +162,7 @@ class Literals(Series):
         spelled = spelled or [f"any_{kind}" for kind in sorted({*types_of(value, root)})]
         yield f"{rule}: {in_lark(key + (':' if self.quote else '='))} ({' | '.join(spelled or ['any_value'])})"
 
-    def shared_rules(self, grammar: CallGrammar) -> Iterator[str]:
+    def shared_rules(self, grammar: MarkedText) -> Iterator[str]:
         """Rules for values of every type."""
         quote, comma, colon = grammar.text(self.quote), *((",", ":") if self.quote else (", ", ": "))
         yield "any_value: any_string | any_number | any_boolean | any_null | any_array | any_object"
@@ -271,7 +278,7 @@ class Items(Series):
             reading.at = at + len(mark)
         raise Unfinished
 
-    def _item_rules(self, grammar: CallGrammar, rule: str, key: str, value: Any, root: Mapping[str, Any]) -> Iterator[str]:
+    def _item_rules(self, grammar: MarkedText, rule: str, key: str, value: Any, root: Mapping[str, Any]) -> Iterator[str]:
         types, choices = {*types_of(value, root)}, texts_of(value)
         is_text = not types or "string" in types
         around = _around(self.values, types, is_text)
