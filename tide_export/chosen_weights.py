@@ -24,6 +24,8 @@ def chosen_weights(loaded: LoadedModel, config: ExportConfig, targets: Sequence[
     not possible, low-bit weights stay as they are, and others get 4 bits.
     """
     low = "source" if loaded.quantized else "int4"
+    if config.data is not None:
+        return "source", "as exits are calibrated on them; --weights with --data calibrates others"
     if config.dtype != ExportConfig.dtype or any(target is not CPU for target in targets) or loaded.embedding is not None:
         return "source", "as they are stored, which every target runs"
     if (config.quantizer, config.head_bits) != (ExportConfig.quantizer, ExportConfig.head_bits):
