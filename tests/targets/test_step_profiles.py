@@ -8,6 +8,7 @@ from runtime.tiny_transformer import TinyTransformer
 from tide_runtime import EngineOptions
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.options import DepthOptions
+from tide_runtime.scheduling.budgets import MAX_CHUNK
 
 from tide_export.config import ExportConfig
 from tide_export.targets.engines import step_profiles
@@ -41,5 +42,5 @@ def test_the_runtimes_own_steps_fit():
     engine, config = EngineOptions(), ExportConfig()
     exact = ExactDepth(tiny_manifest(TinyTransformer(0, (1.0, 1.0), 5, 8), [1]), DepthOptions())
     decode, prefill = step_profiles(config.max_batch, 0, 4096)
-    assert prefill.takes(engine.max_batch, engine.prefill_chunk)
+    assert prefill.takes(engine.max_batch, MAX_CHUNK)
     assert decode.takes(engine.max_batch, exact.lookahead)

@@ -16,7 +16,8 @@ _SHARE = 0.25  # of the memory that is free when the engine is loaded
 _PREFIX_FACTOR = 4  # memory for this many times the running requests is all that is taken by default
 _MOST_SLOWDOWN = 2.5  # of a step by the prompts in it; steps with many decodes take longer than the median one besides
 _LEAST_TOKENS = 16  # that prompts get in any case; budgets are multiples
-_CHUNKS, _CHUNK_EXCESS = (64, 128, 256, 512), 1.05  # see `prompt_chunk`
+MAX_CHUNK = 512
+_CHUNKS, _CHUNK_EXCESS = (64, 128, 256, MAX_CHUNK), 1.05  # see `prompt_chunk`
 
 
 def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int, on_device: bool = False) -> int:
@@ -67,9 +68,11 @@ def prompt_chunk(costs: CostModel, shared: bool) -> int:
     not be too small: the smallest whose tokens cost little more than the largest's. Launches that are not ``shared``, on GPUs,
     take the largest.
     """
+    if not shared:
+        return MAX_CHUNK
     per_token = {chunk: costs.packed(1, 0, chunk) / chunk for chunk in _CHUNKS}
-    bound = _CHUNK_EXCESS * per_token[_CHUNKS[-1]]
-    return next(chunk for chunk in _CHUNKS if per_token[chunk] <= bound) if shared else _CHUNKS[-1]
+    bound = _CHUNK_EXCESS * per_token[MAX_CHUNK]
+    return next(chunk for chunk in _CHUNKS if per_token[chunk] <= bound)
 
 
 class StepBudget:
