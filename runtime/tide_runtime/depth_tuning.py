@@ -16,6 +16,9 @@ class DepthTuning:
         first_exit_drafts: exit drafts of a sequence's first cycle. The number doubles while all drafts are accepted.
         usual_hit_rates: (least matched tokens of a class, share of copied tokens that were right after so many), rising, from 68
             greedy texts of SmolLM2-135M-Instruct.
+        usual_successor_rates: likewise for tokens from earlier replies, by the tokens before them: up to three, and as many more
+            as such tokens were right without a break. From the replies to 120 tasks (`benchmarks.tasks`), each set in its order.
+        successor_entries: of the table of earlier replies, which draft for requests of the same cache salt; 0: there is none.
         hit_rate_weight, hit_rate_memory: see `HitRates`.
         clock_rate: share of its error that a pass corrects prices by (`PassClock`), so that one noisy time decides nothing. With
             0, drafts depend on the text and the measured table only, and a run can be repeated.
@@ -40,6 +43,8 @@ class DepthTuning:
     usual_hit_rates: tuple[tuple[int, float], ...] = (
         (1, 0.24), (2, 0.53), (3, 0.69), (4, 0.77), (6, 0.86), (9, 0.91), (14, 0.96), (24, 0.99)
     )  # fmt: skip
+    usual_successor_rates: tuple[tuple[int, float], ...] = ((1, 0.15), (2, 0.31), (3, 0.41), (4, 0.47), (6, 0.73), (9, 0.92))
+    successor_entries: int = 65536
     hit_rate_weight: float = 4.0
     hit_rate_memory: float = 16.0
     clock_rate: float = 1 / 16

@@ -340,8 +340,9 @@ def test_full_depth_launches_the_model_once_per_token(load: Callable[..., Engine
 def test_the_default_policy_drafts_from_text(engine: Engine) -> None:
     """Breaks: bundles without a calibration, whose text takes a pass for every token although it was written before."""
     assert engine.policy.name == "exact"
-    [repeats] = engine.generate([9, 6, 7], params(30, logit_bias={5: 100.0}))
-    assert repeats.stats.drafted["ngram"] and repeats.stats.deep_passes < 20
+    first, again = (engine.generate([9, 6, 7], params(30))[0] for _ in range(2))
+    assert again.token_ids == first.token_ids
+    assert again.stats.drafted.keys() <= {"ngram", "successor"} and again.stats.deep_passes < 20
 
 
 def test_rows_of_a_batch_share_their_launches(engine: Engine) -> None:

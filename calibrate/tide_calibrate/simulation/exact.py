@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import CostTable, ExitInfo
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.speculation.record import next_exit_drafts
+from tide_runtime.depth.speculation.successors import SuccessorTable
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import CalibrationError, ParamsError
 
@@ -35,7 +36,7 @@ def simulate_exact(
     draft: Drafter = "router",
     tuning: DepthTuning = TUNING,
 ) -> PolicySimulation:
-    """Policy ``exact`` with the exits' ``exact_threshold``, greedy, one sequence after the other.
+    """Policy ``exact`` with the exits' ``exact_threshold``, greedy, one sequence after the other: outputs draft for later ones.
 
     Args:
         draft: ``ngram`` never evaluates the exits, but the model is cut for them; ``all`` looks up where the runtime would.
@@ -51,8 +52,9 @@ def simulate_exact(
     most = max(limit, tuning.text_draft_limit if lookups else 0) + 1
     run = Playback.prepare(trace, exits, [exit.exact_threshold for exit in exits], costs, most)
     drafts = accepted = 0
+    table = SuccessorTable(tuning.successor_entries)
     for start, end in windows(trace):
-        lookup = lookups.lookup(trace, start) if lookups is not None else None
+        lookup = lookups.lookup(trace, start, table) if lookups is not None else None
         made, right = _Generation(run, start, end, limit, lookup, tuning).play()
         drafts, accepted = drafts + made, accepted + right
     return run.result("exact", costs, acceptance=accepted / drafts if drafts else None, disagreement=0.0)
@@ -66,8 +68,8 @@ class _TextDrafts:
     gain: float
     tuning: DepthTuning
 
-    def lookup(self, trace: SplitTrace, start: int) -> TextDrafts:
-        return TextDrafts(trace.texts[int(trace.window[start])], self.pass_ms, max(1.0, self.gain), self.tuning)
+    def lookup(self, trace: SplitTrace, start: int, table: SuccessorTable) -> TextDrafts:
+        return TextDrafts(trace.texts[int(trace.window[start])], self.pass_ms, max(1.0, self.gain), self.tuning, table)
 
 
 def _check(trace: SplitTrace, draft_limit: int, draft: str) -> None:

@@ -20,7 +20,7 @@ class DepthOptions:
 
     Args:
         draft: what ``exact`` drafts with, and ``exit`` where a looped model's loops are rows: ``router`` (early exits, loops),
-            ``ngram`` (copies from the text so far), ``head`` (the draft head), ``grammar`` (tokens that
+            ``ngram`` (copies from the text so far and from earlier replies), ``head`` (the draft head), ``grammar`` (tokens that
             a request's grammar forces), ``all`` of them that the bundle has, or ``none``.
         draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers; None: the calibration's.
         max_wait_steps: in a batch, how many steps a row that needs depth waits for others that need it too.

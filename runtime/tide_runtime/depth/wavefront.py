@@ -35,6 +35,7 @@ from tide_runtime.depth.policy import PromptChunk, refuse_depth_budget
 from tide_runtime.depth.speculation.drafter import Drafter
 from tide_runtime.depth.speculation.grammar import GrammarDrafter, allowed
 from tide_runtime.depth.speculation.record import NO_GUESS, SpeculativeSequence, TrackRecord
+from tide_runtime.depth.speculation.successors import SuccessorDrafter
 from tide_runtime.depth.speculation.text import TextDrafter
 from tide_runtime.errors import GrammarError, NumericsError
 from tide_runtime.generation_params import GenerationParams
@@ -123,7 +124,7 @@ class WavefrontSequence(SpeculativeSequence):
     def copy(self, least: float, most: int) -> None:
         """Let the best copy go on behind the drafts on their way, if it begins with them, while its tokens are right with a
         chance of ``least``; ``most``: drafts in all."""
-        copied, chances = self.guess, self.record.chances(self.guess)
+        copied, chances = self.record.best(self.guess, self.successor_guess)
         known = self.num_drafts
         if list(copied.tokens[:known]) != self.tokens[self.sequence.num_tokens : self.num_tokens_with_drafts].tolist():
             return
@@ -176,7 +177,10 @@ class WavefrontDepth:
         self.loops, self.num_layers, self.tuning = manifest.model.loops, manifest.model.num_layers, options.tuning
         self._hidden_size = manifest.model.hidden_size
         limit = (options.draft_limit or self.tuning.text_draft_limit) if options.draft == "all" else 0
-        self.text: list[Drafter] = [TextDrafter(limit), GrammarDrafter(limit)] if limit else []
+        self.text: list[Drafter] = []
+        if limit:
+            copies: list[Drafter] = [TextDrafter(limit), SuccessorDrafter(limit, self.tuning.successor_entries)]
+            self.text = [*copies, GrammarDrafter(limit)]
         self.most_drafts = limit + self.loops
         self.lookahead = self.most_drafts + self.loops  # loops guess on until the first of the drafts is final
         self.stopping_loops: Collection[int] = {self.loops}  # after which a token's choice may be final
@@ -206,6 +210,9 @@ class WavefrontDepth:
         for state, new in zip(states, tokens, strict=True):
             if new:
                 state.record.observe(state.guess, new)
+                state.record.observe(state.successor_guess, new)
+                if state.successors is not None:
+                    state.successors.learn(state.tokens, state.sequence.num_tokens, new)
         return tokens + first
 
     def _state(self, context: ExecutionContext, sequence: TokenSequence) -> WavefrontSequence:
@@ -229,12 +236,12 @@ class WavefrontDepth:
     def _copy(self, context: ExecutionContext, states: Sequence[WavefrontSequence]) -> None:
         """Put copies from texts behind what is on its way, where they are right often enough for the rows that they take."""
         for state in states:
-            state.guess = NO_GUESS
+            state.guess = state.successor_guess = NO_GUESS
         for drafter in self.text:
             drafter.draft(context, states)
         for state in states:
-            if state.guess.tokens:
-                state.guess = allowed(state, state.guess)
+            if state.guess.tokens or state.successor_guess.tokens:
+                state.guess, state.successor_guess = (allowed(state, one) for one in (state.guess, state.successor_guess))
                 state.copy(self.least_chance(len(states)), self.most_drafts)
 
     def least_chance(self, size: int) -> float:

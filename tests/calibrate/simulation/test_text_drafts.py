@@ -63,6 +63,15 @@ def test_the_runtime_copies_as_simulated(seed: int) -> None:
     assert done.tokens_per_cycle == pytest.approx(len(known.window) / row.depth.deep_passes)
 
 
+def test_outputs_draft_for_later_texts() -> None:
+    """The engine keeps successors of earlier replies; a prediction without them is too low for texts that resemble each other."""
+    known = trace({4: ([0.0] * 60, [True] * 60)}, window=[0] * 30 + [1] * 30)
+    texts = {window: OwnText(np.array([100 + window, 101 + window, *range(50, 80)]), 2) for window in (0, 1)}
+    both, first = replace(known, texts=texts), replace(known.select(known.window == 0), texts=texts)
+    assert simulate_exact(first, [], table(), 0, "ngram").acceptance is None
+    assert (simulate_exact(both, [], table(), 0, "ngram").acceptance or 0) > 0.9
+
+
 def test_every_lookup_is_charged() -> None:
     """A lookup takes the host as long where nothing is found. Left out, small models are oversold by a tenth."""
     expensive = replace(table(), steps=[replace(step, extra_host_ms=0.25) for step in table().steps])

@@ -1,4 +1,4 @@
-"""The interface of all drafters: text, grammar, draft head, exits."""
+"""The interface of all drafters: text, earlier replies, grammar, draft head, exits."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class Drafter(Protocol):
     """Most drafts of a sequence in one step."""
 
     def draft(self, context: ExecutionContext, states: Sequence[SpeculativeSequence]) -> list[Evaluation]:
-        """Guess for ``states``, whose rows rise: into ``guess``, one more token into ``head_guess``, or, from exits,
-        one more of the ``drafts`` where an exit is confident. Returns the exits evaluated for it."""
+        """Guess for ``states``, whose rows rise: into ``guess`` or ``successor_guess``, one more token into ``head_guess``, or,
+        from exits, one more of the ``drafts`` where an exit is confident. Returns the exits evaluated for it."""

@@ -136,7 +136,10 @@ class TrackRecord:
 
     def __init__(self, tuning: DepthTuning, expected: float = 1.0, head: DraftHeadInfo | None = None) -> None:
         weight, memory = tuning.hit_rate_weight, tuning.hit_rate_memory
-        self.rates = {"ngram": HitRates(weight, memory, dict(tuning.usual_hit_rates))}
+        self.rates = {
+            "ngram": HitRates(weight, memory, dict(tuning.usual_hit_rates)),
+            "successor": HitRates(weight, memory, dict(tuning.usual_successor_rates)),
+        }
         if head is not None:
             self.rates["head"] = HitRates(weight, memory, {score: share for score, share in head.classes})
         self._acceptance = head.acceptance if head is not None else [0.0]
@@ -155,6 +158,10 @@ class TrackRecord:
         for place in range(len(chances), len(chances) + more):
             chances = [*chances, rates[min(place, len(rates) - 1)] * (chances[-1] if chances else 1.0)]
         return chances
+
+    def best(self, *guesses: Guess) -> tuple[Guess, list[float]]:
+        """The guess of which most tokens are expected to be right, the first of equals, and its chances."""
+        return max(((guess, self.chances(guess)) for guess in guesses), key=lambda known: sum(known[1]))
 
     def observe(self, guess: Guess, tokens: Sequence[int]) -> None:
         """``tokens`` followed where ``guess`` was made, whether or not it was drafted."""
@@ -179,7 +186,7 @@ def next_exit_drafts(most: int, drafts: int, accepted: int) -> int:
 
 class Draft(NamedTuple):
     """A proposed token; ``source``: "router" for one that an exit head chose after ``depth`` layers, "ngram" for a copied one,
-    "grammar" for one that a grammar forces, "head" for the draft head's."""
+    "successor" for one of earlier replies, "grammar" for one that a grammar forces, "head" for the draft head's."""
 
     token: int
     source: str
@@ -192,8 +199,10 @@ class SpeculativeSequence(LazySequence):
 
     Args:
         record: how good drafts were so far.
-        history, head: what the drafter from the text and the draft head keep, in types of their own.
+        history, successors, head: what the drafters from the text and from earlier replies, and the draft head, keep, in types of
+            their own.
         guess: of the text drafter or the grammar, in this step.
+        successor_guess: from earlier replies, in this step.
         head_guess: of the draft head, in this step.
         head_room: most tokens that the draft head may guess in this step; 0: it does not.
         drafts: the tokens after the output that this step verifies.
@@ -202,8 +211,10 @@ class SpeculativeSequence(LazySequence):
 
     record: TrackRecord = field(kw_only=True)
     history: Any = None
+    successors: Any = None
     head: Any = None
     guess: Guess = NO_GUESS
+    successor_guess: Guess = NO_GUESS
     head_guess: Guess = NO_GUESS
     head_room: int = 0
     drafts: list[Draft] = field(default_factory=list)
@@ -211,7 +222,7 @@ class SpeculativeSequence(LazySequence):
 
     def begin_step(self) -> None:
         """Nothing is guessed or drafted yet."""
-        self.guess = self.head_guess = NO_GUESS
+        self.guess = self.successor_guess = self.head_guess = NO_GUESS
         self.head_room, self.evaluates = 0, False
         self.drop_drafts()
 
@@ -225,9 +236,9 @@ class SpeculativeSequence(LazySequence):
         self.drafts, self.num_drafts = [], 0
 
     def best_guess(self) -> tuple[Guess, list[float]]:
-        """The guess of which most tokens are expected to be right, and its chances. Where the draft head's begins like the
+        """The guess of which most tokens are expected to be right, and its chances. Where the draft head's begins like the best
         copy, it is the copy, because the two confirm each other and a copy goes further."""
-        copy, chances = self.guess, self.record.chances(self.guess)
+        copy, chances = self.record.best(self.guess, self.successor_guess)
         alike = copy.tokens and self.head_guess.tokens and copy.tokens[0] == self.head_guess.tokens[0]
         head = self.record.chances(self.head_guess)
         return (copy, chances) if alike or sum(chances) >= sum(head) else (self.head_guess, head)

@@ -1,6 +1,6 @@
 """Speculation for the sequences of an engine: which of them draft, with what, and how far, for the most expected tokens per ms.
 
-Guesses from texts cost nothing and are judged without being used, so they are used as soon as a text repeats.
+Guesses from texts and earlier replies cost nothing and are judged without being used, so they are used as soon as a text repeats.
 The draft head and exits cost time: the head guesses while another guess promises to pay, exits have a `Backoff`, and draft few
 tokens until the first ones were accepted.
 """
@@ -25,6 +25,7 @@ from tide_runtime.depth.speculation.grammar import GrammarDrafter, allowed
 from tide_runtime.depth.speculation.head import HeadDrafter
 from tide_runtime.depth.speculation.lengths import PassClock, choose_lengths
 from tide_runtime.depth.speculation.record import SpeculativeSequence, TrackRecord
+from tide_runtime.depth.speculation.successors import SuccessorDrafter
 from tide_runtime.depth.speculation.text import TextDrafter
 from tide_runtime.sequence import TokenSequence
 
@@ -57,7 +58,8 @@ class Speculator:
         exit_limit = (calibration.draft_limit if calibration is not None else 0) or tuning.head_draft_limit
         limits = [options.draft_limit or one for one in (tuning.text_draft_limit, tuning.head_draft_limit, exit_limit)]
         self.limit, (text_limit, head_limit, exit_limit) = max(limits), limits
-        self.text: list[Drafter] = [TextDrafter(text_limit)] if draft in ("ngram", "all") else []
+        copies: list[Drafter] = [TextDrafter(text_limit), SuccessorDrafter(text_limit, tuning.successor_entries)]
+        self.text = copies if draft in ("ngram", "all") else []
         if draft in ("grammar", "all"):
             self.text.append(GrammarDrafter(text_limit))
         info = manifest.draft_head if draft in ("head", "all") and passes is not None else None
@@ -91,9 +93,9 @@ class Speculator:
             drafter.draft(context, states)
         for state in states:
             if state.sequence.grammar is not None:
-                state.guess = allowed(state, state.guess)
+                state.guess, state.successor_guess = (allowed(state, g) for g in (state.guess, state.successor_guess))
         exits = bool(states and self.exits.exits) and self._exits_pay(len(states))
-        if any(state.guess.tokens for state in states):
+        if any(state.guess.tokens or state.successor_guess.tokens for state in states):
             speedup = fmean(state.record.exits.speedup for state in states) if exits else 1.0
             self.place_drafts(states, prompt_tokens, least=speedup)
         ready = [state for state in states if not state.drafts and state.record.exits.active and state.room > 0] if exits else []
@@ -116,8 +118,10 @@ class Speculator:
             self.clock.observe(len(counts), sum(counts), max(counts), ms)
         for state, tokens in zip(states, verified, strict=True):
             record = state.record
-            for guess in (state.guess, state.head_guess):
+            for guess in (state.guess, state.successor_guess, state.head_guess):
                 record.observe(guess, tokens)
+            if state.successors is not None:
+                state.successors.learn(state.tokens, state.sequence.num_tokens, tokens)
             if state.evaluates and cost is not None:
                 record.observe_cycle(len(state.drafts), len(tokens) - 1, cost)
             else:
