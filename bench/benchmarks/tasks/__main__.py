@@ -11,9 +11,10 @@ Each task runs under `full` and under `auto` of the same bundle in turn, with th
 the same prompts for as many tokens: w8a8 and int4 beside onnxruntime-genai int4 (made from the same dequantised weights by its
 own defaults, on all cores, which is the faster of its settings), source in the kinds chat and turns beside llama.cpp.
 Times are of decoding, behind the first token of each reply. A round runs every task once, in a fixed order and under a cache
-salt of its own, so that what drafts for a task is its own text, never another run of the task. In batches the first turns of
-eight tasks, one of each kind, are submitted together, and every batch has its own salt. The folder
-bench/benchmarks/tasks/second_prompts is a second set, written after the policies were final and never used to change them.
+salt of its own, so that what drafts for a task is its own text and the engine's replies to the tasks before it, never another
+run of the task. In batches the first turns of eight tasks, one of each kind, are submitted together, and every batch has its own
+salt. The folder bench/benchmarks/tasks/second_prompts is a second set, written after the policies were final and never used to
+change them.
 """
 
 from __future__ import annotations
