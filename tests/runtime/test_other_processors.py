@@ -12,11 +12,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(unavailable() is not None, re
 # Rows that launches and sequences are padded to: what invariance.py says of each instruction set, and what would pass unseen if
 # this machine's own kernels ran.
 ANY, TWO = "least=1, multiple=1, spare=0", "least=2, multiple=1, spare=0"
-ONE_MORE, THREE_MORE = "least=1, multiple=1, spare=1", "least=1, multiple=1, spare=3"
+ONE_MORE = "least=1, multiple=1, spare=1"
 PADDINGS = {
     "AVX2": {"fp32": (ANY, ONE_MORE), "int8": (ANY, ONE_MORE), "int4": (TWO, ONE_MORE)},
-    "AVX": {"fp32": (ANY, THREE_MORE), "int8": (TWO, THREE_MORE), "int4": (TWO, THREE_MORE)},
-    "SSE4": {form: (ANY, THREE_MORE) for form in FORMS},
+    "AVX": {"fp32": (ANY, ONE_MORE), "int8": (TWO, ONE_MORE), "int4": (TWO, ONE_MORE)},
+    "SSE4": {form: (ANY, ONE_MORE) for form in FORMS},
 }
 PADDINGS = {kind: forms | {"w8a8": (ANY, ONE_MORE)} for kind, forms in PADDINGS.items()}  # integer products
 

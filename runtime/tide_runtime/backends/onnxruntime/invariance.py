@@ -9,10 +9,9 @@ rows bit by bit: one of every kind of low-bit product at every size of launch, o
 
 Measured with onnxruntime 1.32: 4-bit products of AVX2 and AVX need 2 rows at least, 8-bit products of AVX too; with AVX512-VNNI
 blocks of 64 weights and more (8 bits: 128) need an even number of rows; products of smaller blocks there, and all with SSE4, need
-no padding. Attention sums the last row of a tile of rows in another order where the tile holds no other row, so a sequence needs
-one row after its tokens; how large tiles are depends on the head size and on the processor's L2 cache. Without FMA (AVX, SSE4) it
-needs 3 rows: the last terms after a multiple of four are summed apart there, and 3 slots of padding, whose weight is 0, keep real
-tokens out of them.
+no padding. Attention sums a row that is alone in another order, so a sequence needs one row after its tokens. With its tiles on
+(see `ATTENTION_SWITCH`) processors without FMA (AVX, SSE4) need 3: the last terms after a multiple of four are summed apart there,
+and 3 slots of padding, whose weight is 0, keep real tokens out of them.
 """
 
 from __future__ import annotations
