@@ -10,7 +10,7 @@ rows bit by bit: one of every kind of low-bit product at every size of launch, o
 Measured with onnxruntime 1.32: 4-bit products of AVX2 and AVX need 2 rows at least, 8-bit products of AVX too; with AVX512-VNNI
 blocks of 64 weights and more (8 bits: 128) need an even number of rows; products of smaller blocks there, and all with SSE4, need
 no padding. Attention sums a row that is alone in another order, so a sequence needs one row after its tokens. With its tiles on
-(see `ATTENTION_SWITCH`) processors without FMA (AVX, SSE4) need 3: the last terms after a multiple of four are summed apart there,
+(see `ATTENTION_SWITCH`) processors without FMA (AVX, SSE4) need 3: the last terms after a multiple of four are summed apart,
 and 3 slots of padding, whose weight is 0, keep real tokens out of them.
 """
 
