@@ -1,4 +1,4 @@
-"""Weights ``auto``, the commands' default: the form in which this machine runs a model fastest, of those that fit its memory."""
+"""Weights ``auto``, the commands' default: products of integers for processors where they fit the memory, else fewer bits."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def chosen_weights(loaded: LoadedModel, config: ExportConfig, targets: Sequence[
         return "source", "as they are stored, which every target runs"
     if (config.quantizer, config.head_bits) != (ExportConfig.quantizer, ExportConfig.head_bits):
         return "int4", "as --quantizer or --head-bits are given"
-    modules = list(loaded.model.modules())
-    products = {id(one.weight) for name, one in integer_matrices(loaded.model).items()}
-    tables = {id(one.weight) for one in modules if isinstance(one, nn.Embedding)}
+    products = {id(module.weight) for module in integer_matrices(loaded.model).values()}
+    tables = {id(module.weight) for module in loaded.model.modules() if isinstance(module, nn.Embedding)}
     in_products = in_tables = others = 0
     for parameter in loaded.model.parameters():
         if id(parameter) in products:

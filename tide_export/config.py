@@ -11,8 +11,8 @@ from tide_runtime.bundle.calibration import CalibrationInfo
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError, TargetError
 
-AUTO = "auto"
-WEIGHTS = (AUTO, "source", *DTYPES, "int8", "int4", "w8a8")
+AUTO = "auto"  # of an export, which knows the machine that it is for; a calibration takes one of the others
+WEIGHTS = ("source", *DTYPES, "int8", "int4", "w8a8")
 QUANTIZERS = ("rtn", "gptq", "gptq_mixed")
 HEAD_BITS = ("auto", "4", "8")
 KV = ("model", "int8")
@@ -127,7 +127,8 @@ class ExportConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ParamsError(f"dtype is {self.dtype!r}; set it to one of: {', '.join(DTYPES)}")
-        object.__setattr__(self, "dtype", dtype_with(self.weights, self.quantizer, self.dtype, ExportConfig.dtype))
+        weights = ExportConfig.weights if self.weights == AUTO else self.weights
+        object.__setattr__(self, "dtype", dtype_with(weights, self.quantizer, self.dtype, ExportConfig.dtype))
         if self.kv not in KV:
             raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(KV)}")
         if self.head_bits not in HEAD_BITS:
