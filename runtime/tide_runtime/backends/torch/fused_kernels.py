@@ -12,13 +12,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tide_runtime.backends.torch.attention_kernels import attention, fits
+from tide_runtime.backends.torch.skinny_product import Matrix, Norm, skinny_product, takes, takes_logits
 from tide_runtime.kept_tokens import TINY
 
-_BLOCK_SLOTS = 64
-_MOST_QUERIES = 64  # of a KV head in one program
-MOST_ROWS = 16  # of a product; above, a low-bit weight is dequantised once for all rows
+__all__ = [
+    "MAX_ROWS",
+    "Matrix",
+    "Norm",
+    "add_norm",
+    "attention",
+    "fits",
+    "gated",
+    "look_up",
+    "low_bit_product",
+    "product",
+    "race_bounds",
+    "skinny_product",
+    "takes",
+    "takes_logits",
+    "token",
+]
+
+MAX_ROWS = 16  # of a program
 _TILE_BYTES = 8192  # of a weight in one program, at once
-_PROGRAMS = 256  # enough for every multiprocessor of a large GPU
 _TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -74,163 +91,6 @@ def _has_rows(x: Tensor) -> bool:
 
 
 @triton.jit
-def _rounded(x, reciprocals):  # type: ignore[no-untyped-def]
-    number = tl.minimum(tl.maximum(x.to(tl.float32) * reciprocals, -128.0), 127.0)
-    return (number + 12582912.0 - 12582912.0).to(tl.int8)  # 1.5 · 2^23, whose neighbours are one apart: rounds to even
-
-
-@triton.jit
-def _place(  # type: ignore[no-untyped-def]
-    every,
-    table,
-    seqlens,
-    queries,
-    keys,
-    values,
-    scales,
-    tokens,
-    slots,
-    positions,
-    HEADS: tl.constexpr,
-    KV: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    ROUNDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row, head = tl.program_id(0), tl.program_id(1)
-    batch = row // tokens
-    place = tl.load(seqlens + batch) + 1 - tokens + row % tokens
-    place = tl.minimum(tl.maximum(place, 0), slots - 1)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < DIM
-    source = every + (row.to(tl.int64) * (HEADS + 2 * KV) + head) * DIM
-    x = tl.load(source + columns, mask=inside, other=0.0)
-    turns = (columns < WIDTH) & (head < HEADS + KV)
-    partner = tl.where(columns < WIDTH // 2, columns + WIDTH // 2, columns - WIDTH // 2)
-    if INTERLEAVED:
-        partner = columns ^ 1
-    swapped = tl.load(source + partner, mask=turns, other=0.0).to(tl.float32)
-    cos = tl.load(table + place * WIDTH + columns, mask=turns, other=1.0).to(tl.float32)
-    sin = tl.load(table + (positions + place) * WIDTH + columns, mask=turns, other=0.0).to(tl.float32)
-    turned = (x.to(tl.float32) * cos + swapped * sin).to(x.dtype)
-    if head < HEADS:
-        tl.store(queries + (row.to(tl.int64) * HEADS + head) * DIM + columns, turned, mask=inside)
-    elif head < HEADS + KV:
-        kept = ((batch * KV + head - HEADS).to(tl.int64) * slots + place) * DIM
-        if ROUNDS:
-            by_channel = tl.load(scales + (KV + head - HEADS) * DIM + columns, mask=inside, other=1.0)
-            tl.store(keys + kept + columns, _rounded(turned, by_channel), mask=inside)
-        else:
-            tl.store(keys + kept + columns, turned, mask=inside)
-    else:
-        kept = ((batch * KV + head - HEADS - KV).to(tl.int64) * slots + place) * DIM
-        if ROUNDS:
-            by_channel = tl.load(scales + (2 * KV + head - HEADS) * DIM + columns, mask=inside, other=1.0)
-            tl.store(values + kept + columns, _rounded(turned, by_channel), mask=inside)
-        else:
-            tl.store(values + kept + columns, turned, mask=inside)
-
-
-@triton.jit
-def _attend(  # type: ignore[no-untyped-def]
-    queries,
-    keys,
-    values,
-    scales,
-    seqlens,
-    sums,
-    peaks,
-    weights,
-    scale,
-    tokens,
-    slots,
-    chunk,
-    WINDOW: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV: tl.constexpr,
-    DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SLOTS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    ROUNDS: tl.constexpr,
-):
-    kept, part = tl.program_id(0), tl.program_id(1)
-    group: tl.constexpr = HEADS // KV
-    batch, head = kept // KV, kept % KV
-    rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
-    wanted, inside = rows < tokens * group, columns < DIM
-    first = tl.load(seqlens + batch) + 1 - tokens
-    place = tl.minimum(tl.maximum(first + rows // group, 0), slots - 1)
-    last = tl.minimum(first + tokens, slots)
-    at = ((batch * tokens + rows // group) * HEADS + head * group + rows % group) * DIM
-    query = tl.load(queries + at[:, None] + columns[None, :], mask=wanted[:, None] & inside[None, :], other=0.0)
-    peak = tl.full((ROWS,), -float("inf"), tl.float32)
-    weight = tl.zeros((ROWS,), tl.float32)
-    total = tl.zeros((ROWS, BLOCK), tl.float32)
-    base = kept.to(tl.int64) * slots * DIM
-    if ROUNDS:
-        key_scale = tl.load(scales + head * DIM + columns, mask=inside, other=0.0)
-        value_scale = tl.load(scales + (2 * KV + head) * DIM + columns, mask=inside, other=0.0)
-    begin = part * chunk
-    if WINDOW > 0:
-        begin = tl.maximum(begin, (first - WINDOW) // SLOTS * SLOTS)
-    for start in range(begin, tl.minimum(part * chunk + chunk, last), SLOTS):
-        slot = start + tl.arange(0, SLOTS)
-        there = slot < last
-        key = tl.load(keys + base + slot[None, :] * DIM + columns[:, None], mask=there[None, :] & inside[:, None], other=0)
-        if ROUNDS:
-            key = (key.to(tl.float32) * key_scale[:, None]).to(query.dtype)
-        scores = tl.dot(query, key, input_precision=PRECISION) * scale
-        seen = (slot[None, :] <= place[:, None]) & there[None, :]
-        if WINDOW > 0:
-            seen = seen & (slot[None, :] > place[:, None] - WINDOW)
-        scores = tl.where(seen, scores, -float("inf"))
-        largest = tl.maximum(peak, tl.max(scores, 1))
-        finite = tl.where(largest == -float("inf"), 0.0, largest)
-        powers, shrink = tl.exp(scores - finite[:, None]), tl.exp(peak - finite)
-        value = tl.load(values + base + slot[:, None] * DIM + columns[None, :], mask=there[:, None] & inside[None, :], other=0)
-        if ROUNDS:
-            value = (value.to(tl.float32) * value_scale[None, :]).to(query.dtype)
-        total = total * shrink[:, None] + tl.dot(powers.to(value.dtype), value, input_precision=PRECISION)
-        weight = weight * shrink + tl.sum(powers, 1)
-        peak = largest
-    here = (kept * tl.num_programs(1) + part) * ROWS + rows
-    tl.store(peaks + here, peak)
-    tl.store(weights + here, weight)
-    tl.store(sums + here[:, None] * BLOCK + columns[None, :], total)
-
-
-@triton.jit
-def _combine(  # type: ignore[no-untyped-def]
-    sums,
-    peaks,
-    weights,
-    made,
-    tokens,
-    HEADS: tl.constexpr,
-    KV: tl.constexpr,
-    DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    kept, row = tl.program_id(0), tl.program_id(1)
-    group: tl.constexpr = HEADS // KV
-    batch, head = kept // KV, kept % KV
-    columns = tl.arange(0, BLOCK)
-    here = (kept * PARTS + tl.arange(0, PARTS)) * ROWS + row
-    peak = tl.load(peaks + here)
-    share = tl.exp(peak - tl.max(peak, 0))
-    weight = tl.sum(share * tl.load(weights + here), 0)
-    total = tl.sum(share[:, None] * tl.load(sums + here[:, None] * BLOCK + columns[None, :]), 0) / weight
-    at = ((batch * tokens + row // group) * HEADS + head * group + row % group) * DIM
-    tl.store(made + at + columns, total.to(made.dtype.element_ty), mask=columns < DIM)
-
-
-@triton.jit
 def _dequantised_product(  # type: ignore[no-untyped-def]
     x,
     values,
@@ -264,6 +124,9 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
         x, made = x + first * (width // each), made + first * outputs
         values, scales = values + owner * outputs * stored, scales + owner * outputs * blocks
         zeros = zeros + owner * outputs * zero_bytes
+    else:
+        first = tl.program_id(1).to(tl.int64) * ROWS
+        x, made, count = x + first * (width // each), made + first * outputs, count - tl.program_id(1) * ROWS
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, blocks, BLOCKS):
         block = start + tl.arange(0, BLOCKS)
@@ -281,7 +144,7 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
         high = (packed >> 4).to(tl.float32) * scale[:, :, None] + shift[:, :, None]
         from_x = block[:, None] * inner + within[None, :]
         for number in tl.static_range(ROWS):
-            known = (block < blocks)[:, None] & (number < count)
+            known = (block < blocks)[:, None] & (tl.full((1, 1), number, tl.int32) < count)
             given = tl.load(x + number * (width // each) + from_x, mask=known, other=0)
             if each == 2:  # two elements in one number: vectors of bytes then meet vectors of x
                 even = (given & ((1 << half) - 1)).to(bits).to(DTYPE, bitcast=True).to(tl.float32)
@@ -298,8 +161,8 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
 def low_bit_product(
     x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, block: int, owners: Tensor | None = None
 ) -> Tensor:
-    """x [..., K] times the transposed weight [N, K], of at most `MOST_ROWS` rows; for the operands see `dequantised`. With
-    ``owners`` [M], x is [M, R, K] and the weight [E, N, K], of which x[m] is multiplied with the matrix owners[m].
+    """x [..., K] times the transposed weight [N, K]; for the operands see `dequantised`. With ``owners`` [M], x is [M, R, K],
+    R at most `MAX_ROWS`, and the weight [E, N, K], of which x[m] is multiplied with the matrix owners[m].
 
     A program holds whole rows of the weight, or as much of them as it has registers for, so that most of a matrix is on its way
     from memory at once.
@@ -310,12 +173,13 @@ def low_bit_product(
     count, inner = x.numel() // width // parts, block * bits // 8
     blocks = min(triton.next_power_of_2(stored // inner), max(1, _TILE_BYTES // 2 // inner))
     columns = max(1, _TILE_BYTES // (blocks * inner))
+    rows = min(MAX_ROWS, triton.next_power_of_2(count))
     pairs = x if bits == 8 else x.view(torch.int64 if x.dtype == torch.float32 else torch.int32)
-    _dequantised_product[(triton.cdiv(outputs, columns), parts)](
+    _dequantised_product[(triton.cdiv(outputs, columns), triton.cdiv(count, rows) if owners is None else parts)](
         pairs, values, scales, values if zeros is None else zeros, values if owners is None else owners, made, count, width,
         stored, stored // inner, 0 if zeros is None else zeros.shape[-1], outputs, zeros is not None, owners is not None, bits,
         block, _TRITON[x.dtype],
-        triton.next_power_of_2(count), columns, blocks, num_warps=8,
+        rows, columns, blocks, num_warps=8,
     )  # fmt: skip
     return made
 
@@ -367,13 +231,15 @@ def _product(  # type: ignore[no-untyped-def]
     x, weight, made, count, width, outputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
     column, row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROWS)
+    first = tl.program_id(1).to(tl.int64) * ROWS
+    x, made, count = x + first * width, made + first * outputs, count - tl.program_id(1) * ROWS
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, BLOCK):
         place = start + tl.arange(0, BLOCK)
         there = (column < outputs)[:, None] & (place < width)[None, :]
         part = tl.load(weight + column[:, None].to(tl.int64) * width + place[None, :], mask=there, other=0.0).to(tl.float32)
         for number in tl.static_range(ROWS):
-            known = (place < width) & (number < count)
+            known = (place < width) & (tl.full((1,), number, tl.int32) < count)
             given = tl.load(x + number * width + place, mask=known, other=0.0).to(tl.float32)
             total = tl.where(row[:, None] == number, total + tl.sum(part * given[None, :], 1)[None, :], total)
     wanted = (row < count)[:, None] & (column < outputs)[None, :]
@@ -387,10 +253,9 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     made = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
     count, numbers = x.numel() // width, _TILE_BYTES // weight.element_size()
     block = min(triton.next_power_of_2(width), numbers)
-    grid = (triton.cdiv(outputs, numbers // block),)
-    _product[grid](
-        x, weight, made, count, width, outputs, triton.next_power_of_2(count), numbers // block, block, num_warps=8
-    )  # fmt: skip
+    rows = min(MAX_ROWS, triton.next_power_of_2(count))
+    grid = triton.cdiv(outputs, numbers // block), triton.cdiv(count, rows)
+    _product[grid](x, weight, made, count, width, outputs, rows, numbers // block, block, num_warps=8)
     return made
 
 
@@ -464,54 +329,3 @@ def race_bounds(row: Tensor, best: Tensor, temperature: float, key: list[int], p
     programs = triton.cdiv(row.numel(), 4 * block)
     _race[(programs,)](row, best, bounds, numbers, temperature, TINY, row.numel(), block, num_warps=4)
     return bounds
-
-
-def fits(tokens: int, group: int, width: int) -> bool:
-    """Whether `attention` takes so many tokens a sequence and query heads a KV head of ``width`` channels."""
-    return tokens * group <= _MOST_QUERIES and width <= 256
-
-
-def attention(
-    every: Tensor,
-    table: Tensor,
-    seqlens: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    heads: int,
-    scale: float,
-    interleaved: bool,
-    window: int,
-    scales: Tensor | None = None,
-) -> Tensor:
-    """Attention [B, S, N · D] of the packed projections ``every`` [B, S, (N + 2 KV) · D], whose keys and values are cached first.
-
-    Args:
-        table: `rotation_table`; of width 0 where nothing is rotated.
-        seqlens: [B] int32, tokens of a sequence with those of the step, less one.
-        keys: [B, KV, slots, D], as ``values``.
-        window: tokens that a token sees; 0 or less: all.
-        scales: `cache_scales`, of caches in int8.
-    """
-    every = every.contiguous()  # a part of a product with others where a model computes its MLP beside attention
-    batch, tokens, _ = every.shape
-    kv, slots, dim = keys.shape[1:]
-    block = max(16, triton.next_power_of_2(dim))
-    queries = torch.empty((batch, tokens, heads, dim), dtype=every.dtype, device=every.device)
-    _place[(batch * tokens, heads + 2 * kv)](
-        every, table, seqlens, queries, keys, values, every if scales is None else scales, tokens, slots, table.shape[1], heads,
-        kv, dim, table.shape[2], interleaved, scales is not None, block, num_warps=1,
-    )  # fmt: skip
-    rows = max(16, triton.next_power_of_2(tokens * (heads // kv)))
-    parts = triton.next_power_of_2(min(triton.cdiv(_PROGRAMS, batch * kv), triton.cdiv(slots, _BLOCK_SLOTS)))
-    chunk = triton.cdiv(triton.cdiv(slots, parts), _BLOCK_SLOTS) * _BLOCK_SLOTS
-    sums = torch.empty((batch * kv, parts, rows, block), dtype=torch.float32, device=every.device)
-    peaks, weights = torch.empty((2, batch * kv, parts, rows), dtype=torch.float32, device=every.device)
-    _attend[(batch * kv, parts)](
-        queries, keys, values, every if scales is None else scales, seqlens, sums, peaks, weights, scale, tokens, slots, chunk,
-        max(window, 0), heads, kv, dim, rows, block, _BLOCK_SLOTS, "ieee", scales is not None, num_warps=4, num_stages=2,
-    )  # fmt: skip
-    made = torch.empty((batch, tokens, heads * dim), dtype=every.dtype, device=every.device)
-    _combine[(batch * kv, tokens * (heads // kv))](
-        sums, peaks, weights, made, tokens, heads, kv, dim, rows, block, parts, num_warps=2
-    )  # fmt: skip
-    return made

@@ -42,7 +42,7 @@ class LowBitProduct:
     def __call__(self, x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
         points = None if zeros is None else zeros.view(self.rows, -1)
         weight = values.view(self.rows, -1), scales.view(self.rows, -1), points, self.bits, self.block
-        if self._kernels is not None and x.numel() // x.shape[-1] <= self._kernels.MOST_ROWS:
+        if self._kernels is not None and self._kernels.takes(x.shape[-2], x.numel() // x.shape[-1]):
             return self._kernels.low_bit_product(x, *weight)
         return F.linear(x, dequantised(*weight))
 
@@ -87,7 +87,7 @@ class LowBitExperts:
         return self._product(F.silu(gate) * linear, owners, down)
 
     def _product(self, x: Tensor, owners: Tensor, weight: _Experts) -> Tensor:
-        if self._kernels is not None and x.shape[1] <= self._kernels.MOST_ROWS:
+        if self._kernels is not None and x.shape[1] <= self._kernels.MAX_ROWS:
             return self._kernels.low_bit_product(x, *weight, self.bits, self.block, owners)
         values, scales, zeros = weight
         most = max(1, _MOST_DEQUANTISED // (scales.shape[1] * x.shape[2]))

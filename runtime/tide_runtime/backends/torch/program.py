@@ -20,6 +20,7 @@ from tide_runtime.backends.torch.attention import (
     cache_scales,
     rotation_table,
 )
+from tide_runtime.backends.torch.fused_product import FUSED, FusedProduct, with_fused_products
 from tide_runtime.backends.torch.graph_file import DeviceWeights, GraphFile, GraphNode, Weight
 from tide_runtime.backends.torch.joined_nodes import GATE, LINEAR, TOKEN, with_gates, with_linear, with_tokens
 from tide_runtime.backends.torch.low_bits import LowBitExperts, LowBitProduct, look_up
@@ -67,6 +68,8 @@ class Program:
         self._check_operators()
         self._on_host = {n for n, w in graph.weights.items() if _may_be_size(w)}
         nodes = with_tokens(with_gates(with_linear(graph), graph.outputs), graph.outputs)
+        if kernels is not None:
+            nodes = with_fused_products(nodes, graph)
         calls = [self._call(node) for node in nodes]
         self._calls = self._with_last_uses(calls)
 
@@ -141,6 +144,8 @@ class Program:
             return router(node.attributes, self._weights.device), frozenset(), node.inputs
         if node.op == LINEAR:
             return self._linear(node)
+        if node.op == FUSED:
+            return self._fused(node)
         if node.op == TOKEN:
             return self._kernels.token if self._kernels is not None else _token, frozenset(), node.inputs
         if node.op == GATE:
@@ -159,19 +164,50 @@ class Program:
 
         return norm
 
-    def _linear(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
-        """Products of one input with constant matrices [K, N], held as one [N, K]: cuBLAS reads it fastest for few rows."""
-        source, *names = node.inputs
-        parts = [self.graph.weights[name] for name in names]
-        if node.attributes.get("transB"):
-            weight, sizes = self._weights.get(parts[0]), [parts[0].shape[0]]
+    def _fused(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
+        source, residual, squares, gains, *operands = node.inputs
+        attributes, matrix = node.attributes, self._kernels.Matrix
+        weights = [self.graph.weights[name] for name in operands if name]
+        if attributes["low_bits"]:
+            values, scales, *zeros = (self._weights.get(weight).view(attributes["N"], -1) for weight in weights)
+            made = matrix(values, scales, zeros[0] if zeros else None, attributes["bits"], attributes["block_size"])
+            sizes = [attributes["N"]]
         else:
-            sizes = [part.shape[1] for part in parts]
-            weight = self._weights.made("rows", parts, lambda tensors: torch.cat([each.t() for each in tensors]).contiguous())
-        kernels = self._kernels if weight.dtype == torch.float32 else None
+            rows, sizes = self._rows(weights, bool(attributes.get("transB")))
+            made = matrix(rows)
+        function = FusedProduct(
+            made,
+            sizes,
+            self._weights.get(self.graph.weights[gains]) if gains else None,
+            attributes["epsilon"],
+            attributes["gate"],
+            self._kernels.takes_logits if self._gives_logits(node) else self._kernels.takes,
+            self._kernels,
+        )
+        return function, frozenset(), (source, residual, squares)
+
+    def _gives_logits(self, node: GraphNode) -> bool:
+        """Whether ``node`` computes the logits, of tokens that lie one after the other whatever sequences they are of."""
+        casts = [other.inputs[0] for other in self.graph.nodes if other.op == "Cast" and "logits" in other.outputs]
+        return not {"logits", *casts}.isdisjoint(node.outputs)
+
+    def _rows(self, weights: Sequence[Weight], as_stored: bool) -> tuple[Tensor, list[int]]:
+        """Constant matrices [K, N], held as one [N, K], which both kernels and cuBLAS read fastest for few rows, and each N.
+
+        ``as_stored``: there is one, and it is [N, K].
+        """
+        if as_stored:
+            return self._weights.get(weights[0]), [weights[0].shape[0]]
+        made = self._weights.made("rows", weights, lambda tensors: torch.cat([each.t() for each in tensors]).contiguous())
+        return made, [weight.shape[1] for weight in weights]
+
+    def _linear(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
+        source, *names = node.inputs
+        weight, sizes = self._rows([self.graph.weights[name] for name in names], bool(node.attributes.get("transB")))
+        kernels = self._kernels
 
         def product(x: Tensor) -> Tensor | tuple[Tensor, ...]:
-            few = kernels is not None and x.numel() // x.shape[-1] <= kernels.MOST_ROWS
+            few = kernels is not None and kernels.takes(x.shape[-2], x.numel() // x.shape[-1])
             made = kernels.product(x, weight) if kernels is not None and few else F.linear(x, weight)
             return made if len(sizes) == 1 else made.split(sizes, -1)
 
