@@ -49,6 +49,7 @@ KERNELS = (
     Kernel("exit_join", ("exit_join",), ("f32",)),
     Kernel("exit_candidates", ("exit_candidates",), ("f32",)),
     Kernel("exit_gate", ("exit_gate",), ("f32",)),
+    Kernel("exit_inputs", ("exit_inputs",), ("f32",)),
     Kernel("exit_merge", ("exit_merge",), ("f32",)),
 )
 ROUTER = KERNELS[0]

@@ -9,13 +9,14 @@ from typing import Any
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.element_types import BF16, FP16, FP32, INT32
 from tide_runtime.backends.device.program import Condition, Enqueue
-from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, ExitScore, ExitWindow, NextInputs
+from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, ExitInputs, ExitScore, ExitWindow, NextInputs
 from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
 
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.decode_loop import (
     prepare_exit_candidates,
     prepare_exit_gate,
+    prepare_exit_inputs,
     prepare_exit_join,
     prepare_exit_merge,
     prepare_exit_score,
@@ -100,18 +101,26 @@ class PluginLoopKernels:
 
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
         deeper = state.deeper[gate.number - 1]
-        tensors = self._per_sequence(state, "length", "chosen", dtype="i64") | self._per_sequence(
-            state, "finished", "exits", dtype="u8"
-        )
+        tensors = self._per_sequence(state, "chosen", dtype="i64") | self._per_sequence(state, "finished", "exits", dtype="u8")
         tensors |= self._scalars(state, "turns_left") | self._waiting(state)
         tensors |= {
             "score": self._array(gate.score, "f32", state.batch_size),
             "exit_token": self._array(gate.exit_token, "i64", state.batch_size),
             "deeper": self._array(deeper.flag, "i32"),
         } | self._counts(state)
-        tensors |= self._input_tensors(gate.behind, (state.batch_size, gate.width))
-        numbers = {"slots": gate.slots, "threshold": gate.threshold, "number": gate.number, "width": gate.width}
+        numbers = {"threshold": gate.threshold, "number": gate.number, "width": gate.width}
         return self._with_graph_condition(prepare_exit_gate, deeper, tensors, **numbers)
+
+    def exit_inputs(self, state: LoopState, inputs: ExitInputs) -> Enqueue:
+        choice, places = state.choices[inputs.number - 1], (state.batch_size, inputs.width)
+        tensors = self._per_sequence(state, "length", dtype="i64") | self._per_sequence(state, "finished", dtype="u8")
+        tensors |= self._waiting(state) | self._input_tensors(inputs.inputs, places)
+        tensors |= {
+            "window": self._array(inputs.window, "u8", *places, inputs.row_bytes),
+            "states": self._array(inputs.states, "u8", *places, inputs.row_bytes),
+            "choice": self._array(choice.flag, "i32"),
+        }
+        return self._with_graph_condition(prepare_exit_inputs, choice, tensors, slots=inputs.slots, number=inputs.number)
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
         tensors = (

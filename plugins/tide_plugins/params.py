@@ -75,13 +75,23 @@ class ExitGateParams(Structure):
     """`exit_gate_params` in csrc/exit_gate_params.h."""
 
     _fields_ = _fields(
-        "score exit_token finished length turns_left waiting exits chosen position_ids position_ids32 write_index "
-        "write_index32 seqlens_k logits_index logits_index32 deeper counts",
+        "score exit_token finished turns_left waiting exits chosen deeper counts",
         ("graph_condition", c_uint64),
-        ("slots", c_int64),
         ("rows width exit_count number", c_int32),
         ("threshold", c_float),
         ("sets_condition", c_int32),
+    )
+
+
+class ExitInputsParams(Structure):
+    """`exit_inputs_params` in csrc/exit_inputs_params.h."""
+
+    _fields_ = _fields(
+        "window finished length waiting states position_ids position_ids32 write_index write_index32 seqlens_k logits_index "
+        "logits_index32 choice",
+        ("graph_condition", c_uint64),
+        ("slots row_bytes", c_int64),
+        ("rows width number sets_condition", c_int32),
     )
 
 
@@ -98,5 +108,6 @@ PARAMS: dict[str, type[Structure]] = {
     "exit_join": ExitJoinParams,
     "exit_candidates": ExitCandidatesParams,
     "exit_gate": ExitGateParams,
+    "exit_inputs": ExitInputsParams,
     "exit_merge": ExitMergeParams,
 }

@@ -75,9 +75,9 @@ def plan_exit_score(rows: int, vocab: int, element_bytes: int) -> LaunchPlan:
     return LaunchPlan((blocks, some, 1), (SCORE_THREADS, 1, 1), counters=some, workspace_bytes=some * blocks * 4)
 
 
-def plan_exit_join(rows: int, arriving: int) -> LaunchPlan:
-    """One block per state that may arrive: up to ``arriving`` per row."""
-    return LaunchPlan((max(rows, 1), max(arriving, 1), 1), (LOOP_THREADS, 1, 1))
+def plan_exit_states(rows: int, tokens: int) -> LaunchPlan:
+    """One block per state of up to ``tokens`` per row: `exit_join`, `exit_inputs`."""
+    return LaunchPlan((max(rows, 1), max(tokens, 1), 1), (LOOP_THREADS, 1, 1))
 
 
 def _divide_up(value: int, by: int) -> int:

@@ -29,7 +29,7 @@ from tide_runtime.depth.certificate_coverage import with_promises
 from tide_runtime.depth.options import with_draft_head_of
 from tide_runtime.depth.policy import BackendFacts, EnginePolicy
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.device_loop.select import Drive, capture_steps, choose_drive
+from tide_runtime.device_loop.select import Drive, capture_steps, choose_drive, with_captures
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import BIAS_LIMIT, GenerationParams
@@ -131,7 +131,10 @@ class Engine:
         finish = partial(_finished, self.policy.name, self.tokenizer, self.manifest, options, self._metrics)
         as_rows = {"loops_as_rows": True} if self.policy.loops_as_rows else {}
         make_context = partial(rows.context, self.max_batch, blocks if caches_prefixes else 0, **as_rows)
-        self._loop = EngineLoop(self.policy, make_context, scheduler, finish, self._metrics)
+        captures = with_captures(self.backend, self.policy, make_context)
+        self._loop = EngineLoop(self.policy, captures or make_context, scheduler, finish, self._metrics)
+        if captures is not None:
+            self._loop.prepare()
         weakref.finalize(self, self._loop.stop, abort=True)
 
     def _make_tree(self) -> PrefixTree:

@@ -10,6 +10,7 @@ from tide_plugins.kernels import KERNELS
 from tide_plugins.launch.decode_loop import (
     prepare_exit_candidates,
     prepare_exit_gate,
+    prepare_exit_inputs,
     prepare_exit_join,
     prepare_exit_merge,
     prepare_exit_score,
@@ -102,15 +103,26 @@ def candidate_tensors(rows: int = 4, exits: int = 2) -> dict[str, Any]:
     }
 
 
-def gate_tensors(rows: int = 4, width: int = 8, exits: int = 2) -> dict[str, Any]:
+def input_tensors(rows: int = 4, width: int = 8, row_bytes: int = 128, exits: int = 2) -> dict[str, Any]:
+    new = Addresses().array
+    return {
+        **{name: new("u8", rows, width, row_bytes) for name in ("states", "window")},
+        "finished": new("u8", rows),
+        "waiting": new("i32", exits, rows),
+        "position_ids": new("i64", rows, width),
+        "position_ids32": new("i32", rows, width),
+        **{name: new("i64", rows) for name in ("length", "write_index", "logits_index")},
+        **{name: new("i32", rows) for name in ("write_index32", "seqlens_k", "logits_index32")},
+        "choice": new("i32"),
+    }
+
+
+def gate_tensors(rows: int = 4, exits: int = 2) -> dict[str, Any]:
     new = Addresses().array
     return {
         "score": new("f32", rows),
         "waiting": new("i32", exits, rows),
-        "position_ids": new("i64", rows, width),
-        "position_ids32": new("i32", rows, width),
-        **{name: new("i64", rows) for name in ("exit_token", "chosen", "length", "write_index", "logits_index")},
-        **{name: new("i32", rows) for name in ("write_index32", "seqlens_k", "logits_index32")},
+        **{name: new("i64", rows) for name in ("exit_token", "chosen")},
         **{name: new("u8", rows) for name in ("finished", "exits")},
         **{name: new("i32") for name in ("turns_left", "deeper")},
         "counts": new("i64", exits + 1),
@@ -138,5 +150,6 @@ def every_kernel() -> Iterator[tuple[str, Prepare, dict[str, Any], dict[str, Any
     numbers = {"exit_count": 2, "number": 2, "threshold": 0.5, "has_mlp": True}
     yield "exit_candidates", prepare_exit_candidates, candidate_tensors(), numbers
     yield "exit_join", prepare_exit_join, join_tensors(), {"number": 2}
-    yield "exit_gate", prepare_exit_gate, gate_tensors(), {"slots": 512, "threshold": 0.5, "number": 2, "width": 8}
+    yield "exit_gate", prepare_exit_gate, gate_tensors(), {"threshold": 0.5, "number": 2, "width": 8}
+    yield "exit_inputs", prepare_exit_inputs, input_tensors(), {"slots": 512, "number": 2}
     yield "exit_merge", prepare_exit_merge, merge_tensors(), {}

@@ -106,6 +106,9 @@ class HostDevice:
         self._memory.append(memory)
         return memory
 
+    def free_memory(self) -> None:
+        pass
+
     def zero(self, pointer: int, count_bytes: int) -> None:
         self._check(pointer, count_bytes)
         ctypes.memset(pointer, 0, count_bytes)

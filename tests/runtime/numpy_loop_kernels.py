@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 from runtime.simulated_gpu import SimulatedGpu
 from tide_runtime.backends.device.program import Condition, Enqueue
 from tide_runtime.depth.executor import max_probability
-from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, ExitScore, ExitWindow, NextInputs
+from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, ExitInputs, ExitScore, ExitWindow, NextInputs
 from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
 from tide_runtime.device_loop.token_ring import EXIT_UNIT, NO_TOKEN
 
@@ -144,21 +144,35 @@ class NumpyLoopKernels:
             everywhere = rows.waiting[here:].sum(0) if self._mutation != "elsewhere" else rows.waiting[here]
             forced = (everywhere == gate.width) | (rows.turns_left[0] == 1)
             deeper = active & ((rows.exits == 0) | (forced if self._mutation != "window" else False))
-            waiting = np.maximum(rows.waiting[here], 1)
-            first = np.minimum(rows.length + 1 - waiting, gate.slots - gate.width)
-            given = {
-                "write_index": first,
-                "position_ids": first[:, None] + np.arange(gate.width),
-                "seqlens_k": first + gate.width - 1,
-                "logits_index": np.arange(state.batch_size) * gate.width + waiting - 1,
-            }
-            for name, pointer in gate.behind.pointers.items():
-                memory(pointer, given[name].shape, gate.behind.types[name].host)[...] = given[name]
             counts[gate.number] += deeper.any()
             self._set(condition, handle, int(deeper.any()))
 
         condition = state.deeper[here]
         return self._deciding(condition, decide)
+
+    def exit_inputs(self, state: LoopState, inputs: ExitInputs) -> Enqueue:
+        rows, condition, batch = Rows(state), state.choices[inputs.number - 1], state.batch_size
+        pending = memory(inputs.window, (batch, inputs.width, inputs.row_bytes), np.uint8)
+
+        def write(handle: int | None) -> None:
+            waiting = rows.waiting[inputs.number - 1]
+            most = max([1, *waiting[rows.finished == RUNNING].tolist()])
+            choice = (most - 1).bit_length() if self._mutation != "narrow" else 0
+            tokens = 1 << choice
+            some = np.clip(waiting, 1, tokens)
+            first = np.minimum(rows.length + 1 - some, inputs.slots - tokens)
+            given = {
+                "write_index": first,
+                "position_ids": first[:, None] + np.arange(tokens),
+                "seqlens_k": first + tokens - 1,
+                "logits_index": np.arange(batch) * tokens + some - 1,
+            }
+            memory(inputs.states, (batch, tokens, inputs.row_bytes), np.uint8)[...] = pending[:, :tokens]
+            for name, pointer in inputs.inputs.pointers.items():
+                memory(pointer, given[name].shape, inputs.inputs.types[name].host)[...] = given[name]
+            self._set(condition, handle, choice)
+
+        return self._deciding(condition, write)
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
         rows, deep = Rows(state), memory(deep_token, (state.batch_size,), np.int64)

@@ -348,6 +348,16 @@ class SimulatedBuilder:
         self.record(SimulatedNode("CONDITIONAL", work))
         return body
 
+    def switch(self, condition: SimulatedCondition, count: int) -> tuple[SimulatedBuilder, ...]:
+        bodies = tuple(self._body(condition) for _ in range(count))
+
+        def work() -> None:
+            if self.gpu.conditions[condition.handle] < count:
+                bodies[self.gpu.conditions[condition.handle]].definition.execute()
+
+        self.record(SimulatedNode("CONDITIONAL", work))
+        return bodies
+
     def while_loop(self, condition: SimulatedCondition) -> SimulatedBuilder:
         body = self._body(condition)
 

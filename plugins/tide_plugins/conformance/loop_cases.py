@@ -25,6 +25,7 @@ from tide_plugins.conformance.case import (
 from tide_plugins.launch.decode_loop import (
     prepare_exit_candidates,
     prepare_exit_gate,
+    prepare_exit_inputs,
     prepare_exit_join,
     prepare_exit_merge,
     prepare_exit_score,
@@ -50,6 +51,8 @@ def loop_cases() -> Iterator[CaseSpec]:
     for rows, number, row_bytes in product(_ROWS, range(1, _EXITS + 1), (24, 4096)):
         name = f"b{rows}-exit{number}-bytes{row_bytes}"
         yield CaseSpec("exit_join", name, lambda name=name, a=(rows, number, row_bytes): _join(name, *a))  # type: ignore[misc]
+        name = f"inputs-{name}"
+        yield CaseSpec("exit_inputs", name, lambda name=name, a=(rows, number, row_bytes): _inputs(name, *a))  # type: ignore[misc]
     for rows, number, mlp in product(_ROWS, (1, 2), (False, True)):
         name = f"b{rows}-exit{number}-mlp{int(mlp)}"
         yield CaseSpec("exit_candidates", name, lambda name=name, a=(rows, number, mlp): _candidates(name, *a))  # type: ignore[misc]
@@ -107,17 +110,28 @@ def _gate(name: str, rows: int, left: int, number: int) -> Case:
         **_rows_at(rng, rows, number),
         "score": score,
         "exit_token": rng.integers(0, 2**31, rows),
-        "length": rng.integers(_WIDTH, _SLOTS + 1, rows),
         "turns_left": np.array([left], np.int32),
         "exits": rng.integers(0, number, rows).astype(np.uint8),
         "chosen": rng.integers(0, 2**31, rows),
         "counts": np.arange(2 * _EXITS + 1),
     }
+    numbers = {"threshold": _THRESHOLD, "number": number, "width": _WIDTH}
+    return _case(prepare_exit_gate, given, {"deeper": untouched(1)}, numbers, reference.exit_gate)
+
+
+def _inputs(name: str, rows: int, number: int, row_bytes: int) -> Case:
+    rng = rng_for(name)
+    given: Tensors = {
+        "finished": rng.choice([0, 0, 0, 1], rows).astype(np.uint8),
+        "length": rng.integers(_WIDTH, _SLOTS + 1, rows),
+        "waiting": rng.integers(0, rng.integers(1, _WIDTH + 1) + 1, (_EXITS, rows)).astype(np.int32),
+        "window": _bytes(rng, rows, _WIDTH, row_bytes),
+        "states": _bytes(rng, rows, _WIDTH, row_bytes),
+    }
     outputs = {"position_ids": untouched(rows, _WIDTH, dtype=np.int64), "position_ids32": untouched(rows, _WIDTH)}
-    outputs |= {n: untouched(rows, dtype=kind) for n, kind in _PLACES.items()} | {"deeper": untouched(1)}
+    outputs |= {n: untouched(rows, dtype=kind) for n, kind in _PLACES.items()} | {"choice": untouched(1)}
     outputs |= {"logits_index": untouched(rows, dtype=np.int64), "logits_index32": untouched(rows)}
-    numbers = {"slots": _SLOTS, "threshold": _THRESHOLD, "number": number}
-    return _case(prepare_exit_gate, given, outputs, numbers, reference.exit_gate, {"width": _WIDTH})
+    return _case(prepare_exit_inputs, given, outputs, {"slots": _SLOTS, "number": number}, reference.exit_inputs)
 
 
 def _candidates(name: str, rows: int, number: int, mlp: bool) -> Case:
@@ -202,13 +216,12 @@ def _case(
     outputs: Tensors,
     numbers: dict[str, Any],
     expected: Callable[..., Tensors],
-    sizes: dict[str, int] | None = None,
 ) -> Case:
-    """A case with bitwise comparison. ``sizes``: numbers that the reference derives from array shapes."""
+    """A case with bitwise comparison."""
     before = {name: tensor.copy() for name, tensor in (given | outputs).items()}
 
     def check(out: Tensors) -> None:
         for name, wanted in expected(before, **numbers).items():
             assert_same(name, out[name], wanted.astype(out[name].dtype))
 
-    return Case(prepare, given | outputs, numbers | (sizes or {}), check)
+    return Case(prepare, given | outputs, numbers, check)

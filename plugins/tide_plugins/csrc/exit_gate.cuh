@@ -1,9 +1,8 @@
-// exit_gate: decide which rows of a decode loop exit, and write the inputs of the layers after the exit if any row needs them.
+// exit_gate: decide which rows of a decode loop exit, and whether any row needs the layers after the exit.
 //
 //   waiting[exit] += arriving tokens (see exit_join)
 //   running row that has not exited before:  leaves = score >= threshold (false for NaN)
 //   wants = not exited, or the window is full, or last turn of the loop;  deeper = any row wants
-//   inputs of the next layers: position of the first pending token, so that all pending tokens run in one launch
 //
 // At most `width` tokens of a row are pending over all exits, so tokens that move on always fit into the next window.
 #pragma once
@@ -15,10 +14,10 @@
 
 namespace tide {
 
-__device__ __forceinline__ int32_t count_arrivals(const exit_gate_params& v, int row) {
+__device__ __forceinline__ void count_arrivals(const exit_gate_params& v, int row) {
   const int32_t arrived = arrivals(v.waiting, v.finished, v.number, v.rows, row);
   if (v.number > 1) v.waiting[(v.number - 2) * v.rows + row] = 0;
-  return v.waiting[(v.number - 1) * v.rows + row] += arrived;
+  v.waiting[(v.number - 1) * v.rows + row] += arrived;
 }
 
 // Takes the exit's token if its score reaches the threshold.
@@ -35,28 +34,12 @@ __device__ __forceinline__ bool wants_deeper(const exit_gate_params& v, int row)
   return v.exits[row] == 0 || everywhere == v.width || *v.turns_left == 1;
 }
 
-// Clamped so that `width` slots fit: finished rows write to the last slots, which are not read again.
-__device__ __forceinline__ void place_window(const exit_gate_params& v, int row, int32_t waiting) {
-  const int32_t some = waiting > 0 ? waiting : 1;
-  const int64_t wanted = v.length[row] + 1 - some, most = v.slots - v.width, first = wanted < most ? wanted : most;
-  const int64_t chosen = int64_t(row) * v.width + some - 1;
-  for (int i = 0; i < v.width; ++i) {
-    if (v.position_ids) v.position_ids[int64_t(row) * v.width + i] = first + i;
-    if (v.position_ids32) v.position_ids32[int64_t(row) * v.width + i] = int32_t(first + i);
-  }
-  if (v.write_index) v.write_index[row] = first;
-  if (v.write_index32) v.write_index32[row] = int32_t(first);
-  if (v.seqlens_k) v.seqlens_k[row] = int32_t(first + v.width - 1);
-  if (v.logits_index) v.logits_index[row] = chosen;
-  if (v.logits_index32) v.logits_index32[row] = int32_t(chosen);
-}
-
 template <typename T>
 __device__ __forceinline__ void exit_gate(const exit_gate_params& v) {
   bool wants = false;
   for (int row = threadIdx.x; row < v.rows; row += blockDim.x) {
     const bool runs = v.finished[row] == 0;
-    place_window(v, row, count_arrivals(v, row));
+    count_arrivals(v, row);
     try_exit(v, row, runs);
     wants = (runs && wants_deeper(v, row)) || wants;
   }

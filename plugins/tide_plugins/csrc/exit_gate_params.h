@@ -9,22 +9,13 @@ struct exit_gate_params {
   const float* score;         // [rows]
   const int64_t* exit_token;  // [rows] token of the exit head
   const uint8_t* finished;    // [rows] 0: running
-  const int64_t* length;      // [rows]
   const int32_t* turns_left;  // scalar
   int32_t* waiting;           // [exits, rows] in and out: pending tokens at each exit
   uint8_t* exits;             // [rows] in and out: number of the exit that the token took; 0: none so far
   int64_t* chosen;            // [rows] token of rows that exit
-  int64_t* position_ids;      // [rows, width] inputs of the layers after the exit
-  int32_t* position_ids32;
-  int64_t* write_index;  // [rows]
-  int32_t* write_index32;
-  int32_t* seqlens_k;     // [rows]
-  int64_t* logits_index;  // [rows]
-  int32_t* logits_index32;
-  int32_t* deeper;  // scalar: whether these layers run
-  int64_t* counts;  // element `number`: turns that ran the layers after this exit
+  int32_t* deeper;            // scalar: whether the layers after the exit run
+  int64_t* counts;            // element `number`: turns that ran them
   uint64_t graph_condition;
-  int64_t slots;
   int32_t rows;
   int32_t width;
   int32_t exit_count;

@@ -4,24 +4,12 @@
 //   window[waiting[exit] + i] = states[i], i < arrived;  last = states[arrived - 1]
 #pragma once
 
+#include "copy_state.cuh"
 #include "entry_points.cuh"
 #include "exit_join_params.h"
 #include "exit_waiting.cuh"
 
 namespace tide {
-
-struct alignas(16) Bytes16 {
-  uint32_t words[4];
-};
-
-__device__ __forceinline__ void copy_state(const uint8_t* from, uint8_t* to, int64_t bytes) {
-  if ((reinterpret_cast<uint64_t>(from) | reinterpret_cast<uint64_t>(to) | uint64_t(bytes)) % 16 == 0) {
-    for (int64_t i = threadIdx.x; i < bytes / 16; i += blockDim.x)
-      reinterpret_cast<Bytes16*>(to)[i] = reinterpret_cast<const Bytes16*>(from)[i];
-  } else {
-    for (int64_t i = threadIdx.x; i < bytes; i += blockDim.x) to[i] = from[i];
-  }
-}
 
 template <typename T>
 __device__ __forceinline__ void exit_join(const exit_join_params& v) {

@@ -11,13 +11,14 @@ from tide_plugins.launch.tensor_contract import ELEMENT, Tensor
 from tide_plugins.params import (
     ExitCandidatesParams,
     ExitGateParams,
+    ExitInputsParams,
     ExitJoinParams,
     ExitMergeParams,
     ExitScoreParams,
     LoopTurnParams,
     TakeTokensParams,
 )
-from tide_plugins.plans import plan_exit_join, plan_exit_score, plan_loop_block
+from tide_plugins.plans import plan_exit_score, plan_exit_states, plan_loop_block
 
 _PLACES = (
     Tensor("write_index", "i64", ("rows",), optional=True, output=True),
@@ -73,18 +74,25 @@ GATE_TENSORS = (
     Tensor("score", "f32", ("rows",)),
     Tensor("exit_token", "i64", ("rows",)),
     Tensor("finished", "u8", ("rows",)),
-    Tensor("length", "i64", ("rows",)),
     Tensor("turns_left", "i32"),
     Tensor("waiting", "i32", ("exits", "rows"), output=True),
     Tensor("exits", "u8", ("rows",), output=True),
     Tensor("chosen", "i64", ("rows",), output=True),
+    Tensor("deeper", "i32", output=True),
+    Tensor("counts", "i64", ("counted",), output=True),
+)
+INPUT_TENSORS = (
+    Tensor("window", "u8", ("rows", "width", "row_bytes")),
+    Tensor("finished", "u8", ("rows",)),
+    Tensor("length", "i64", ("rows",)),
+    Tensor("waiting", "i32", ("exits", "rows")),
+    Tensor("states", "u8", ("rows", "width", "row_bytes"), output=True),
     Tensor("position_ids", "i64", ("rows", "width"), optional=True, output=True),
     Tensor("position_ids32", "i32", ("rows", "width"), optional=True, output=True),
     *_PLACES,
     Tensor("logits_index", "i64", ("rows",), optional=True, output=True),
     Tensor("logits_index32", "i32", ("rows",), optional=True, output=True),
-    Tensor("deeper", "i32", output=True),
-    Tensor("counts", "i64", ("counted",), output=True),
+    Tensor("choice", "i32", output=True),
 )
 MERGE_TENSORS = (
     Tensor("exits", "u8", ("rows",)),
@@ -177,14 +185,13 @@ def prepare_exit_join(library: KernelLibrary, *, stream: Any, number: int, **ten
     params = ExitJoinParams(
         row_bytes=call.size("row_bytes"), rows=call.size("rows"), arriving=arriving, width=width, number=number
     )
-    return call.prepare(params, {"exit_join": plan_exit_join(params.rows, arriving)}, {})
+    return call.prepare(params, {"exit_join": plan_exit_states(params.rows, arriving)}, {})
 
 
 def prepare_exit_gate(
     library: KernelLibrary,
     *,
     stream: Any,
-    slots: int,
     threshold: float,
     number: int,
     width: int,
@@ -199,13 +206,29 @@ def prepare_exit_gate(
     call = KernelCall(library, "exit_gate", GATE_TENSORS, tensors, stream)
     _check_number(call, number, call.size("exits"))
     _check_counts(call, number)
-    call.require(call.size("width") in (0, width), f"positions are for windows of {call.size('width')}; expected {width}")
-    call.require(width <= slots, f"the window has {width} places, a row's cache {slots} slots; expected no more")
     params = ExitGateParams(
-        slots=slots, rows=call.size("rows"), width=width, exit_count=call.size("exits"), number=number, threshold=threshold
+        rows=call.size("rows"), width=width, exit_count=call.size("exits"), number=number, threshold=threshold
     )
     call.set_condition(params, graph_condition)
     return call.prepare(params, {"exit_gate": plan_loop_block()}, {})
+
+
+def prepare_exit_inputs(
+    library: KernelLibrary, *, stream: Any, slots: int, number: int, graph_condition: int | None = None, **tensors: Any
+) -> PreparedLaunch:
+    """Check the tensors (`INPUT_TENSORS`) and prepare the launch; the rule is in csrc/exit_inputs.cuh.
+
+    Arguments and errors as in `prepare_loop_turn`; the condition is set to ``choice``. ``number``: the exit's number, 1 for the
+    first.
+    """
+    call = KernelCall(library, "exit_inputs", INPUT_TENSORS, tensors, stream)
+    _check_number(call, number, call.size("exits"))
+    width = call.size("width")
+    call.require(width & (width - 1) == 0, f"the window has {width} places; expected a power of two")
+    call.require(width <= slots, f"the window has {width} places, a row's cache {slots} slots; expected no more")
+    params = ExitInputsParams(slots=slots, row_bytes=call.size("row_bytes"), rows=call.size("rows"), width=width, number=number)
+    call.set_condition(params, graph_condition)
+    return call.prepare(params, {"exit_inputs": plan_exit_states(params.rows, width)}, {})
 
 
 def prepare_exit_merge(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:

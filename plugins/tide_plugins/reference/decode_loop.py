@@ -70,9 +70,8 @@ def exit_join(given: Tensors, number: int) -> Tensors:
     return {"window": window, "last": last}
 
 
-def exit_gate(given: Tensors, slots: int, threshold: float, number: int) -> Tensors:
-    """Exit decisions, numbers of pending tokens, and inputs of the layers after the exit."""
-    rows, width = given["position_ids"].shape
+def exit_gate(given: Tensors, threshold: float, number: int, width: int) -> Tensors:
+    """Exit decisions and numbers of pending tokens."""
     runs, waiting, counts = given["finished"] == 0, given["waiting"].copy(), given["counts"].copy()
     waiting[number - 1] += _arrivals(given, number)
     if number > 1:
@@ -82,20 +81,39 @@ def exit_gate(given: Tensors, slots: int, threshold: float, number: int) -> Tens
     exits = np.where(leaves, number, before)
     needs_deeper = runs & ((exits == 0) | (waiting[number - 1 :].sum(0) == width) | (given["turns_left"] == 1))
     counts[number] += needs_deeper.any()
-    some = np.maximum(waiting[number - 1], 1)
-    first = np.minimum(given["length"] + 1 - some, slots - width)
-    positions, last = first[:, None] + np.arange(width), np.arange(rows) * width + some - 1
     return {
         "waiting": waiting,
         "exits": exits,
         "chosen": np.where(leaves, given["exit_token"], given["chosen"]),
         "deeper": needs_deeper.any(keepdims=True),
         "counts": counts,
+    }
+
+
+def exit_inputs(given: Tensors, slots: int, number: int) -> Tensors:
+    """Inputs of the layers after exit ``number``, for as few tokens of each row as are pending there."""
+    rows, waiting = len(given["window"]), given["waiting"][number - 1]
+    choice = int(np.ceil(np.log2(max([1, *waiting[given["finished"] == 0]]))))
+    tokens = 1 << choice
+    some = np.clip(waiting, 1, tokens)
+    first = np.minimum(given["length"] + 1 - some, slots - tokens)
+    last = np.arange(rows) * tokens + some - 1
+    positions = _beginning(given["position_ids"], first[:, None] + np.arange(tokens))
+    return {
+        "states": _beginning(given["states"], given["window"][:, :tokens]),
+        "choice": np.array([choice]),
         **{name: positions for name in ("position_ids", "position_ids32")},
         **{name: first for name in ("write_index", "write_index32")},
-        "seqlens_k": first + width - 1,
+        "seqlens_k": first + tokens - 1,
         **{name: last for name in ("logits_index", "logits_index32")},
     }
+
+
+def _beginning(before: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    """``before`` with ``values``, of fewer elements, at its beginning."""
+    after = before.copy()
+    after.reshape(-1)[: values.size] = values.ravel()
+    return after
 
 
 def exit_merge(given: Tensors) -> Tensors:

@@ -29,6 +29,12 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     *((tokens,) * 8 for tokens in (1, 4)),
     *((tokens,) for tokens in (2, 12, 7)),
 )
+# Where steps are padded to such shapes (`PADDED_TOKENS`).
+PADDED_SHAPES: tuple[tuple[int, ...], ...] = (
+    *((tokens,) for tokens in (1, 4, 16, 64)),
+    *((tokens,) * 8 for tokens in (1, 4, 16)),
+    *((tokens,) for tokens in (2, 8)),
+)
 # Tokens of each of a looped model's sequences that are on their way; those of one sequence are at as many loops as there are.
 LOOP_SHAPES = tuple((sequences, tokens) for sequences in (1, 8) for tokens in (1, 2, 4, 8, 16) if sequences * tokens <= 64)
 _MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
@@ -48,6 +54,7 @@ def kept_pass_costs(
     max_seq_len: int,
     target: str,
     takes: Takes = lambda rows, tokens: True,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
 ) -> CostTable:
     """`measure_pass_costs`, called only if this machine's cache has no table for ``key`` (see `kept_result`).
 
@@ -56,9 +63,9 @@ def kept_pass_costs(
     machine = platform.node()
 
     def measure() -> CostTable:
-        return measure_pass_costs(make_context, max_seq_len, target, machine, takes=takes)
+        return measure_pass_costs(make_context, max_seq_len, target, machine, takes=takes, shapes=shapes)
 
-    how = (machine, str(os.cpu_count()), str(SHAPES), "fastest")
+    how = (machine, str(os.cpu_count()), str(shapes), "fastest")
     return kept_result("pass-costs", [*key, *how], measure, asdict, _table, most_queued=_MOST_QUEUED)
 
 
@@ -69,14 +76,15 @@ def measure_pass_costs(
     machine: str,
     clock: Callable[[], float] = time.perf_counter,
     takes: Takes = lambda rows, tokens: True,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
 ) -> CostTable:
-    """Time passes at those `SHAPES` that the target ``takes``. In the table a whole pass counts as one layer.
+    """Time passes at those ``shapes`` that the target ``takes``. In the table a whole pass counts as one layer.
 
     Every shape runs in every round, so that a disturbance of the machine meets all of them alike, and after a pass of one token
     a sequence, as in decoding: after a larger one a pass of one int4 token took 8% longer.
     """
     cached = min(_CACHED_TOKENS, max_seq_len // 2)
-    shapes = [counts for counts in SHAPES if cached + max(counts) <= max_seq_len and takes(len(counts), max(counts))]
+    shapes = [counts for counts in shapes if cached + max(counts) <= max_seq_len and takes(len(counts), max(counts))]
     context = make_context(max(len(counts) for counts in shapes))
 
     def run(counts: tuple[int, ...]) -> float:

@@ -45,6 +45,7 @@ class RowPadding(NamedTuple):
 
 
 NO_PADDING = RowPadding()
+PADDED_TOKENS = (1, 2, 4, 8, 16)  # of each sequence, in the padded steps of devices
 
 
 class StepShape(NamedTuple):
@@ -64,6 +65,11 @@ class StepShape(NamedTuple):
     even: bool
     tokens: int
     outputs: int
+
+    @classmethod
+    def padded(cls, batch_size: int, seq: int) -> StepShape:
+        """The shape of all steps of up to ``seq`` tokens of each of the first ``batch_size`` rows, with logits of up to all."""
+        return cls(0, batch_size, seq, False, batch_size * seq, batch_size * seq)
 
     @classmethod
     def of(
@@ -206,9 +212,7 @@ class StepPositions:
         self._total[()] = max(num_cached_tokens) + seq
         if self._is_single_token:
             self._write_index[0] = self._seqlens_k[0] = num_cached_tokens[0]
-            self._position_ids[0] = positions[0]
-            if seq > 1:  # else a view of position_ids
-                self._padded_position_ids[0] = positions[0]
+            self._position_ids[0] = self._padded_position_ids[0] = positions[0]
             return
         self._write_index[:] = num_cached_tokens
         if self._is_decode:  # assignments are several times faster than the arithmetic below
@@ -274,4 +278,9 @@ def rounded_tokens(count: int, most: int) -> int:
 
 def doubled_tokens(count: int, most: int) -> int:
     """Round ``count`` tokens of an uneven step up to a power of two, and at most to ``most``."""
-    return min(most, 1 << (count - 1).bit_length())
+    return min(most, next_power_of_2(count))
+
+
+def next_power_of_2(count: int) -> int:
+    """The smallest power of two that is at least ``count``, for counts from 1 on."""
+    return 1 << (count - 1).bit_length()

@@ -7,10 +7,10 @@
             head · exit_score
         exit_gate
         if a sequence does not exit (or a window is full, or it is the last turn):
-            segments up to the next exit                            all sequences, all pending tokens: [B, W]
+            exit_inputs · segments up to the next exit              all sequences, all pending tokens: [B, 1, 2, 4 or 8]
             exit_join · …
             if a sequence does not exit …:
-                the other segments                                  all sequences, all pending tokens
+                exit_inputs · the other segments                    all sequences, all pending tokens
                 exit_merge
         take_tokens · turn
 
@@ -25,13 +25,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tide_runtime.backends.device.arena import Arena
 from tide_runtime.backends.device.device_step import DeviceBuffers, DeviceContext, DeviceStep
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES
-from tide_runtime.backends.device.program import IfThen, Launch, Node, Run, While
-from tide_runtime.backends.step_arrays import StepShape
+from tide_runtime.backends.device.program import IfThen, Launch, Node, Run, Switch, While
+from tide_runtime.backends.step_arrays import PADDED_TOKENS, StepShape
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import HEAD
-from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, ExitScore, ExitWindow, LoopKernels, NextInputs
+from tide_runtime.device_loop.loop_kernels import (
+    ExitCandidates,
+    ExitGate,
+    ExitInputs,
+    ExitScore,
+    ExitWindow,
+    LoopKernels,
+    NextInputs,
+)
 from tide_runtime.device_loop.loop_state import LoopState
 
 _TURN_INPUTS = ("input_ids", "position_ids", "write_index", "seqlens_k")
@@ -65,7 +74,10 @@ class DecodeLoop:
     Args:
         turns: most tokens per sequence and launch.
         exits: shallow first.
-        window: most pending tokens of a sequence, over all exits.
+        window: most pending tokens of a sequence, over all exits; one of `PADDED_TOKENS`.
+
+    Attributes:
+        is_warm: every graph of the loop has run, so that a capture meets no lazy initialization.
     """
 
     def __init__(
@@ -80,16 +92,13 @@ class DecodeLoop:
         self.context, self.batch_size, self._exits, self._window = context, batch_size, exits, window
         self.state = LoopState(context.backend.device, batch_size, turns, len(exits))
         self._ones = [1] * batch_size
-        self._ran = [False] * (1 + len(exits))  # whether the turn and the layers after each exit have run
-        self._head_ran = False
+        self.is_warm = False
         self._step = DeviceStep(context, StepShape.of(0, self._ones, self._ones), captured=True)
         self._segments = [segment.name for segment in context.backend.manifest.segments]
+        sizes = {f"{e.boundary}": batch_size * window * self._step.hidden[e.boundary - 1].row_bytes for e in exits}
+        self._windows = Arena(context.backend.device, sizes)  # states pending at each exit
+        self._behind: list[tuple[list[DeviceStep], list[str]]] = []  # steps behind each exit, and the segments that they run
         self.program: tuple[Node, ...] = (While(self.state.proceed, self._body(kernels)),)
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether every graph of the loop has run, so that a capture meets no lazy initialization."""
-        return all(self._ran)
 
     def launch(
         self,
@@ -112,7 +121,9 @@ class DecodeLoop:
         """
         idle = [0] * (self.batch_size - len(num_cached_tokens))
         self.context.backend.device.use()
-        self._step.begin(self._ones, self._ones)
+        if not self.is_warm:
+            self._warm_up([*num_cached_tokens, *idle])
+        self._step.begin(self._ones, self._ones, 0)
         self._step.input_ids[:] = [*tokens, *idle]
         self._step.place([*num_cached_tokens, *idle])
         self._step.assume_full_caches()
@@ -124,7 +135,7 @@ class DecodeLoop:
         self.context.backend.device.synchronize()
         turns = self.state.ring.take()
         self._count(len(turns), *self.state.ring.take_counts())
-        self._warm_head()
+        self.is_warm = True
         return turns
 
     def _body(self, kernels: LoopKernels) -> tuple[Node, ...]:
@@ -135,58 +146,74 @@ class DecodeLoop:
         if not self._exits:
             return (*self._graphs(step, self._segments), take, turn)
         first = self._exits[0].boundary
-        return (*self._graphs(step, self._segments[:first]), *self._from_exit(kernels, 1, step, 1), take, turn)
+        shallow, join = self._graphs(step, self._segments[:first]), self._join(kernels, 1, step)
+        return (*shallow, join, *self._from_exit(kernels, 1), take, turn)
 
-    def _from_exit(self, kernels: LoopKernels, number: int, before: DeviceStep, arriving: int) -> tuple[Node, ...]:
-        """Evaluation of exit ``number`` and the layers after it.
-
-        ``before``: the step whose segments output up to ``arriving`` tokens per sequence to this exit.
-        """
+    def _from_exit(self, kernels: LoopKernels, number: int) -> tuple[Node, ...]:
+        """Evaluation of exit ``number``, at which the newest states are pending, and the layers after it."""
         loop_exit, more = self._exits[number - 1], number < len(self._exits)
-        following = self._exits[number].boundary if more else len(self._segments)
-        deeper_step = self._deeper_step()
-        states, newest = before.hidden[loop_exit.boundary - 1], self._step.hidden[loop_exit.boundary - 1]
-        window = ExitWindow(
-            number=number,
-            states=states.pointer,
-            arriving=arriving,
-            row_bytes=states.row_bytes,
-            window=deeper_step.hidden[loop_exit.boundary - 1].pointer,
-            width=self._window,
-            last=None if before is self._step else newest.pointer,
-        )
+        segments = self._segments[loop_exit.boundary : self._exits[number].boundary if more else len(self._segments)]
+        steps = self._steps_behind()
+        self._behind.append((steps, segments))
+        widest, states = steps[-1], self._step.hidden[loop_exit.boundary - 1]
         gate = ExitGate(
             number=number,
             score=self._step.address("score"),
             threshold=loop_exit.threshold,
             exit_token=self._step.address("token"),
-            behind=_inputs(deeper_step, _DEEPER_INPUTS),
             width=self._window,
+        )
+        inputs = ExitInputs(
+            number=number,
+            window=self._windows.pointers[f"{loop_exit.boundary}"],
+            width=self._window,
+            row_bytes=states.row_bytes,
+            states=widest.hidden[loop_exit.boundary - 1].pointer,
+            inputs=_inputs(widest, _DEEPER_INPUTS),
             slots=self.context.caches.slots,
         )
-        deeper = self._graphs(deeper_step, self._segments[loop_exit.boundary : following])
+        joins = [[self._join(kernels, number + 1, step)] if more else [] for step in steps]
+        bodies = tuple((*self._graphs(step, segments), *join) for step, join in zip(steps, joins, strict=True))
         if more:
-            rest = self._from_exit(kernels, number + 1, deeper_step, self._window)
+            rest = self._from_exit(kernels, number + 1)
         else:
-            rest = (Run("exit_merge", kernels.exit_merge(self.state, deeper_step.address("token"))),)
+            rest = (Run("exit_merge", kernels.exit_merge(self.state, widest.address("token"))),)
+        write = Run("exit_inputs", kernels.exit_inputs(self.state, inputs))
         return (
-            Run("exit_join", kernels.exit_join(self.state, window)),
             *self._evaluation(kernels, number, loop_exit),
             Run("exit_gate", kernels.exit_gate(self.state, gate)),
-            IfThen(self.state.deeper[number - 1], (*deeper, *rest)),
+            IfThen(self.state.deeper[number - 1], (write, Switch(self.state.choices[number - 1], bodies), *rest)),
         )
 
-    def _deeper_step(self) -> DeviceStep:
-        """The step over an exit's pending tokens. They stay in its buffers from turn to turn, so it shares none."""
-        counts = [self._window] * self.batch_size
-        step = DeviceStep(
-            self.context, StepShape.of(0, counts, self._ones), DeviceBuffers(self.context.backend.device), captured=True
+    def _join(self, kernels: LoopKernels, number: int, before: DeviceStep) -> Run:
+        """``before``: the step whose segments output the states that arrive at exit ``number``."""
+        boundary = self._exits[number - 1].boundary
+        states, newest = before.hidden[boundary - 1], self._step.hidden[boundary - 1]
+        window = ExitWindow(
+            number=number,
+            states=states.pointer,
+            arriving=before.shape.seq,
+            row_bytes=states.row_bytes,
+            window=self._windows.pointers[f"{boundary}"],
+            width=self._window,
+            last=None if before is self._step else newest.pointer,
         )
-        step.begin(counts, self._ones)
-        step.place([0] * self.batch_size)
-        step.assume_full_caches()
-        step.send()  # inputs that no kernel changes
-        return step
+        return Run("exit_join", kernels.exit_join(self.state, window))
+
+    def _steps_behind(self) -> list[DeviceStep]:
+        """Steps over 1, 2, 4, … pending tokens of each sequence, which have the inputs that kernels write, and the outputs, at
+        the same addresses."""
+        steps, buffers = list[DeviceStep](), DeviceBuffers(self.context.backend.device)
+        for tokens in reversed(PADDED_TOKENS[: PADDED_TOKENS.index(self._window) + 1]):
+            counts = [tokens] * self.batch_size
+            step = DeviceStep(self.context, StepShape.of(0, counts, self._ones), buffers, captured=True)
+            step.begin(counts, self._ones, 0)
+            step.positions.place([0] * self.batch_size)
+            step.assume_full_caches()
+            step.send()  # inputs that no kernel changes
+            steps.insert(0, step)
+            step.block.pointers.update({name: steps[-1].block.pointers[name] for name in _DEEPER_INPUTS})
+        return steps
 
     def _evaluation(self, kernels: LoopKernels, number: int, loop_exit: LoopExit) -> list[Node]:
         """The exit's router and, if a sequence may exit, its head on the hidden states at its checkpoint.
@@ -225,12 +252,22 @@ class DecodeLoop:
             nodes.append(Run("exit_score", kernels.exit_score(self.state, score)))
         return nodes
 
-    def _warm_head(self) -> None:
-        """Run the head once if no sequence was sure enough yet, so that a capture meets no lazy initialization."""
-        if self._exits and not self._head_ran:
-            self._step.enqueue(HEAD)
-            self.context.count(HEAD)
-            self._head_ran = True
+    def _warm_up(self, num_cached_tokens: Sequence[int]) -> None:
+        """Run what the first launch may leave out. The keys and values that this writes lie behind those of each sequence, where
+        the launch writes its own."""
+        for steps, segments in self._behind:
+            shared = steps[-1].block
+            for step in steps:
+                step.positions.place(num_cached_tokens)
+                shared.wait_until_writable()
+                for name in _DEEPER_INPUTS:
+                    values = step.positions.arrays[name]
+                    shared.host[name].reshape(-1)[: values.size] = values.ravel()
+                shared.send()
+                for name in segments:
+                    step.enqueue(name)
+        for name in [graph for loop_exit in self._exits for graph in (*loop_exit.graphs, HEAD)]:
+            self._step.enqueue(name)
 
     def _count(self, turns: int, deep: Sequence[int], heads: Sequence[int]) -> None:
         """Count the loop's launches from the device's counters: turns that ran the layers after each exit, and its head."""
@@ -242,8 +279,6 @@ class DecodeLoop:
                 self.context.count(graph, count)
         if heads:
             self.context.count(HEAD, sum(heads))
-        self._ran = [before or count > 0 for before, count in zip(self._ran, times, strict=True)]
-        self._head_ran |= any(heads)
 
     def _graphs(self, step: DeviceStep, names: Sequence[str]) -> list[Run]:
         fixed = self.context.backend.fixed_stream

@@ -20,7 +20,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Execution, IfThen, Node, Run, conditions
+from tide_runtime.backends.device.program import Execution, IfThen, Node, Run, Switch, While, bodies_of, conditions
 from tide_runtime.device_loop.captured_nodes import node_types, why_not_in_a_body, why_not_repeatable
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.errors import TargetError, TideError
@@ -121,10 +121,10 @@ class GraphDriver:
             if isinstance(node, Run):
                 self._capture(builder, node, captures)
                 continue
-            open_body = builder.if_then if isinstance(node, IfThen) else builder.while_loop
-            body = _begin(self._device, open_body(handles[index]), captures)
-            self._emit(body, node.body, captures)
-            _end(self._device, body)
+            for opened, body in zip(_open_bodies(builder, node, handles[index]), bodies_of(node), strict=True):
+                begun = _begin(self._device, opened, captures)
+                self._emit(begun, body, captures)
+                _end(self._device, begun)
 
     def _capture(self, builder: Any, node: Run, captures: ExitStack) -> None:
         if not node.fixed_stream:
@@ -159,8 +159,13 @@ class _FlatProgram:
             if is_run:
                 nodes.append(self._stretch([node for node in group if isinstance(node, Run)]))
             else:
-                nodes += [replace(node, body=self.capture(node.body)) for node in group if not isinstance(node, Run)]
+                nodes += [self._with_stretches(node) for node in group if not isinstance(node, Run)]
         return tuple(nodes)
+
+    def _with_stretches(self, node: IfThen | Switch | While) -> Node:
+        if isinstance(node, Switch):
+            return replace(node, bodies=tuple(self.capture(body) for body in node.bodies))
+        return replace(node, body=self.capture(node.body))
 
     def _stretch(self, runs: Sequence[Run]) -> Run:
         builder = _begin(self._device, self._device.core_stream.create_graph_builder(), self._captures)
@@ -176,6 +181,13 @@ class _FlatProgram:
         for stretch in self._stretches:
             stretch.graph = self._device.instantiate(stretch.builder, frees_memory=True)
         return HostDriver(self._device, queues_turns=True).compile(parts).launch
+
+
+def _open_bodies(builder: Any, node: IfThen | Switch | While, handle: Any) -> Sequence[Any]:
+    """Builders of the bodies of a conditional node, which this adds to the graph of ``builder``."""
+    if isinstance(node, Switch):
+        return builder.switch(handle, len(node.bodies))
+    return [builder.if_then(handle) if isinstance(node, IfThen) else builder.while_loop(handle)]
 
 
 def _launch(device: CapturingDevice, graph: Any) -> None:

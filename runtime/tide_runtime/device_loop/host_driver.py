@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Condition, Execution, IfThen, Node, Run, conditions
+from tide_runtime.backends.device.program import Condition, Execution, IfThen, Node, Run, Switch, conditions
 
 
 class HostDriver:
@@ -36,6 +36,9 @@ class HostDriver:
             elif isinstance(node, IfThen):
                 if self._read(node.condition, flag):
                     self._run(node.body, flag, turns)
+            elif isinstance(node, Switch):
+                for body in node.bodies[self._read(node.condition, flag) :][:1]:
+                    self._run(body, flag, turns)
             elif self._queues_turns and not any(conditions(node.body)):
                 for _ in range(turns):
                     self._run(node.body, flag, turns)

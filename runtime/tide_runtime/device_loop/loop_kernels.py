@@ -75,23 +75,41 @@ class ExitWindow:
 
 @dataclass(frozen=True)
 class ExitGate:
-    """Arguments of `LoopKernels.exit_gate`: inputs of an exit's decision, and of the layers after it.
+    """Arguments of `LoopKernels.exit_gate`: inputs of an exit's decision.
 
     Args:
         number: the exit's number, 1 for the first.
         score: [B] float32, the router's score.
         exit_token: [B] int64, the exit head's token.
-        behind: inputs of the layers after the exit: write_index, position_ids [B, W], …, logits_index [B], W = ``width``.
         width: most pending tokens of a sequence, over all exits.
-        slots: slots of the KV caches.
     """
 
     number: int
     score: int
     threshold: float
     exit_token: int
-    behind: NextInputs
     width: int
+
+
+@dataclass(frozen=True)
+class ExitInputs:
+    """Arguments of `LoopKernels.exit_inputs`: what is pending at an exit, and the inputs of the layers after it.
+
+    Args:
+        number: the exit's number, 1 for the first.
+        window: [B, W, H] pending states, W = ``width``, a power of two.
+        row_bytes: bytes of one hidden state.
+        states: room for [B, W, H], the states that these layers read.
+        inputs: write_index [B], position_ids with room for [B, W], …, logits_index [B].
+        slots: slots of the KV caches.
+    """
+
+    number: int
+    window: int
+    width: int
+    row_bytes: int
+    states: int
+    inputs: NextInputs
     slots: int
 
 
@@ -127,9 +145,13 @@ class LoopKernels(Protocol):
         """Decide which sequences exit, and whether the layers after the exit run.
 
         Adds the arrived tokens to ``waiting`` and sets ``exits`` and ``chosen`` of sequences that exit here. Sets the exit's
-        ``deeper`` if a sequence has not exited, a window is full, or this is the last turn, and writes the inputs of the layers
-        after the exit.
+        ``deeper`` if a sequence has not exited, a window is full, or this is the last turn.
         """
+
+    def exit_inputs(self, state: LoopState, inputs: ExitInputs) -> Enqueue:
+        """Write the inputs of the layers after the exit for S tokens of each sequence, the smallest power of two that holds what
+        is pending in each running one, and the exit's ``choice``, log2 S: states [B, S, H], positions [B, S], whatever their
+        room."""
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
         """Set ``chosen`` of sequences that did not exit to the full model's token [B], and clear the pending tokens."""

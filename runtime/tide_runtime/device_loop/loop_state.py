@@ -32,7 +32,8 @@ class LoopState:
         waiting [exits, B] int32   pending tokens at each exit, which skipped the layers after it
 
     Set in every turn on the device: chosen [B] int64, emitted [B] int32, running scalar int32, deeper and wanted [exits] int32
-    (whether the layers after an exit, and its head, run), exits [B] uint8: number of the exit that the token took, or 0.
+    (whether the layers after an exit, and its head, run), choice [exits] int32 (these layers run for 2^choice tokens a sequence),
+    exits [B] uint8: number of the exit that the token took, or 0.
     """
 
     def __init__(self, device: Device, batch_size: int, turns: int, exits: int = 0) -> None:
@@ -53,6 +54,7 @@ class LoopState:
             "proceed": ((1,), np.int32),
             "deeper": ((exits,), np.int32),
             "wanted": ((exits,), np.int32),
+            "choice": ((exits,), np.int32),
             "exits": ((batch_size,), np.uint8),
         }
         self._block = TransferBlock(device, sent)
@@ -61,8 +63,10 @@ class LoopState:
         self.ring = TokenRing(device, 2 * turns, batch_size, exits)
         self.proceed = Condition(self.pointers["proceed"], default=1)
         flag = np.dtype(np.int32).itemsize
-        self.deeper = [Condition(self.pointers["deeper"] + flag * i, default=0) for i in range(exits)]
-        self.heads = [Condition(self.pointers["wanted"] + flag * i, default=0) for i in range(exits)]
+        self.deeper, self.heads, self.choices = (
+            [Condition(self.pointers[name] + flag * i, default=0) for i in range(exits)]
+            for name in ("deeper", "wanted", "choice")
+        )
 
     def send(self, num_cached_tokens: Sequence[int], tokens: Sequence[int], limits: Sequence[int], eos: Iterable[int]) -> None:
         """Initialize the sequences at the first batch indices; the others are idle."""

@@ -12,7 +12,7 @@ from typing import cast
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.device_step import DeviceContext
-from tide_runtime.backends.device.program import Compile, Execution, Launch, Node, Run, conditions
+from tide_runtime.backends.device.program import Compile, Execution, Launch, Node, While, conditions
 from tide_runtime.depth.policy import DevicePlan, PromptChunk
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
 from tide_runtime.device_loop.loop_kernels import LoopKernels
@@ -51,7 +51,7 @@ class Drivers:
     def _captured(self, execution: Execution, program: Sequence[Node]) -> Execution:
         """Note how ``program`` runs. Without conditional nodes the host reads the conditions inside a loop, the exits'."""
         self.execution = execution
-        inner = [node for loop in program if not isinstance(loop, Run) for node in conditions(loop.body)]
+        inner = [node for loop in program if isinstance(loop, While) for node in conditions(loop.body)]
         if execution.refusal is not None and inner and self.refused is None:
             self.refused = announced(TargetError(execution.refusal))
         return execution

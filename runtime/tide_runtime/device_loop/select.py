@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from tide_runtime.backends.base import Backend
+from tide_runtime.backends.base import Backend, ExecutionContext
 from tide_runtime.backends.device.cuda_device import missing_cuda_core
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.device_step import DeviceBackend
+from tide_runtime.backends.device.device_step import DeviceBackend, DeviceContext
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.depth.policy import DevicePlan, EnginePolicy, LoadedPolicy
 from tide_runtime.device_loop.graph_driver import GraphDriver
@@ -20,7 +20,7 @@ from tide_runtime.errors import TideError
 from tide_runtime.plugins import plugin
 
 _TURNS, _WINDOW = 16, 8  # tokens per launch; most pending tokens of a sequence
-_MIN_DRIVER = 12040  # CUDA 12.4 introduced conditional nodes
+_MIN_DRIVER = 12080  # CUDA 12.4 introduced conditional nodes, 12.8 those with more than one body
 
 
 @dataclass
@@ -68,7 +68,7 @@ def no_conditions() -> str | None:
     if error != driver.CUresult.CUDA_SUCCESS:
         return f"the driver does not say its version ({error.name})"
     if found < _MIN_DRIVER:
-        return f"the driver is for CUDA {found // 1000}.{found % 1000 // 10}, conditional graph nodes need 12.4"
+        return f"the driver is for CUDA {found // 1000}.{found % 1000 // 10}, conditional graph nodes need 12.8"
     return None
 
 
@@ -86,6 +86,22 @@ def capture_steps(backend: Backend, support: GraphSupport = GraphSupport()) -> N
     if device is not None and device.kind == "cuda" and cast(DeviceBackend, backend).step_graphs.is_unset:
         refused = support.no_graphs()
         cast(DeviceBackend, backend).step_graphs = StepGraphs(None if refused else GraphDriver(device).compile, refused)
+
+
+def with_captures(
+    backend: Backend, policy: EnginePolicy, make_context: Callable[[], ExecutionContext]
+) -> Callable[[], ExecutionContext] | None:
+    """``make_context``, but the context has captured the passes that ``policy`` makes the host queue; None: none are."""
+    if getattr(backend, "device", None) is None or not cast(DeviceBackend, backend).step_graphs.captures:
+        return None
+    host = policy.inner if isinstance(policy, DrivenDepth) else policy
+
+    def make() -> ExecutionContext:
+        context = make_context()
+        cast(DeviceContext, context).capture_passes(host.lookahead if host.runs_every_layer else 1)
+        return context
+
+    return make
 
 
 def choose_drive(

@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import cast
@@ -43,7 +43,7 @@ class EngineLoop:
     the loop is dead, and all requests end with an error.
 
     Args:
-        make_context: makes the caches, in the loop's thread.
+        make_context: makes the caches, in the loop's thread or in that of `prepare`.
         finish: makes the result of a sequence that has ended.
     """
 
@@ -107,6 +107,11 @@ class EngineLoop:
                 self._thread.start()
             self._changed.notify_all()
 
+    def prepare(self) -> None:
+        """Make the caches before the first step does. Where memory is short, that step tries again."""
+        with suppress(DeviceMemoryError):
+            self.context = self._make_context()
+
     def abort(self, request: Submitted) -> None:
         """End a request after the step in progress."""
         if self._process == os.getpid():  # the lock may have been held when the process was forked
@@ -125,6 +130,8 @@ class EngineLoop:
         # The garbage collector may call this in the thread that writes prefixes. The loop's thread joins that one at its end.
         if thread is not None and threading.current_thread() not in (thread, self._disk and self._disk.writer):
             thread.join()
+        if thread is None and self.context is not None:
+            self.context.close()
 
     def _check_open(self) -> None:
         if self._process != os.getpid():

@@ -5,6 +5,7 @@
 
 #include "exit_candidates.cuh"
 #include "exit_gate.cuh"
+#include "exit_inputs.cuh"
 #include "exit_join.cuh"
 #include "exit_merge.cuh"
 #include "exit_router.cuh"
@@ -91,6 +92,7 @@ extern "C" int tide_launch(const char* entry_point, const void* params, const La
   TIDE_TRY(tide_exit_join_f32)
   TIDE_TRY(tide_exit_candidates_f32)
   TIDE_TRY(tide_exit_gate_f32)
+  TIDE_TRY(tide_exit_inputs_f32)
   TIDE_TRY(tide_exit_merge_f32)
   return 2;
 }

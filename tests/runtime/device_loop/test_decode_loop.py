@@ -169,7 +169,9 @@ def test_a_full_cache_ends_only_its_sequence(exits: tuple[ExitInfo, ...]) -> Non
     assert Driven(exits).tokens(wanted, 4) == expected(wanted, exits)
 
 
-@pytest.mark.parametrize("mutation", ["eos", "limit", "mask", "turns", "window", "mlp", "last", "again", "elsewhere", "heads"])
+@pytest.mark.parametrize(
+    "mutation", ["eos", "limit", "mask", "turns", "window", "mlp", "last", "again", "elsewhere", "heads", "narrow"]
+)
 def test_every_broken_rule_of_the_loop_is_detected(mutation: str) -> None:
     """Guards against kernel rules that no test covers."""
     assert _seen(mutation) != _seen("")

@@ -147,7 +147,7 @@ def test_an_old_cuda_core_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a capture that fails in the middle of a request."""
     driver = pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
-    for version, wanted in ((12020, "for CUDA 12.2, conditional graph nodes need 12.4"), (12040, None)):
+    for version, wanted in ((12060, "for CUDA 12.6, conditional graph nodes need 12.8"), (12080, None)):
         monkeypatch.setattr(driver, "cuDriverGetVersion", lambda v=version: (driver.CUresult.CUDA_SUCCESS, v))
         reason = drive.no_conditions()
         assert reason is None if wanted is None else reason is not None and wanted in reason

@@ -67,6 +67,9 @@ class Device(Protocol):
     def reserve(self, count_bytes: int) -> ReservedMemory:
         """Addresses whose memory is provided by need; all at once, with a warning, on devices that have no virtual memory."""
 
+    def free_memory(self) -> int | None:
+        """Bytes that can still be allocated; None: not known."""
+
     def zero(self, pointer: int, count_bytes: int) -> None:
         """Queue zeros for ``count_bytes`` from ``pointer`` on."""
 

@@ -5,28 +5,36 @@ Graphs pass hidden states, logits and caches to each other by device address. A 
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tide_runtime.backends.base import uncounted
 from tide_runtime.backends.device.arena import Arena, TransferBlock
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.device_rows import DeviceRows
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
 from tide_runtime.backends.device.program import Enqueue, Launch, Run
-from tide_runtime.backends.device.step_graphs import MOST_GRAPHS, USES, StepGraphs
+from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.graph_contract import hidden_states, read_name
-from tide_runtime.backends.step_arrays import RowEnds, StepPositions, StepShape
+from tide_runtime.backends.step_arrays import PADDED_TOKENS, RowEnds, StepPositions, StepShape, next_power_of_2
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, Manifest
+from tide_runtime.errors import DeviceMemoryError
 from tide_runtime.row_sampling import RowSampling
 
+_log = logging.getLogger("tide_runtime")
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps
+_MAX_PADDED = 128  # tokens of a padded step: larger ones compute for longer than the host takes to launch their kernels
 ON_HOST = "total_sequence_length"  # ONNX Runtime's GroupQueryAttention reads this input on the host, even on a GPU
 
 
@@ -94,24 +102,57 @@ class DeviceContext:
 
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
         self.backend.device.use()
-        shape = StepShape.of(first_index, counts, wanted, doubles=True)  # each shape takes a graph, and rows take little time
+        padded = self._padded_shape(first_index + len(counts), max(counts))
+        shape = padded or StepShape.of(first_index, counts, wanted, doubles=True)
         step = self._steps.get(shape)
         if step is None:
-            step = self._steps[shape] = DeviceStep(self, shape)
+            graphs = self.backend.step_graphs if padded and self.backend.step_graphs.captures else None
+            step = self._steps[shape] = DeviceStep(self, shape, captured=graphs is not None, graphs=graphs)
             if len(self._steps) > _KEPT_STEPS:
                 self._steps.popitem(last=False)
-        elif not step.captured and step.uses >= USES and self.backend.step_graphs.takes(shape):
-            step = self._steps[shape] = self._captured_step(shape)
         self._steps.move_to_end(shape)
-        step.begin(counts, wanted)
+        step.begin(counts, wanted, first_index)
         return step
 
-    def _captured_step(self, shape: StepShape) -> DeviceStep:
-        """A step whose passes become CUDA graphs, of which a context has a bounded number."""
-        captured = [shape for shape, step in self._steps.items() if step.captured]
-        if len(captured) >= MOST_GRAPHS:
-            del self._steps[captured[0]]
-        return DeviceStep(self, shape, captured=True, graphs=self.backend.step_graphs)
+    def _padded_shape(self, rows: int, tokens: int) -> StepShape | None:
+        """The one of few shapes that takes up to ``tokens`` tokens of each of the first ``rows`` rows: each takes a CUDA graph,
+        and padding takes little time. None: the step is large, or padding would overrun a row."""
+        rows, tokens = min(self.capacity, next_power_of_2(rows)), next_power_of_2(tokens)
+        fits = tokens <= PADDED_TOKENS[-1] and rows * tokens <= _MAX_PADDED and self.backend.takes(rows, tokens)
+        return StepShape.padded(rows, tokens) if fits and max(self.ends.ends[:rows]) + tokens <= self.caches.limit else None
+
+    def capture_passes(self, longest: int) -> None:
+        """Capture passes through all layers of up to ``longest`` tokens a sequence, before anything is cached.
+
+        A graph is captured when its kernels have run: what they allocate and load for the first time a capture must not. The
+        largest steps come first, whose buffers the others share.
+        """
+        began, before, captured = perf_counter(), self.backend.device.free_memory(), self.backend.step_graphs.captured
+        batches = sorted({min(self.capacity, next_power_of_2(rows + 1)) for rows in range(self.capacity)}, reverse=True)
+        sizes = [tokens for tokens in reversed(PADDED_TOKENS) if tokens < 2 * longest]
+        with uncounted(self.backend.launches):
+            for rows, tokens in product(batches, sizes):
+                if self._padded_shape(rows, tokens) is not None:
+                    with suppress(DeviceMemoryError):  # such steps are refused when they are needed, or run with fewer rows
+                        self._run_idle(rows, tokens)
+        self.backend.device.synchronize()
+        after = self.backend.device.free_memory()
+        taken = "" if before is None or after is None else f", {max(0, before - after) / 2**20:.0f} MiB"
+        count = self.backend.step_graphs.captured - captured
+        _log.info("captured %d steps as CUDA graphs: %.1f s%s", count, perf_counter() - began, taken)
+
+    def _run_idle(self, rows: int, tokens: int) -> None:
+        """Run a pass until it is captured, over rows that nothing uses."""
+        counts = [tokens] * rows
+        try:
+            for _ in range(2):
+                step = self.step(0, counts, counts)
+                step.input_ids[:] = 0
+                step.place([0] * rows)
+                step.run_all(self.every_layer)
+        finally:
+            for row in range(rows):
+                self.forget_row(row)
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         takes = self.backend.takes(len(counts), max(counts))
@@ -176,9 +217,6 @@ class DeviceStep:
         buffers: separate memory for graph outputs, when other steps must not overwrite them; default: the context's.
         captured: the step becomes part of a CUDA graph, so backends must not share objects with other steps.
         graphs: captures what `run_all` runs; otherwise a captured step is part of a loop's graph.
-
-    Attributes:
-        uses: how often `run_all` was called.
     """
 
     def __init__(
@@ -190,7 +228,7 @@ class DeviceStep:
         graphs: StepGraphs | None = None,
     ) -> None:
         backend = context.backend
-        self.captured, self.uses, self._graphs = captured, 0, graphs
+        self.captured, self._graphs = captured, graphs
         self._passes: dict[tuple[str, ...], Launch | None] = {}  # graphs that `run_all` ran → their capture, or None
         self.attached: dict[Hashable, Any] = {} if captured else context.attached
         self.context, self.shape, self.positions = context, shape, StepPositions(shape)
@@ -206,20 +244,26 @@ class DeviceStep:
         self._slots = context.caches.slots  # of the caches that `_runs` are bound to
         self._arena = self._buffers.get(**self._sizes())
         self._head_logits: Arena | None = None
+        self._before = 0
         self._counts: Sequence[int] = ()
-        self._wanted: Sequence[int] = ()
         self._read_back: dict[str, NDArray[Any]] = {}  # pinned host copies of outputs
         self._fresh: set[str] = set()  # names in `_read_back` that are up to date
         self._sent, self._latest = False, ""  # graph that ran last
         self.hidden = self._hidden_rows(None)
 
-    def begin(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
-        """Start a step of ``counts`` tokens per sequence, after which the host arrays may be filled."""
-        self._counts, self._wanted, self._sent = counts, wanted, False
+    def begin(self, counts: Sequence[int], wanted: Sequence[int], first_index: int) -> None:
+        """Start a step of ``counts`` tokens per sequence, from batch index ``first_index`` on, after which the host arrays may be
+        filled."""
+        self._before, self._sent = first_index - self.shape.first_index, False
+        self._counts = self._of_every_row(counts)
         self.block.wait_until_writable()
-        self.positions.arrange(counts, wanted)
+        self.positions.arrange(self._counts, self._of_every_row(wanted) if wanted else ())
         if self._padded:
             self.hidden = self._hidden_rows(self._packed_from.tolist())
+
+    def _of_every_row(self, values: Sequence[int]) -> list[int]:
+        """``values`` of the sequences, and 0 of the shape's other rows."""
+        return [*[0] * self._before, *values, *[0] * (self.shape.batch_size - self._before - len(values))]
 
     @property
     def _packed_from(self) -> NDArray[np.int64]:
@@ -231,7 +275,8 @@ class DeviceStep:
         return self._ids if self._padded else self.block.host["input_ids"]
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
-        num_cached_tokens = self.context.ends.extend(self.shape.first_index, self._counts, num_cached_tokens)
+        cached = self._of_every_row(num_cached_tokens)
+        num_cached_tokens = self.context.ends.extend(self.shape.first_index, self._counts, cached)
         rows = self.shape.first_index + self.shape.batch_size
         self.context.caches.reserve(max(num_cached_tokens) + self.shape.seq, rows)
         self.positions.place(num_cached_tokens)
@@ -245,7 +290,6 @@ class DeviceStep:
         self.positions.arrays[ON_HOST][...] = self.context.caches.slots
 
     def run_all(self, graphs: Sequence[str]) -> None:
-        self.uses += 1
         if self._graphs is not None:
             self.assume_full_caches()
         self._follow_caches()

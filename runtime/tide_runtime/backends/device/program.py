@@ -21,7 +21,7 @@ Launch = Callable[[int], None]  # runs a program; its argument: iterations after
 
 @dataclass
 class Condition:
-    """Result of a kernel that a `While` or `IfThen` branches on.
+    """Result of a kernel that a `While`, `IfThen` or `Switch` branches on.
 
     Args:
         flag: device address of an int32 that the kernel sets and the host reads.
@@ -55,6 +55,14 @@ class IfThen:
 
 
 @dataclass(frozen=True)
+class Switch:
+    """The body whose number is ``condition`` runs, or none where there are fewer."""
+
+    condition: Condition
+    bodies: tuple[tuple[Node, ...], ...]
+
+
+@dataclass(frozen=True)
 class While:
     """``body`` runs while ``condition``, evaluated before every iteration, is not 0.
 
@@ -65,7 +73,7 @@ class While:
     body: tuple[Node, ...]
 
 
-Node = Run | IfThen | While
+Node = Run | IfThen | Switch | While
 
 
 @dataclass(frozen=True)
@@ -91,4 +99,9 @@ def conditions(program: Sequence[Node]) -> Iterator[Condition]:
     for node in program:
         if not isinstance(node, Run):
             yield node.condition
-            yield from conditions(node.body)
+            for body in bodies_of(node):
+                yield from conditions(body)
+
+
+def bodies_of(node: IfThen | Switch | While) -> tuple[tuple[Node, ...], ...]:
+    return node.bodies if isinstance(node, Switch) else (node.body,)

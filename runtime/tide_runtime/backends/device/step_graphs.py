@@ -1,7 +1,8 @@
 """Whole steps as CUDA graphs: all graphs of a pass over a few tokens in one launch, for steps that the host queues.
 
-A decoder layer is about a dozen kernels, which take microseconds each with few tokens and as long to launch. A shape of steps is
-captured once it has come up again: token ids, positions and lengths are in device memory, which the host fills before a launch.
+A decoder layer is about a dozen kernels, which take microseconds each with few tokens and as long to launch. Steps of few tokens
+are padded to few shapes (`StepShape.padded`), each of which is a graph: token ids, positions and lengths are in device memory,
+which the host fills before a launch.
 """
 
 from __future__ import annotations
@@ -10,12 +11,7 @@ import warnings
 from collections.abc import Sequence
 
 from tide_runtime.backends.device.program import Compile, Launch, Run
-from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.errors import TargetError
-
-USES = 3  # of a shape before it is captured: graphs that are rarely launched do not earn back their capture
-MOST_GRAPHS = 48  # of a context; policy exact uses up to 13 shapes with one sequence, and about as many with each more
-_MOST_TOKENS = 128  # of a captured step: larger ones compute for longer than the host takes to launch their kernels
 
 
 class StepGraphs:
@@ -43,13 +39,14 @@ class StepGraphs:
             return f"; steps are queued graph by graph: {self.refused}"
         return "; steps are CUDA graphs" if self.captured else ""
 
-    def takes(self, shape: StepShape) -> bool:
-        """Whether steps of ``shape`` are to be captured once they have come up `USES` times."""
-        return self._compile is not None and self.refused is None and shape.batch_size * shape.seq <= _MOST_TOKENS
+    @property
+    def captures(self) -> bool:
+        """Whether steps are captured, as far as is known."""
+        return self._compile is not None and self.refused is None
 
     def capture(self, program: Sequence[Run]) -> Launch | None:
         """The launch of ``program``, all of which has run before; None, after a warning, where it cannot be captured."""
-        if self._compile is None or self.refused is not None:
+        if self._compile is None or not self.captures:
             return None
         try:
             launch = self._compile(program).launch

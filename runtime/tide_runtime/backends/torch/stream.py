@@ -137,6 +137,9 @@ class ProcessorDevice:
     def reserve(self, count_bytes: int) -> WholeMemory:
         return WholeMemory(self.allocate(count_bytes), count_bytes)  # zeros that are never written take no memory
 
+    def free_memory(self) -> None:
+        """The process's memory is not counted."""
+
     def zero(self, pointer: int, count_bytes: int) -> None:
         ctypes.memset(pointer, 0, count_bytes)
 

@@ -117,8 +117,8 @@ def test_adapters_are_refused(on_device: Engine, tmp_path: Path) -> None:
 
 def test_a_full_cache_is_refused(on_device: Engine) -> None:
     """Guards against writes past the end of a cache, into another sequence's, which a device does not detect."""
-    step = on_device.backend.context(1).step(0, [3])
-    with pytest.raises(CacheFullError, match="ends at slot 65, the KV cache has 64"):
+    step = on_device.backend.context(1).step(0, [4])
+    with pytest.raises(CacheFullError, match="ends at slot 66, the KV cache has 64"):
         step.place([62])
 
 

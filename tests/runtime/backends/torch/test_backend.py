@@ -66,8 +66,8 @@ def test_rows_of_uneven_length_compute_the_cpu_targets_logits(bundle: Path, on_t
 
 def test_a_full_cache_is_refused(on_torch: Engine) -> None:
     """Guards against writes past the end of a cache."""
-    step = on_torch.backend.context(1).step(0, [3])
-    with pytest.raises(CacheFullError, match="ends at slot 65, the KV cache has 64"):
+    step = on_torch.backend.context(1).step(0, [4])
+    with pytest.raises(CacheFullError, match="ends at slot 66, the KV cache has 64"):
         step.place([62])
 
 
