@@ -1,6 +1,7 @@
 """Depth policy that decodes greedy requests in a loop on the device, and all others on the host.
 
-Sampling, penalties, log-probabilities, stop strings and depth budgets need the host after every token.
+Sampling, penalties, log-probabilities and depth budgets need the host after every token. Stop strings do not: the engine drops
+the tokens that a launch generated behind one, and nothing reads their keys and values.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class _DrivenLoop:
 def _is_device_eligible(sequence: TokenSequence) -> bool:
     """Whether the device can select the sequence's tokens and detect its end."""
     params = sequence.params
-    needs_host = params.logprobs or params.stop or params.depth_budget is not None
+    needs_host = params.logprobs or params.depth_budget is not None
     return params.takes_likeliest and not needs_host and len(_eos(sequence)) <= MOST_EOS
 
 
