@@ -17,8 +17,8 @@
 One iteration, called a turn, generates a token of every running sequence. Without exits it consists of all segments,
 choose_token, take_tokens and turn. Where all sequences are greedy, choose_token is left out, because the graphs give the argmax.
 Finished sequences are masked until the launch ends; the batch changes between launches only. A token that exits early stays
-pending: the layers it skipped run when a later token needs their keys and values, in the last turn, or when the host has to choose
-its successor, so that no tokens are pending between launches.
+pending: the layers it skipped run when a later token needs their keys and values, in the last turn, or when the host has to
+choose its successor, so that no tokens are pending between launches.
 """
 
 from __future__ import annotations
