@@ -43,6 +43,7 @@ class Kernel:
 KERNELS = (
     Kernel("exit_router", ("exit_router_project", "exit_router_score")),
     Kernel("exit_score", ("exit_score",)),
+    Kernel("choose_token", ("choose_peak", "choose_cut", "choose_race")),
     # These read no states, or copy them as bytes, so one entry point serves every element type.
     Kernel("take_tokens", ("take_tokens",), ("f32",)),
     Kernel("loop_turn", ("loop_turn",), ("f32",)),

@@ -9,11 +9,20 @@ from typing import Any
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.element_types import BF16, FP16, FP32, INT32
 from tide_runtime.backends.device.program import Condition, Enqueue
-from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, ExitInputs, ExitScore, ExitWindow, NextInputs
+from tide_runtime.device_loop.loop_kernels import (
+    ChooseToken,
+    ExitCandidates,
+    ExitGate,
+    ExitInputs,
+    ExitScore,
+    ExitWindow,
+    NextInputs,
+)
 from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
 
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.decode_loop import (
+    prepare_choose_token,
     prepare_exit_candidates,
     prepare_exit_gate,
     prepare_exit_inputs,
@@ -88,6 +97,18 @@ class PluginLoopKernels:
             "score": score,
         }
         return self._prepared(prepare_exit_score, tensors, mlp_threshold=0.0)
+
+    def choose_token(self, state: LoopState, choice: ChooseToken) -> Enqueue:
+        rows = state.batch_size * choice.tokens
+        tensors = self._per_sequence(state, "temperature", "tail", "min_p", dtype="f32")
+        tensors |= self._per_sequence(state, "top_k", dtype="i32") | self._per_sequence(state, "length", dtype="i64")
+        tensors |= self._per_sequence(state, "finished", dtype="u8")
+        tensors |= {
+            "logits": self._array(choice.logits, _DTYPES[choice.element], rows, choice.vocab),
+            "key": self._array(state.pointers["key"], "u64", state.batch_size, 2),
+            "chosen": self._array(choice.chosen, "i64", rows),
+        }
+        return self._prepared(prepare_choose_token, tensors)
 
     def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
         tensors = self._per_sequence(state, "finished", dtype="u8") | self._waiting(state)

@@ -53,6 +53,15 @@ class ExitScoreParams(Structure):
     )
 
 
+class ChooseTokenParams(Structure):
+    """`choose_token_params` in csrc/choose_token_params.h."""
+
+    _fields_ = _fields(
+        "logits temperature top_k tail min_p key length finished chosen workspace counters",
+        ("rows vocab tokens reserved", c_int32),
+    )
+
+
 class ExitJoinParams(Structure):
     """`exit_join_params` in csrc/exit_join_params.h."""
 
@@ -105,6 +114,7 @@ PARAMS: dict[str, type[Structure]] = {
     "take_tokens": TakeTokensParams,
     "loop_turn": LoopTurnParams,
     "exit_score": ExitScoreParams,
+    "choose_token": ChooseTokenParams,
     "exit_join": ExitJoinParams,
     "exit_candidates": ExitCandidatesParams,
     "exit_gate": ExitGateParams,

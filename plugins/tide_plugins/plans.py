@@ -10,6 +10,8 @@ MAX_ROUTER_WIDTH = 256
 LOOP_THREADS = 256  # csrc/decode_loop.h
 # csrc/exit_score_params.h. Pieces are 16 bytes per thread; one warp adds the sums of a row's blocks, one per lane.
 SCORE_THREADS, SCORE_PIECES, MAX_SCORE_BLOCKS = 256, 4, 32
+# csrc/choose_token_params.h. A thread reads about as many tokens; one warp takes the largest of a row's blocks, one per lane.
+CHOOSE_THREADS, CHOOSE_TOKENS, MAX_CHOOSE_BLOCKS, CHOOSE_SCRATCH_BYTES = 256, 16, 32, 33456
 
 Dim3 = tuple[int, int, int]
 
@@ -73,6 +75,13 @@ def plan_exit_score(rows: int, vocab: int, element_bytes: int) -> LaunchPlan:
     some = max(rows, 1)
     blocks = _clamp(_divide_up(vocab, SCORE_THREADS * SCORE_PIECES * 16 // element_bytes), 1, MAX_SCORE_BLOCKS)
     return LaunchPlan((blocks, some, 1), (SCORE_THREADS, 1, 1), counters=some, workspace_bytes=some * blocks * 4)
+
+
+def plan_choose_token(rows: int, vocab: int) -> LaunchPlan:
+    """Of each of the kernel's three launches."""
+    some, blocks = max(rows, 1), _clamp(_divide_up(vocab, CHOOSE_THREADS * CHOOSE_TOKENS), 1, MAX_CHOOSE_BLOCKS)
+    grid, scratch = (blocks, some, 1), some * CHOOSE_SCRATCH_BYTES
+    return LaunchPlan(grid, (CHOOSE_THREADS, 1, 1), counters=some, workspace_bytes=scratch)
 
 
 def plan_exit_states(rows: int, tokens: int) -> LaunchPlan:

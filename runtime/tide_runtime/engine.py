@@ -37,7 +37,7 @@ from tide_runtime.lora import read_adapters
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
 from tide_runtime.prefix_files import PrefixFiles
-from tide_runtime.scheduling.budgets import StepBudget, kv_blocks
+from tide_runtime.scheduling.budgets import StepBudget, kept_on_device, kv_blocks
 from tide_runtime.scheduling.handle import GenerationHandle, ResultHandle
 from tide_runtime.scheduling.loop import EngineLoop, Submitted
 from tide_runtime.scheduling.prefix_disk import PrefixDisk
@@ -103,11 +103,16 @@ class Engine:
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         rows = self.backend if self.policy.uses_draft_head else self.backend.without_draft_head()
         self._memory = memory = StateMemory.of(rows.kv_bytes_per_token, rows.state_bytes)
-        on_device = getattr(loaded, "device", None) is not None
-        blocks = kv_blocks(memory, options.kv_memory, self.max_batch, bundle.manifest.max_seq_len, on_device)
+        device_of_rows = getattr(loaded, "device", None)
+        on_device, budget = device_of_rows is not None, options.kv_memory
+        blocks = kv_blocks(memory, budget, self.max_batch, bundle.manifest.max_seq_len, on_device)
         embeds = bundle.manifest.embedding is not None  # then every token is needed, as its state is pooled
         keeps_prefixes = self.policy.can_resume and self.backend.has_prefix_blocks and not embeds
         caches_prefixes = options.prefix_cache and keeps_prefixes
+        kept = blocks if caches_prefixes else 0
+        if caches_prefixes and on_device:
+            kept = kept_on_device(device_of_rows, memory, blocks if budget is None else blocks // 2)
+            blocks += kept if budget is None else 0
         tree = self._make_tree() if caches_prefixes else None
         budget = StepBudget(
             CostModel.of(bundle.manifest, self.backend.pass_costs), options.prefill_chunk, self.backend.packs_steps
@@ -116,6 +121,7 @@ class Engine:
             SchedulerOptions(
                 max_batch=self.max_batch,
                 blocks=blocks,
+                prefix_blocks=kept,
                 row_blocks=memory.row_blocks,
                 slots=bundle.manifest.max_seq_len,
                 lookahead=self.policy.lookahead,
@@ -130,7 +136,7 @@ class Engine:
         )
         finish = partial(_finished, self.policy.name, self.tokenizer, self.manifest, options, self._metrics)
         as_rows = {"loops_as_rows": True} if self.policy.loops_as_rows else {}
-        make_context = partial(rows.context, self.max_batch, blocks if caches_prefixes else 0, **as_rows)
+        make_context = partial(rows.context, self.max_batch, kept, **as_rows)
         captures = with_captures(self.backend, self.policy, make_context)
         self._loop = EngineLoop(self.policy, captures or make_context, scheduler, finish, self._metrics)
         if captures is not None:
@@ -145,9 +151,9 @@ class Engine:
         folder, limit = self.options.prefix_dir, self.options.prefix_disk
         if folder is None:
             return None
-        if tree is None:
+        if tree is None or not self.backend.bits_key:
             raise ParamsError(
-                f"prefix_dir is set, and policy {self.policy.name} on target {self.target} keeps no prefixes; leave it out"
+                f"prefix_dir is set, and policy {self.policy.name} on target {self.target} writes no prefixes; leave it out"
             )
         policy = self.policy.name, repr(self.options.depth)
         return PrefixDisk(PrefixFiles(Path(folder), limit), [*self.backend.bits_key, *policy])

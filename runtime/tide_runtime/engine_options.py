@@ -29,11 +29,11 @@ class EngineOptions:
         kv_memory: bytes for keys, values and states of running requests and the prefix cache; None: a quarter of the free memory,
             up to four times what the running requests can use. When it is used up, requests wait, or are preempted and computed
             again. On a GPU None means all that is free: rows get memory when they are used, each for twice the longest text that
-            runs at most, and where it is short, fewer requests run at once from then on.
+            runs at most, and where it is short, fewer requests run at once from then on; prefixes get a quarter at most.
         prefix_cache: keep keys and values of earlier texts, so that a prompt that begins like one of them is not computed again.
-            Target ``cpu`` only. Requests choose with `GenerationParams.cache_salt` who may share them.
+            Targets ``cpu`` and ``torch``. Requests choose with `GenerationParams.cache_salt` who may share them.
         prefix_dir: folder where prefixes of texts without a salt are kept beyond memory and this process; None: nowhere. The
-            engines of a machine may share it.
+            engines of a machine may share it. Target ``cpu`` only.
         prefix_disk: bytes that it takes at most; what was not used for longest goes first.
         max_queue: requests that may wait before `Engine.submit` refuses more.
         threads: ONNX Runtime's threads (see `ThreadOptions`).

@@ -54,6 +54,11 @@ class Sampler:
         self.vocab_size = vocab_size
         self._noise = GumbelNoise(params.seed)
 
+    @property
+    def key(self) -> NDArray[np.uint64]:
+        """[2] of the noise."""
+        return self._noise.key
+
     def sample(self, logits: FloatArray | RowOnDevice, seen: NDArray[np.integer], allowed: Mask | None = None) -> int:
         """The token id after ``seen``: the same for the same logits, ``seen`` and seed, however often it is asked for.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tide_plugins.kernels import KERNELS
 from tide_plugins.launch.decode_loop import (
+    prepare_choose_token,
     prepare_exit_candidates,
     prepare_exit_gate,
     prepare_exit_inputs,
@@ -129,6 +130,19 @@ def gate_tensors(rows: int = 4, exits: int = 2) -> dict[str, Any]:
     }
 
 
+def choose_tensors(sequences: int = 4, tokens: int = 3, vocab: int = 1000) -> dict[str, Any]:
+    new = Addresses().array
+    return {
+        "logits": new("f16", sequences * tokens, vocab),
+        **{name: new("f32", sequences) for name in ("temperature", "tail", "min_p")},
+        "top_k": new("i32", sequences),
+        "key": new("u64", sequences, 2),
+        "length": new("i64", sequences),
+        "finished": new("u8", sequences),
+        "chosen": new("i64", sequences * tokens),
+    }
+
+
 def merge_tensors(rows: int = 4, exits: int = 2) -> dict[str, Any]:
     new = Addresses().array
     return {
@@ -147,6 +161,7 @@ def every_kernel() -> Iterator[tuple[str, Prepare, dict[str, Any], dict[str, Any
     yield "take_tokens", prepare_take_tokens, take_tensors(), {}
     yield "loop_turn", prepare_loop_turn, turn_tensors(), {"slots": 512}
     yield "exit_score", prepare_exit_score, score_tensors(), {}
+    yield "choose_token", prepare_choose_token, choose_tensors(), {}
     numbers = {"exit_count": 2, "number": 2, "threshold": 0.5, "has_mlp": True}
     yield "exit_candidates", prepare_exit_candidates, candidate_tensors(), numbers
     yield "exit_join", prepare_exit_join, join_tensors(), {"number": 2}

@@ -8,9 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from runtime.simulated_gpu import SimulatedGpu
+from tide_plugins.reference.decode_loop import choose_token
 from tide_runtime.backends.device.program import Condition, Enqueue
 from tide_runtime.depth.executor import max_probability
-from tide_runtime.device_loop.loop_kernels import ExitCandidates, ExitGate, ExitInputs, ExitScore, ExitWindow, NextInputs
+from tide_runtime.device_loop.loop_kernels import (
+    ChooseToken,
+    ExitCandidates,
+    ExitGate,
+    ExitInputs,
+    ExitScore,
+    ExitWindow,
+    NextInputs,
+)
 from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
 from tide_runtime.device_loop.token_ring import EXIT_UNIT, NO_TOKEN
 
@@ -42,10 +51,11 @@ class Rows:
 
 
 class NumpyLoopKernels:
-    """``mutation``: the name of a rule to break, which a test must notice."""
+    """``mutation``: the name of a rule to break, which a test must notice. ``doubt``: sampled tokens at multiples of this
+    position are left to the host."""
 
-    def __init__(self, gpu: SimulatedGpu, mutation: str = "") -> None:
-        self._gpu, self._mutation = gpu, mutation
+    def __init__(self, gpu: SimulatedGpu, mutation: str = "", doubt: int = 0) -> None:
+        self._gpu, self._mutation, self._doubt = gpu, mutation, doubt
 
     def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
         rows, tokens = Rows(state), memory(chosen, (state.batch_size,), np.int64)
@@ -111,6 +121,21 @@ class NumpyLoopKernels:
 
         return lambda stream: self._gpu.submit(stream, rate)
 
+    def choose_token(self, state: LoopState, choice: ChooseToken) -> Enqueue:
+        count = state.batch_size
+        types = {"temperature": np.float32, "tail": np.float32, "min_p": np.float32, "top_k": np.int32, "length": np.int64}
+        given = {name: memory(state.pointers[name], (count,), kind) for name, kind in types.items()}
+        given |= {"key": memory(state.pointers["key"], (count, 2), np.uint64), "finished": Rows(state).finished}
+        given["chosen"] = memory(choice.chosen, (count * choice.tokens,), np.int64)
+        logits = memory(choice.logits, (count * choice.tokens, choice.vocab), choice.element.host)
+
+        def choose() -> None:
+            tokens = choose_token(given | {"logits": logits})["chosen"]
+            doubted = self._doubt and (given["temperature"] > 0) & ((given["length"] + 1) % self._doubt == 0)
+            given["chosen"][:] = np.where(np.repeat(doubted, choice.tokens), -1, tokens)
+
+        return lambda stream: self._gpu.submit(stream, choose)
+
     def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
         rows, bytes_ = Rows(state), window.row_bytes
         states = memory(window.states, (state.batch_size, window.arriving, bytes_), np.uint8)
@@ -143,7 +168,8 @@ class NumpyLoopKernels:
             rows.exits[leaves], rows.chosen[leaves] = gate.number, early[leaves]
             everywhere = rows.waiting[here:].sum(0) if self._mutation != "elsewhere" else rows.waiting[here]
             forced = (everywhere == gate.width) | (rows.turns_left[0] == 1)
-            deeper = active & ((rows.exits == 0) | (forced if self._mutation != "window" else False))
+            in_doubt = (rows.chosen < 0) & (self._mutation != "shallow")
+            deeper = active & ((rows.exits == 0) | in_doubt | (forced if self._mutation != "window" else False))
             counts[gate.number] += deeper.any()
             self._set(condition, handle, int(deeper.any()))
 

@@ -23,6 +23,7 @@ from tide_plugins.conformance.case import (
     untouched,
 )
 from tide_plugins.launch.decode_loop import (
+    prepare_choose_token,
     prepare_exit_candidates,
     prepare_exit_gate,
     prepare_exit_inputs,
@@ -60,6 +61,10 @@ def loop_cases() -> Iterator[CaseSpec]:
     for dtype, vocab, mlp in product(ELEMENTS, (1, 33, 1000, 9001), (False, True)):
         name = f"exit_score-{dtype}-v{vocab}-mlp{int(mlp)}"
         yield CaseSpec("exit_score", name, lambda name=name, a=(dtype, vocab, mlp): _score(name, *a))  # type: ignore[misc]
+    # One block to several per row, every mix of filters, tokens in a row; logits with and without many equals.
+    for dtype, vocab, tokens, spread in product(ELEMENTS, (1, 33, 1000, 9001, 33_000), (1, 3), (0.3, 4.0)):
+        name = f"choose_token-{dtype}-v{vocab}-s{tokens}-x{spread}"
+        yield CaseSpec("choose_token", name, lambda name=name, a=(dtype, vocab, tokens, spread): _choose(name, *a))  # type: ignore[misc]
     for rows, eos in product(_ROWS, (0, 3)):
         name = f"b{rows}-eos{eos}"
         yield CaseSpec("take_tokens", name, lambda name=name, a=(rows, eos): _take(name, *a))  # type: ignore[misc]
@@ -109,10 +114,10 @@ def _gate(name: str, rows: int, left: int, number: int) -> Case:
     given: Tensors = {
         **_rows_at(rng, rows, number),
         "score": score,
-        "exit_token": rng.integers(0, 2**31, rows),
+        "exit_token": rng.choice([-1, 5, 2**31], rows),
         "turns_left": np.array([left], np.int32),
         "exits": rng.integers(0, number, rows).astype(np.uint8),
-        "chosen": rng.integers(0, 2**31, rows),
+        "chosen": rng.choice([-1, 7, 2**31], rows),
         "counts": np.arange(2 * _EXITS + 1),
     }
     numbers = {"threshold": _THRESHOLD, "number": number, "width": _WIDTH}
@@ -197,6 +202,32 @@ def _score(name: str, dtype: str, vocab: int, mlp: bool, rows: int = 24) -> Case
     wanted = reference.exit_score({k: v.copy() for k, v in given.items()}, _THRESHOLD)["score"]
     numbers = {"mlp_threshold": _THRESHOLD}
     return Case(prepare_exit_score, given, numbers, lambda out: assert_close("score", out["score"], wanted, TOLERANCE["f32"]))
+
+
+def _choose(name: str, dtype: str, vocab: int, tokens: int, spread: float, sequences: int = 8) -> Case:
+    """Sequences of other settings each, of which one is greedy, one finished and one has logits that are not finite."""
+    rng = rng_for(name)
+    logits = matrix(spread * rng.standard_normal((sequences * tokens, vocab)), dtype)
+    logits[-1, rng.integers(vocab)] = rng.choice([np.nan, np.inf])
+    given: Tensors = {
+        "logits": logits,
+        "temperature": np.array([0, *rng.choice([0.1, 0.7, 1.0, 2.0], sequences - 1)], np.float32),
+        "top_k": rng.choice([0, 0, 1, 20, 500], sequences).astype(np.int32),
+        "tail": rng.choice([0, 0.05, 0.1, 0.7], sequences).astype(np.float32),
+        "min_p": rng.choice([0, 0, 0.1, 1], sequences).astype(np.float32),
+        "key": rng.integers(0, 2**64, (sequences, 2), np.uint64),
+        "length": rng.integers(0, 2**33, sequences),
+        "finished": np.array([*[0] * (sequences - 2), 1, 0], np.uint8),
+        "chosen": untouched(sequences * tokens, dtype=np.int64),
+    }
+    wanted = reference.choose_token({key: value.copy() for key, value in given.items()})["chosen"]
+
+    def check(out: Tensors) -> None:
+        in_doubt = (out["chosen"] == -1) & (wanted != -1) & (np.arange(sequences * tokens) >= tokens)
+        assert in_doubt.sum() <= 1, f"{in_doubt.sum()} tokens are left to the host"
+        assert_same("chosen", out["chosen"], np.where(in_doubt, -1, wanted))
+
+    return Case(prepare_choose_token, given, {}, check)
 
 
 def _merge(name: str, rows: int) -> Case:

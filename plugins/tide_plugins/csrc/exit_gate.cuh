@@ -2,7 +2,8 @@
 //
 //   waiting[exit] += arriving tokens (see exit_join)
 //   running row that has not exited before:  leaves = score >= threshold (false for NaN)
-//   wants = not exited, or the window is full, or last turn of the loop;  deeper = any row wants
+//   wants = not exited, or the host has to choose the exit's token (-1), or the window is full, or last turn of the loop
+//   deeper = any row wants
 //
 // At most `width` tokens of a row are pending over all exits, so tokens that move on always fit into the next window.
 #pragma once
@@ -31,7 +32,7 @@ __device__ __forceinline__ void try_exit(const exit_gate_params& v, int row, boo
 __device__ __forceinline__ bool wants_deeper(const exit_gate_params& v, int row) {
   int32_t everywhere = 0;
   for (int number = v.number; number <= v.exit_count; ++number) everywhere += waiting_at(v.waiting, number, v.rows, row);
-  return v.exits[row] == 0 || everywhere == v.width || *v.turns_left == 1;
+  return v.exits[row] == 0 || v.chosen[row] < 0 || everywhere == v.width || *v.turns_left == 1;
 }
 
 template <typename T>

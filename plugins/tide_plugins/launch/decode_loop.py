@@ -9,6 +9,7 @@ from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch
 from tide_plugins.launch.tensor_contract import ELEMENT, Tensor
 from tide_plugins.params import (
+    ChooseTokenParams,
     ExitCandidatesParams,
     ExitGateParams,
     ExitInputsParams,
@@ -18,7 +19,7 @@ from tide_plugins.params import (
     LoopTurnParams,
     TakeTokensParams,
 )
-from tide_plugins.plans import plan_exit_score, plan_exit_states, plan_loop_block
+from tide_plugins.plans import plan_choose_token, plan_exit_score, plan_exit_states, plan_loop_block
 
 _PLACES = (
     Tensor("write_index", "i64", ("rows",), optional=True, output=True),
@@ -55,6 +56,17 @@ SCORE_TENSORS = (
     Tensor("token", "i64", ("rows",)),
     Tensor("mlp_score", "f32", ("rows",), optional=True),
     Tensor("score", "f32", ("rows",), output=True),
+)
+CHOOSE_TENSORS = (
+    Tensor("logits", ELEMENT, ("rows", "vocab")),
+    Tensor("temperature", "f32", ("sequences",)),
+    Tensor("top_k", "i32", ("sequences",)),
+    Tensor("tail", "f32", ("sequences",)),
+    Tensor("min_p", "f32", ("sequences",)),
+    Tensor("key", "u64", ("sequences", "words")),
+    Tensor("length", "i64", ("sequences",)),
+    Tensor("finished", "u8", ("sequences",), optional=True),
+    Tensor("chosen", "i64", ("rows",), output=True),
 )
 CANDIDATE_TENSORS = (
     Tensor("finished", "u8", ("rows",)),
@@ -144,6 +156,25 @@ def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: fl
     params = ExitScoreParams(rows=call.size("rows"), vocab=call.size("vocab"), mlp_threshold=mlp_threshold)
     plan = plan_exit_score(params.rows, params.vocab, call.element_bytes)
     return call.prepare(params, {"exit_score": plan}, {"counters": 4 * plan.counters, "workspace": plan.workspace_bytes})
+
+
+def prepare_choose_token(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
+    """Check the tensors (`CHOOSE_TENSORS`) and prepare the launches; the rule is in csrc/choose_token.cuh.
+
+    Row b · S + s of the logits is of sequence b and follows its cached tokens, ``length``, and s + 1 more.
+
+    Raises:
+        ParamsError: a tensor breaks the contract.
+        TargetError: the kernel cannot be built for this GPU.
+    """
+    call = KernelCall(library, "choose_token", CHOOSE_TENSORS, tensors, stream)
+    rows, sequences = call.size("rows"), call.size("sequences")
+    call.require(sequences > 0 and rows % sequences == 0, f"{rows} rows are no multiple of {sequences} sequences")
+    call.require(call.size("words") == 2, f"a key has {call.size('words')} words; expected 2")
+    params = ChooseTokenParams(rows=rows, vocab=call.size("vocab"), tokens=rows // sequences)
+    plan = plan_choose_token(rows, params.vocab)
+    forms = dict.fromkeys(("choose_peak", "choose_cut", "choose_race"), plan)
+    return call.prepare(params, forms, {"counters": 4 * plan.counters, "workspace": plan.workspace_bytes})
 
 
 def prepare_exit_candidates(

@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.gumbel_noise import GumbelNoise
+from tide_runtime.kept_tokens import kept_tokens
 
 Tensors = dict[str, NDArray[Any]]
 EXIT_UNIT = 1 << 32  # bits from here on hold the number of the exit that the token took
@@ -49,6 +52,29 @@ def exit_score(given: Tensors, mlp_threshold: float) -> Tensors:
     return {"score": np.where(scored, probability, -1.0)}
 
 
+def choose_token(given: Tensors) -> Tensors:
+    """Tokens as `tide_runtime.sampler` chooses them; -1 where the logits are not finite."""
+    chosen, tokens = given["chosen"].copy(), len(given["chosen"]) // len(given["length"])
+    for row, logits in enumerate(given["logits"].astype(np.float32)):
+        sequence, best = row // tokens, int(np.argmax(logits))
+        if "finished" in given and given["finished"][sequence]:
+            continue
+        if np.isfinite(logits[best]):
+            chosen[row] = best if given["temperature"][sequence] == 0 else _drawn(given, logits, sequence, row % tokens)
+        else:
+            chosen[row] = -1
+    return {"chosen": chosen}
+
+
+def _drawn(given: Tensors, logits: NDArray[np.float32], sequence: int, token: int) -> int:
+    temperature, tail, top_k, min_p = (given[name][sequence].item() for name in ("temperature", "tail", "top_k", "min_p"))
+    params = GenerationParams(temperature=temperature, top_k=top_k, top_p=1 - tail, min_p=min_p)
+    noise, kept = GumbelNoise(0), kept_tokens(logits, params)
+    noise.key = given["key"][sequence]
+    position = int(given["length"][sequence]) + 1 + token
+    return noise.winner(position, logits if kept is None else logits[kept], temperature, kept)
+
+
 def exit_candidates(given: Tensors, exit_count: int, number: int, threshold: float, has_mlp: bool) -> Tensors:
     """Scores of the rows that may take exit ``number``, -1 for the others, and whether there is one."""
     candidate = (given["finished"] == 0) & ((number == 1) | (given["exits"] == 0))
@@ -79,12 +105,14 @@ def exit_gate(given: Tensors, threshold: float, number: int, width: int) -> Tens
     before = np.zeros_like(given["exits"]) if number == 1 else given["exits"]
     leaves = runs & (before == 0) & (given["score"] >= np.float32(threshold))
     exits = np.where(leaves, number, before)
-    needs_deeper = runs & ((exits == 0) | (waiting[number - 1 :].sum(0) == width) | (given["turns_left"] == 1))
+    chosen = np.where(leaves, given["exit_token"], given["chosen"])
+    full = waiting[number - 1 :].sum(0) == width
+    needs_deeper = runs & ((exits == 0) | (chosen < 0) | full | (given["turns_left"] == 1))
     counts[number] += needs_deeper.any()
     return {
         "waiting": waiting,
         "exits": exits,
-        "chosen": np.where(leaves, given["exit_token"], given["chosen"]),
+        "chosen": chosen,
         "deeper": needs_deeper.any(keepdims=True),
         "counts": counts,
     }

@@ -86,14 +86,22 @@ class KeptMemory(Protocol):
         """The bytes of a piece, to read."""
 
 
-class PrefixMemory(KeptMemory, Protocol):
-    """What rows have kept of earlier texts, in blocks of BLOCK_TOKENS tokens."""
+class PrefixRows(Protocol):
+    """What rows have kept of earlier texts, in blocks of BLOCK_TOKENS tokens. Copies in the memory of a device raise
+    DeviceMemoryError where it has none left."""
 
     def save(self, row: int, first: int, ids: Sequence[int]) -> None:
         """Copy the blocks ``first``, ``first`` + 1, … of ``row`` (tokens from ``first`` × BLOCK_TOKENS on) into ``ids``."""
 
     def load(self, ids: Sequence[int], row: int) -> None:
         """Copy the blocks ``ids`` into ``row``, as its first tokens."""
+
+    def release(self, ids: Sequence[int]) -> None:
+        """Give the memory of the blocks ``ids`` back, where others can have it."""
+
+
+class PrefixMemory(PrefixRows, KeptMemory, Protocol):
+    """Blocks that can be written to files, and read from them."""
 
     def write_row(self, row: int, block: int, content: NDArray[np.uint8]) -> None:
         """Copy the bytes of a piece into the ``block``-th block of ``row``. Threads may write different blocks at once."""
@@ -103,9 +111,6 @@ class PrefixMemory(KeptMemory, Protocol):
 
     def reach(self, row: int, blocks: int) -> None:
         """Say that ``row`` is filled up to so many blocks."""
-
-    def release(self, ids: Sequence[int]) -> None:
-        """Give the memory of the blocks ``ids`` back."""
 
 
 class SnapshotMemory(KeptMemory, Protocol):
@@ -132,7 +137,7 @@ class RowStates(Protocol):
     """
 
     @property
-    def prefix_blocks(self) -> PrefixMemory | None:
+    def prefix_blocks(self) -> PrefixRows | None:
         """The memory of the prefix cache, if there is one."""
 
     @property
@@ -230,7 +235,7 @@ class Backend(Protocol):
     @property
     def bits_key(self) -> Sequence[str]:
         """What decides the bits of keys, values and states, but for the tokens and the policy: the model's files, the kernels of
-        this machine and how launches are padded. Of targets that have prefix blocks."""
+        this machine and how launches are padded. Empty where prefixes are not written to files, as on devices."""
 
     @property
     def row_padding(self) -> RowPadding | None:

@@ -4,20 +4,21 @@
         segments up to the first exit                               all sequences, one token each
         exit_join · the exit's graph · exit_candidates
         if a sequence may exit:
-            head · exit_score
+            head · exit_score · choose_token
         exit_gate
         if a sequence does not exit (or a window is full, or it is the last turn):
             exit_inputs · segments up to the next exit              all sequences, all pending tokens: [B, 1, 2, 4 or 8]
             exit_join · …
             if a sequence does not exit …:
                 exit_inputs · the other segments                    all sequences, all pending tokens
-                exit_merge
+                choose_token · exit_merge
         take_tokens · turn
 
 One iteration, called a turn, generates a token of every running sequence. Without exits it consists of all segments,
-take_tokens and turn. Finished sequences are masked until the launch ends; the batch changes between launches only. A token that
-exits early stays pending: the layers it skipped run when a later token needs their keys and values, or in the last turn, so
-that no tokens are pending between launches.
+choose_token, take_tokens and turn. Where all sequences are greedy, choose_token is left out, because the graphs give the argmax.
+Finished sequences are masked until the launch ends; the batch changes between launches only. A token that exits early stays
+pending: the layers it skipped run when a later token needs their keys and values, in the last turn, or when the host has to
+choose its successor, so that no tokens are pending between launches.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tide_runtime.backends.step_arrays import PADDED_TOKENS, StepShape
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import HEAD
 from tide_runtime.device_loop.loop_kernels import (
+    ChooseToken,
     ExitCandidates,
     ExitGate,
     ExitInputs,
@@ -42,6 +44,7 @@ from tide_runtime.device_loop.loop_kernels import (
     NextInputs,
 )
 from tide_runtime.device_loop.loop_state import LoopState
+from tide_runtime.sampler import Sampler
 
 _TURN_INPUTS = ("input_ids", "position_ids", "write_index", "seqlens_k")
 _DEEPER_INPUTS = ("position_ids", "write_index", "seqlens_k", "logits_index")
@@ -75,6 +78,7 @@ class DecodeLoop:
         turns: most tokens per sequence and launch.
         exits: shallow first.
         window: most pending tokens of a sequence, over all exits; one of `PADDED_TOKENS`.
+        samples: sequences need not be greedy.
 
     Attributes:
         is_warm: every graph of the loop has run, so that a capture meets no lazy initialization.
@@ -88,8 +92,10 @@ class DecodeLoop:
         turns: int,
         exits: Sequence[LoopExit] = (),
         window: int = 1,
+        samples: bool = False,
     ) -> None:
         self.context, self.batch_size, self._exits, self._window = context, batch_size, exits, window
+        self._samples = samples
         self.state = LoopState(context.backend.device, batch_size, turns, len(exits))
         self._ones = [1] * batch_size
         self.is_warm = False
@@ -107,6 +113,7 @@ class DecodeLoop:
         tokens: Sequence[int],
         limits: Sequence[int],
         eos: Iterable[int],
+        samplers: Sequence[Sampler] = (),
     ) -> list[list[int]]:
         """Launch the program for sequences at the first batch indices.
 
@@ -115,6 +122,7 @@ class DecodeLoop:
             tokens: last token of each sequence, which is not cached yet.
             limits: most tokens of prompt and output of each sequence.
             eos: token ids that end a sequence.
+            samplers: of each sequence, for a loop that samples.
 
         Returns:
             The turns, as `TokenRing.take`.
@@ -128,7 +136,7 @@ class DecodeLoop:
         self._step.place([*num_cached_tokens, *idle])
         self._step.assume_full_caches()
         self._step.send()
-        self.state.send(num_cached_tokens, tokens, limits, eos)
+        self.state.send(num_cached_tokens, tokens, limits, eos, samplers)
         most = max(limit - cached - 1 for limit, cached in zip(limits, num_cached_tokens, strict=True))  # the last is not cached
         run(min(self.state.turns, most))
         self.state.ring.fetch()
@@ -144,7 +152,7 @@ class DecodeLoop:
         take = Run("take_tokens", kernels.take_tokens(state, chosen))
         turn = Run("turn", kernels.turn(state, _inputs(step, _TURN_INPUTS), self.context.caches.slots))
         if not self._exits:
-            return (*self._graphs(step, self._segments), take, turn)
+            return (*self._graphs(step, self._segments), *self._choice(kernels, step, self._segments[-1]), take, turn)
         first = self._exits[0].boundary
         shallow, join = self._graphs(step, self._segments[:first]), self._join(kernels, 1, step)
         return (*shallow, join, *self._from_exit(kernels, 1), take, turn)
@@ -177,7 +185,8 @@ class DecodeLoop:
         if more:
             rest = self._from_exit(kernels, number + 1)
         else:
-            rest = (Run("exit_merge", kernels.exit_merge(self.state, widest.address("token"))),)
+            merge = Run("exit_merge", kernels.exit_merge(self.state, widest.address("token")))
+            rest = (*self._choice(kernels, widest, self._segments[-1]), merge)
         write = Run("exit_inputs", kernels.exit_inputs(self.state, inputs))
         return (
             *self._evaluation(kernels, number, loop_exit),
@@ -250,7 +259,15 @@ class DecodeLoop:
                 score=step.address("score"),
             )
             nodes.append(Run("exit_score", kernels.exit_score(self.state, score)))
-        return nodes
+        return [*nodes, *self._choice(kernels, step, HEAD)]
+
+    def _choice(self, kernels: LoopKernels, step: DeviceStep, graph: str) -> list[Run]:
+        """The choice of tokens from the logits of ``graph``, in place of their argmax, where sequences are sampled."""
+        if not self._samples:
+            return []
+        logits = step.tensors(graph, ["logits"])["logits"]
+        choice = ChooseToken(logits.pointer, logits.element, logits.shape[-1], step.address("token"))
+        return [Run("choose_token", kernels.choose_token(self.state, choice))]
 
     def _warm_up(self, num_cached_tokens: Sequence[int]) -> None:
         """Run what the first launch may leave out. The keys and values that this writes lie behind those of each sequence, where

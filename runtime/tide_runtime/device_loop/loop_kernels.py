@@ -53,6 +53,22 @@ class ExitScore:
 
 
 @dataclass(frozen=True)
+class ChooseToken:
+    """Arguments of `LoopKernels.choose_token`.
+
+    Args:
+        logits: [B · ``tokens``, ``vocab``] of type ``element``; those of a sequence's tokens stand one after the other.
+        chosen: [B · ``tokens``] int64, the tokens that follow; -1 where the logits are not finite, or the host has to decide.
+    """
+
+    logits: int
+    element: ElementType
+    vocab: int
+    chosen: int
+    tokens: int = 1
+
+
+@dataclass(frozen=True)
 class ExitWindow:
     """Arguments of `LoopKernels.exit_join`: hidden states that arrive at an exit, and those pending there.
 
@@ -136,6 +152,9 @@ class LoopKernels(Protocol):
 
     def exit_score(self, state: LoopState, early_exit: ExitScore) -> Enqueue:
         """Write the maximum probability of the exit's head to ``score``."""
+
+    def choose_token(self, state: LoopState, choice: ChooseToken) -> Enqueue:
+        """Choose tokens of the running sequences as `Sampler.sample` does, or leave them to the host where rounding decides."""
 
     def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
         """Append arriving states to an exit's pending ones: at the first exit the newest of each running sequence, at the others

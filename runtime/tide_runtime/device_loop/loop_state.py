@@ -12,6 +12,8 @@ from tide_runtime.backends.device.arena import Arena, TransferBlock
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.program import Condition
 from tide_runtime.device_loop.token_ring import TokenRing
+from tide_runtime.kept_tokens import TINY
+from tide_runtime.sampler import Sampler
 
 MOST_EOS = 8  # eos ids per sequence; a request with more is decoded by the host
 RUNNING, IDLE = 0, 1  # values of ``finished``, see csrc/take_tokens.cuh
@@ -30,6 +32,8 @@ class LoopState:
         eos [8] int64          ids that end a sequence, padded with -1
         turns_left scalar int32
         waiting [exits, B] int32   pending tokens at each exit, which skipped the layers after it
+        temperature, tail, min_p [B] float32, top_k [B] int32, key [B, 2] uint64
+                               how tokens are drawn, see csrc/choose_token_params.h
 
     Set in every turn on the device: chosen [B] int64, emitted [B] int32, running scalar int32, deeper and wanted [exits] int32
     (whether the layers after an exit, and its head, run), choice [exits] int32 (these layers run for 2^choice tokens a sequence),
@@ -45,6 +49,9 @@ class LoopState:
             "eos": ((MOST_EOS,), np.int64),
             "turns_left": ((1,), np.int32),
             "waiting": ((exits, batch_size), np.int32),
+            "key": ((batch_size, 2), np.uint64),
+            **{name: ((batch_size,), np.float32) for name in ("temperature", "tail", "min_p")},
+            "top_k": ((batch_size,), np.int32),
             "finished": ((batch_size,), np.uint8),
         }
         kept: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
@@ -68,7 +75,14 @@ class LoopState:
             for name in ("deeper", "wanted", "choice")
         )
 
-    def send(self, num_cached_tokens: Sequence[int], tokens: Sequence[int], limits: Sequence[int], eos: Iterable[int]) -> None:
+    def send(
+        self,
+        num_cached_tokens: Sequence[int],
+        tokens: Sequence[int],
+        limits: Sequence[int],
+        eos: Iterable[int],
+        samplers: Sequence[Sampler] = (),
+    ) -> None:
         """Initialize the sequences at the first batch indices; the others are idle."""
         self._block.wait_until_writable()
         host, count = self._block.host, len(num_cached_tokens)
@@ -80,4 +94,9 @@ class LoopState:
         ids = sorted(eos)
         host["eos"][:] = [*ids, *[_NO_ID] * (MOST_EOS - len(ids))]
         host["turns_left"][0] = self.turns
+        for row, sampler in enumerate(samplers):
+            params = sampler.params
+            host["temperature"][row] = 0 if params.greedy else max(params.temperature, TINY)
+            host["top_k"][row], host["key"][row] = min(params.top_k, sampler.vocab_size), sampler.key
+            host["tail"][row], host["min_p"][row] = 1 - params.top_p, params.min_p
         self._block.send()

@@ -1,6 +1,8 @@
-"""Depth policy that decodes greedy requests in a loop on the device, and all others on the host.
+"""Depth policy that decodes requests in a loop on the device, and those that need the host after every token on the host.
 
-Sampling, penalties, log-probabilities, stop strings and depth budgets need the host after every token.
+Penalties, biases, grammars, log-probabilities and depth budgets need it. Stop strings do not: the engine drops the tokens that a
+launch generated behind one, and nothing reads their keys and values. A sampled token that rounding leaves in doubt ends its row's
+launch, and the host decides that one.
 """
 
 from __future__ import annotations
@@ -120,8 +122,10 @@ class DrivenDepth:
             return self.inner.step(context, decoding, prompts)
         turns = loop.launch(decoding)
         tokens = [self._take(device_context, seq, [turn[i] for turn in turns]) for i, seq in enumerate(decoding)]
-        # No tokens at all mean non-finite logits, for which the inner policy raises.
-        return tokens if any(tokens) else self.inner.step(context, decoding, [])
+        # Their first token is in doubt, or their logits are not finite, for which the inner policy raises.
+        in_doubt = [seq for seq, new in zip(decoding, tokens, strict=True) if not new]
+        decided = iter(self.inner.step(context, in_doubt, []) if in_doubt else [])
+        return [new or next(decided) for new in tokens]
 
     def _is_eligible(self, context: DeviceContext, sequences: Sequence[TokenSequence]) -> bool:
         """Whether a loop on the device can decode these sequences together."""
@@ -143,11 +147,12 @@ class DrivenDepth:
         slots = max(seq.num_cached_tokens for seq in sequences) + self._turns + self._window
         with context.backend.device.lock:
             context.caches.reserve(min(slots, context.caches.limit), size)
-        key = (self, size, context.caches.slots)
+        samples = not all(seq.params.greedy for seq in sequences)
+        key = (self, size, context.caches.slots, samples)
         if key not in context.attached and self._without_loops is None:
             try:
                 with context.backend.device.lock:
-                    loop = DecodeLoop(context, size, self._kernels, self._turns, self.exits, self._window)
+                    loop = DecodeLoop(context, size, self._kernels, self._turns, self.exits, self._window, samples)
             except DeviceMemoryError as error:
                 context.attached[key] = None
                 announced(error)
@@ -179,7 +184,8 @@ class _DrivenLoop:
     def launch(self, sequences: Sequence[TokenSequence]) -> list[list[int]]:
         run = self.run or self.drivers.warm(self.loop.program).launch
         num_cached_tokens, tokens = [seq.num_cached_tokens for seq in sequences], [seq.last_token for seq in sequences]
-        turns = self.loop.launch(run, num_cached_tokens, tokens, [len(seq.tokens) for seq in sequences], _eos(sequences[0]))
+        limits, samplers = [len(seq.tokens) for seq in sequences], [seq.sampler for seq in sequences]
+        turns = self.loop.launch(run, num_cached_tokens, tokens, limits, _eos(sequences[0]), samplers)
         if self.run is None and self.loop.is_warm:
             self.run = self.drivers.compiled(self.loop.program)
         return turns
@@ -188,8 +194,8 @@ class _DrivenLoop:
 def _is_device_eligible(sequence: TokenSequence) -> bool:
     """Whether the device can select the sequence's tokens and detect its end."""
     params = sequence.params
-    needs_host = params.logprobs or params.stop or params.depth_budget is not None
-    return params.takes_likeliest and not needs_host and len(_eos(sequence)) <= MOST_EOS
+    needs_host = params.logprobs or params.depth_budget is not None
+    return not (params.changes_logits or needs_host) and len(_eos(sequence)) <= MOST_EOS
 
 
 def _eos(sequence: TokenSequence) -> frozenset[int]:

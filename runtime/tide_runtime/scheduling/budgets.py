@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.kv_caches import blocks_of
 from tide_runtime.backends.recurrent_states import StateMemory
 from tide_runtime.costs.cost_model import CostModel
@@ -25,7 +26,8 @@ def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int, on
 
     Args:
         budget: bytes; None: a quarter of what the machine has free, and no more than could be used.
-        on_device: the rows are in the memory of a device, which tells when it is short, and there is no prefix cache.
+        on_device: the rows are in the memory of a device, which tells when it is short; prefixes add to them, see
+            `kept_on_device`.
 
     Raises ParamsError when ``budget`` does not hold one sequence of full length.
     """
@@ -41,6 +43,12 @@ def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int, on
             "least that, or export with a smaller --max-seq-len"
         )
     return budget // block_bytes
+
+
+def kept_on_device(device: Device, memory: StateMemory, most: int) -> int:
+    """Blocks of a prefix cache in the memory of ``device``: a quarter of what is free there, and at most ``most``."""
+    free: int | None = getattr(device, "free_memory", free_memory)()
+    return min(most, int(_SHARE * (free_memory() if free is None else free)) // memory.block_bytes)
 
 
 def share_of(available: int, memory: StateMemory, rows: int, slots: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import cast
 
-from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.base import ExecutionContext, PrefixMemory
 from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.errors import DeviceMemoryError, EngineClosedError
 from tide_runtime.metrics import EngineMetrics, EngineStats
@@ -209,7 +209,7 @@ class EngineLoop:
             if self.context is None:
                 self.context = self._make_context()
                 if self._disk is not None and self.context.prefix_blocks is not None:
-                    self._disk.attach(self.context.prefix_blocks, self.context.snapshots)
+                    self._disk.attach(cast(PrefixMemory, self.context.prefix_blocks), self.context.snapshots)
             outcome = run_step(self.policy, self.context, plan)
         except DeviceMemoryError as error:
             if not self._use_fewer_rows(error):
@@ -260,7 +260,11 @@ class EngineLoop:
         copies = self.scheduler.cache.save(request.sequence, self.policy.reusable_tokens(request.sequence))
         if copies is not None:
             assert self.context is not None and self.context.prefix_blocks is not None
-            self.context.prefix_blocks.save(copies.row, copies.first, copies.ids)
+            try:
+                self.context.prefix_blocks.save(copies.row, copies.first, copies.ids)
+            except DeviceMemoryError as error:
+                warnings.warn(f"{error}; no prefixes are kept from now on", RuntimeWarning, stacklevel=1)
+                self.scheduler.cache.drop()
             if copies.slot is not None:
                 assert self.context.snapshots is not None
                 self.context.snapshots.save(copies.row, copies.slot)

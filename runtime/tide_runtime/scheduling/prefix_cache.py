@@ -33,14 +33,17 @@ class PrefixCache:
         disk: where prefixes are that the tree does not have; None: nowhere.
         blocks: blocks of KV memory in all.
         slots: most tokens of a row.
+        most: blocks of the tree; None: all.
 
     Attributes:
         free: blocks of KV memory that neither rows nor the tree hold.
     """
 
-    def __init__(self, tree: PrefixTree | None, disk: PrefixDisk | None, blocks: int, slots: int) -> None:
+    def __init__(
+        self, tree: PrefixTree | None, disk: PrefixDisk | None, blocks: int, slots: int, most: int | None = None
+    ) -> None:
         self.tree, self.disk, self.free, self._slots = tree, disk, blocks, slots
-        self._free_ids = list(range(blocks - 1, -1, -1)) if tree is not None else []
+        self._free_ids = list(range((blocks if most is None else most) - 1, -1, -1)) if tree is not None else []
         snapshots = blocks // tree.snapshot_blocks if isinstance(tree, SnapshotTree) else 0
         self._free_slots = list(range(snapshots - 1, -1, -1))
         self._evicted = Evicted([], [])  # and not used again so far
@@ -125,6 +128,11 @@ class PrefixCache:
             self._evicted.slots.extend(evicted.slots)
         return blocks <= self.free
 
+    def drop(self) -> None:
+        """Keep nothing from now on, and forget what was kept."""
+        self.free += self.blocks
+        self.tree = None
+
     def released(self) -> Evicted:
         """What was given up since the last call: the backend may give its memory back."""
         released, self._evicted = self._evicted, Evicted([], [])
@@ -151,7 +159,7 @@ class PrefixCache:
     def _allocate(self) -> int | None:
         """A block for a text: a free one, else the one that was used least recently."""
         assert self.tree is not None
-        if self.free > 0:
+        if self.free > 0 and self._free_ids:
             self.free -= 1
             return self._free_ids.pop()
         evicted = self.tree.evict(1)

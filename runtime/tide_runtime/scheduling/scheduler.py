@@ -95,6 +95,7 @@ class SchedulerOptions:
     Args:
         max_batch: requests that run at once, each in a row of its own.
         blocks: blocks of KV memory in all, for rows and the prefix cache together.
+        prefix_blocks: those that the prefix cache takes at most; None: all.
         row_blocks: those that the states of a running request take, however long its text is.
         slots: most tokens of a row.
         lookahead: most tokens that a step puts into the cache of a request that decodes.
@@ -109,6 +110,7 @@ class SchedulerOptions:
     max_batch: int
     blocks: int
     slots: int
+    prefix_blocks: int | None = None
     row_blocks: int = 0
     lookahead: int = 1
     prompt_tokens: Callable[[int], int] = lambda decoding: 512
@@ -134,7 +136,8 @@ class Scheduler:
             raise ParamsError(
                 f"the KV memory holds {options.blocks} blocks, one sequence of {options.slots} tokens needs {least}"
             )
-        self.options, self.cache = options, PrefixCache(tree, disk, options.blocks, options.slots)
+        self.options = options
+        self.cache = PrefixCache(tree, disk, options.blocks, options.slots, options.prefix_blocks)
         self.running: list[Request] = []
         self.preemptions = self.rotary_restarts = 0
         self._waiting: list[tuple[tuple[int, int], Request]] = []  # a heap; requests that left it early are skipped

@@ -53,7 +53,10 @@ T __shfl_xor_sync(unsigned, T value, int offset) {
   const int lane = host::lane();
   return host::lane_value<T>(host::exchange(value)[lane ^ offset]);
 }
-inline int atomicAdd(int* address, int more) { return (*address += more) - more; }
+template <typename T>
+T atomicAdd(T* address, T more) {
+  return (*address += more) - more;
+}
 inline unsigned atomicInc(unsigned* address, unsigned last) {
   const unsigned old = *address;
   *address = old >= last ? 0 : old + 1;
@@ -64,6 +67,13 @@ T __ldcg(const T* address) {
   return *address;
 }
 inline float __int_as_float(int bits) { return host::lane_value<float>(uint32_t(bits)); }
+inline float __uint_as_float(uint32_t bits) { return host::lane_value<float>(bits); }
+inline uint32_t __float_as_uint(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return uint64_t((unsigned __int128)a * b >> 64); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 

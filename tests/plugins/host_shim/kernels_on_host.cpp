@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "choose_token.cuh"
 #include "exit_candidates.cuh"
 #include "exit_gate.cuh"
 #include "exit_inputs.cuh"
@@ -86,6 +87,9 @@ extern "C" int tide_launch(const char* entry_point, const void* params, const La
   if (std::strcmp(entry_point, "tide_exit_router_score_" #suffix) == 0)                                                             \
     return run_grid(score<T, tide_exit_router_score_##suffix>, params, *plan, order);
   TIDE_TRY_ROUTER(f32, float) TIDE_TRY_ROUTER(f16, __half) TIDE_TRY_ROUTER(bf16, __nv_bfloat16)
+  TIDE_TRY_ALL(tide_choose_peak)
+  TIDE_TRY_ALL(tide_choose_cut)
+  TIDE_TRY_ALL(tide_choose_race)
   TIDE_TRY_ALL(tide_exit_score)
   TIDE_TRY(tide_take_tokens_f32)
   TIDE_TRY(tide_loop_turn_f32)

@@ -75,6 +75,7 @@ class Driven:
         logits: ElementType = FP64,
         queued_beside: str = "",
         least_slots: int | None = None,
+        doubt: int = 0,
     ) -> None:
         self.gpu = SimulatedGpu()
         self.manifest = tiny_manifest(MODEL, sorted({1, 3, *(info.checkpoint for info in exits)}), exits)
@@ -83,7 +84,7 @@ class Driven:
         inner = ExitDepth(self.manifest, DepthOptions()) if exits else FullDepth()
         plan = inner.device_plan()
         assert isinstance(plan, DevicePlan)
-        self.policy = DrivenDepth(plan, NumpyLoopKernels(self.gpu, mutation), TURNS, self.drivers, WINDOW)
+        self.policy = DrivenDepth(plan, NumpyLoopKernels(self.gpu, mutation, doubt), TURNS, self.drivers, WINDOW)
 
     def rows(self, wanted: list[Request], capacity: int) -> list[TokenSequence]:
         rows = [make_row(request, self.manifest) for request in wanted]
@@ -212,13 +213,9 @@ def test_segments_without_an_active_sequence_do_not_run() -> None:
 
 
 def test_requests_that_need_the_host_are_decoded_there() -> None:
-    """Guards against silently ignored sampling, penalties, log-probabilities and stop strings."""
-    params = GenerationParams(max_new_tokens=9, temperature=0.8, seed=1)
-    for given in (
-        params,
-        GenerationParams(max_new_tokens=9, repetition_penalty=1.3),
-        GenerationParams(max_new_tokens=9, logprobs=2),
-    ):
+    """Guards against silently ignored penalties, biases and log-probabilities."""
+    penalty, bias = {"repetition_penalty": 1.3, "temperature": 0.8, "seed": 1}, {"logit_bias": ((3, 9.0),)}
+    for given in (GenerationParams(max_new_tokens=9, **one) for one in (penalty, bias, {"logprobs": 2})):  # type: ignore[arg-type]
         wanted = [Request(PROMPTS[0], given, 0)]
         driven = Driven()
         found = driven.rows(wanted, 1)

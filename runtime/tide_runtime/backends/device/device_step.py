@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.base import uncounted
+from tide_runtime.backends.base import PrefixRows, uncounted
 from tide_runtime.backends.device.arena import Arena, TransferBlock
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import DeviceCaches
@@ -81,9 +81,10 @@ class DeviceContext:
     ``attached``: objects of backends and policies with the lifetime of this context.
     """
 
-    packs_steps, prefix_blocks, snapshots = False, None, None
+    packs_steps, snapshots = False, None
+    prefix_blocks: PrefixRows | None = None
 
-    def __init__(self, backend: DeviceBackend, capacity: int, prefix_blocks: int = 0) -> None:
+    def __init__(self, backend: DeviceBackend, capacity: int) -> None:
         self.backend, self.capacity, self.layers_launched = backend, capacity, 0
         self.adapters = [0] * capacity  # none of its targets takes any
         self.position_offsets = [0] * capacity  # of none of its targets: they refuse models with two sets of rotary factors
@@ -174,6 +175,7 @@ class DeviceContext:
 
     def close(self) -> None:
         """Break the reference cycles between this context, its steps and attached objects, which would keep the caches alive."""
+        self.prefix_blocks = None
         self.attached.clear()
         self._steps.clear()
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.cuda_device import CudaDevice
 from tide_runtime.backends.device.device_caches import GROWING_SLOTS
-from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
+from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
 from tide_runtime.backends.device.program import Enqueue
@@ -24,6 +26,7 @@ from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.backends.required_memory import require_room
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.torch.graph_file import DeviceWeights, read_graph
+from tide_runtime.backends.torch.prefix_blocks import TorchPrefixBlocks
 from tide_runtime.backends.torch.program import Program
 from tide_runtime.backends.torch.row_sampling import TorchRowSampling
 from tide_runtime.backends.torch.stream import CudaStream, ProcessorDevice, ProcessorStream, TorchStream
@@ -42,7 +45,7 @@ _DTYPES = {
 class TorchBackend(DeviceTarget):
     """The target ``torch`` of a bundle on ``stream``. Several threads may run steps, each with its own ``ExecutionContext``."""
 
-    name = "torch"
+    name, has_prefix_blocks = "torch", True
     no_loop = None
     # Captured steps are child graphs, so that what a conditional body refuses is an error (see `TensorRtBackend`), and cuBLAS
     # and the pool of intermediate tensors serve one stream.
@@ -84,6 +87,12 @@ class TorchBackend(DeviceTarget):
         library = f"torch {torch.__version__}, threads {threads.resolved}"
         backend.machine_key = machine_key(bundle, target, stream.device.name, library)
         return backend
+
+    def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
+        context = DeviceContext(self, capacity)
+        if prefix_blocks:
+            context.prefix_blocks = TorchPrefixBlocks(self._stream, context, prefix_blocks)
+        return cast(ExecutionContext, context)  # step arrays are views of device memory
 
     def form(self, graph: str, shape: StepShape) -> str:
         return graph
