@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = (".", "runtime", "calibrate", "plugins", "bench", "tests")
 PYTHON = "python"
-DEMO, WORK = "examples/demo_model/layerskip", "build/gpu-kit"
+DEMO, WORK, SHAPES = "examples/demo_model/layerskip", "build/gpu-kit", "build/shapes"
 IDENTITY = (PYTHON, "-m", "benchmarks.target_identity", "--models", "demo")
 KERNEL_TESTS = "tests/plugins/test_kernels_on_gpu.py"
 TAIL_LINES = 40  # of a command's output that are kept
@@ -56,6 +56,12 @@ def _bench(name: str, model: str, limit: float, *options: str, dry: bool = True)
     return Stage(name, (*command.split(), *arms, *options), limit, tuple(small.split()) if dry else None)
 
 
+def _shapes(name: str, limit: float, *options: str) -> Stage:
+    """What `benchmarks.gpu.shapes` prepared at home and the tree carries."""
+    command = (PYTHON, "-m", "benchmarks.gpu.shapes", f"{SHAPES}/{name}.tgz", "--json", f"{WORK}/{name}.json")
+    return Stage(name, (*command, *options), limit, None)
+
+
 def _sanitized(tool: str) -> Stage:
     options = ("--tool", tool, "--launch-timeout", "0", "--error-exitcode", "99", "--report-api-errors", "no")
     return Stage(tool, ("compute-sanitizer", *options, PYTHON, "-m", "pytest", "-q", "-x", KERNEL_TESTS), 75, None)
@@ -71,9 +77,10 @@ STAGES = (
     Stage("demo_fp32", (*IDENTITY, "--texts", "16", "--device", "cuda"), 120, None),
     _export("demo_int4", DEMO, 90, "--dtype", "fp16", "--weights", "int4", "--max-seq-len", "512", dry=None),
     _bench("demo_int4", DEMO, 90, "--vs", "eager", dry=False),
-    Stage("1b_weights", (PYTHON, "-m", "benchmarks.models.model_folders", f"{WORK}/1b"), 60, None),
-    _export("1b_fp16", f"{WORK}/1b", 150, "--dtype", "fp16", "--max-seq-len", "512", "--no-verify", dry=None),
-    _bench("1b_fp16", f"{WORK}/1b", 150, "--prompts", f"{WORK}/1b/prompts.jsonl", dry=False),
+    Stage("operators", (PYTHON, "-m", "benchmarks.gpu.operators", "--json", f"{WORK}/operators.json"), 120, None),
+    _shapes("1b", 90),
+    _shapes("8b", 120, "--batch", "1,8,32", "--context", "128,3000"),
+    _shapes("8b-int4", 60),
 )
 
 

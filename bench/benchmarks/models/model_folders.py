@@ -1,18 +1,12 @@
 """The models that benchmarks run, and where their weights and bundles are kept: the demo models, and Llamas of random weights.
 
-    python -m benchmarks.models.model_folders FOLDER     # 1.1B parameters in bf16, with prompts.jsonl for tide-bench
-
 No torch at import: processes whose memory is measured import this.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from tide_export.load import LoadedModel
@@ -61,13 +55,3 @@ def _write_word_tokenizer(folder: Path) -> None:
 
     words = {f"w{i} ": i for i in range(_VOCABULARY)}  # onnxruntime-genai's builder requires a tokenizer
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0 "))).save_pretrained(folder)
-
-
-def _write_prompts(file: Path, count: int = 64, tokens: int = 64) -> None:
-    rows = np.random.default_rng(0).integers(3, _VOCABULARY, (count, tokens)).tolist()
-    file.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in rows), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_llama_1b_bf16(Path(sys.argv[1]))
-    _write_prompts(Path(sys.argv[1], "prompts.jsonl"))
