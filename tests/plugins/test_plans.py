@@ -21,6 +21,7 @@ _HIDDEN = (1, 64, 111, 2048, 4096, 4097, 8192, 65536)
         ("exit_router.cuh", "kSliceWidth", plans.SLICE_WIDTH),
         ("decode_loop.h", "kLoopThreads", plans.LOOP_THREADS),
         ("exit_score_params.h", "kScoreThreads", plans.SCORE_THREADS),
+        ("text_drafts.h", "kTextThreads", plans.TEXT_THREADS),
     ],
 )
 def test_a_constant_is_the_sources(file: str, name: str, planned: int) -> None:

@@ -29,7 +29,7 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     *((tokens,) * 8 for tokens in (1, 4)),
     *((tokens,) for tokens in (2, 12, 7)),
 )
-# Where steps are padded to such shapes (`PADDED_TOKENS`).
+# Where steps are padded to such shapes (`PADDED_TOKENS`), whose passes are captured when they run for the second time.
 PADDED_SHAPES: tuple[tuple[int, ...], ...] = (
     *((tokens,) for tokens in (1, 4, 16, 64)),
     *((tokens,) * 8 for tokens in (1, 4, 16)),
@@ -54,7 +54,7 @@ def kept_pass_costs(
     max_seq_len: int,
     target: str,
     takes: Takes = lambda rows, tokens: True,
-    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    captured: bool = False,
 ) -> CostTable:
     """`measure_pass_costs`, called only if this machine's cache has no table for ``key`` (see `kept_result`).
 
@@ -63,9 +63,9 @@ def kept_pass_costs(
     machine = platform.node()
 
     def measure() -> CostTable:
-        return measure_pass_costs(make_context, max_seq_len, target, machine, takes=takes, shapes=shapes)
+        return measure_pass_costs(make_context, max_seq_len, target, machine, takes=takes, captured=captured)
 
-    how = (machine, str(os.cpu_count()), str(shapes), "fastest")
+    how = (machine, str(os.cpu_count()), str(PADDED_SHAPES if captured else SHAPES), "fastest")
     return kept_result("pass-costs", [*key, *how], measure, asdict, _table, most_queued=_MOST_QUEUED)
 
 
@@ -76,15 +76,17 @@ def measure_pass_costs(
     machine: str,
     clock: Callable[[], float] = time.perf_counter,
     takes: Takes = lambda rows, tokens: True,
-    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    captured: bool = False,
 ) -> CostTable:
-    """Time passes at those ``shapes`` that the target ``takes``. In the table a whole pass counts as one layer.
+    """Time passes at those `SHAPES`, or `PADDED_SHAPES` where passes are ``captured``, that the target ``takes``. In the table a
+    whole pass counts as one layer.
 
     Every shape runs in every round, so that a disturbance of the machine meets all of them alike, and after a pass of one token
     a sequence, as in decoding: after a larger one a pass of one int4 token took 8% longer.
     """
     cached = min(_CACHED_TOKENS, max_seq_len // 2)
-    shapes = [counts for counts in shapes if cached + max(counts) <= max_seq_len and takes(len(counts), max(counts))]
+    shapes = PADDED_SHAPES if captured else SHAPES
+    shapes = tuple(counts for counts in shapes if cached + max(counts) <= max_seq_len and takes(len(counts), max(counts)))
     context = make_context(max(len(counts) for counts in shapes))
 
     def run(counts: tuple[int, ...]) -> float:
@@ -93,6 +95,9 @@ def measure_pass_costs(
         _run(context, counts, cached)
         return clock() - start
 
+    for counts in shapes if captured else ():
+        for _ in range(2):
+            run(counts)
     ms = _fastest_ms(shapes, run, clock)
     drafts = _draft_head_ms(context, cached, clock) if context.has_draft_head else {}
     context.close()

@@ -6,7 +6,7 @@ Sampling, penalties, log-probabilities, stop strings and depth budgets need the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,9 +15,10 @@ from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.backends.device.program import Compile, Execution, Launch, Node, While, conditions
 from tide_runtime.depth.policy import DevicePlan, PromptChunk
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
+from tide_runtime.device_loop.exact_loop import MAX_LAUNCH_TOKENS, ExactLoop
 from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.loop_state import MOST_EOS
-from tide_runtime.device_loop.token_ring import NO_TOKEN, exit_and_token
+from tide_runtime.device_loop.text_state import MAX_DRAFTS
 from tide_runtime.errors import DeviceMemoryError, TargetError, TideError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
@@ -64,7 +65,7 @@ def announced(error: TideError) -> str:
 
 
 class DrivenDepth:
-    """Runs ``plan`` as a `DecodeLoop` of ``turns`` and ``window`` where the requests allow it."""
+    """Runs ``plan`` as a `DecodeLoop` of ``turns`` and ``window``, or an `ExactLoop`, where the requests allow it."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class DrivenDepth:
 
     @property
     def lookahead(self) -> int:
-        return self._turns
+        return self._turns if self.plan.drafts is None else MAX_LAUNCH_TOKENS
 
     @property
     def can_resume(self) -> bool:
@@ -118,10 +119,13 @@ class DrivenDepth:
         loop = self._loop(device_context, decoding) if drives else None
         if loop is None:
             return self.inner.step(context, decoding, prompts)
-        turns = loop.launch(decoding)
-        tokens = [self._take(device_context, seq, [turn[i] for turn in turns]) for i, seq in enumerate(decoding)]
-        # No tokens at all mean non-finite logits, for which the inner policy raises.
-        return tokens if any(tokens) else self.inner.step(context, decoding, [])
+        tokens = loop.launch(decoding)
+        # No tokens mean non-finite logits, for which the inner policy raises.
+        stuck = [i for i, found in enumerate(tokens) if not found]
+        if stuck:
+            rest = self.inner.step(context, [decoding[i] for i in stuck], [])
+            tokens = [rest[stuck.index(i)] if i in stuck else found for i, found in enumerate(tokens)]
+        return tokens
 
     def _is_eligible(self, context: DeviceContext, sequences: Sequence[TokenSequence]) -> bool:
         """Whether a loop on the device can decode these sequences together."""
@@ -129,10 +133,16 @@ class DrivenDepth:
             return False
         if [seq.batch_index for seq in sequences] != list(range(len(sequences))):  # a prompt has a row between them
             return False
-        if not self.exits:
-            return True
-        last = context.caches.limit - self._turns - self._window  # pending tokens are padded to the window's slots
+        last = context.caches.limit - self._spare_slots
         return all(seq.num_cached_tokens <= last and self.plan.can_start(seq) for seq in sequences)
+
+    @property
+    def _spare_slots(self) -> int:
+        """Those that a launch needs behind what is cached of a sequence. Pending tokens are padded to the window's slots, drafts
+        to those of a pass."""
+        if self.plan.drafts is not None:
+            return MAX_DRAFTS + 1
+        return self._turns + self._window if self.exits else 0
 
     def _loop(self, context: DeviceContext, sequences: Sequence[TokenSequence]) -> _DrivenLoop | None:
         """A loop for at least as many sequences, rounded up to a power of two so that few graphs are captured.
@@ -140,14 +150,14 @@ class DrivenDepth:
         None when the kernels cannot be built, which then holds for all sizes, or when memory is short beside this context.
         """
         size = min(context.capacity, 1 << (len(sequences) - 1).bit_length())
-        slots = max(seq.num_cached_tokens for seq in sequences) + self._turns + self._window
+        slots = max(seq.num_cached_tokens for seq in sequences) + self.lookahead + self._window
         with context.backend.device.lock:
             context.caches.reserve(min(slots, context.caches.limit), size)
         key = (self, size, context.caches.slots)
         if key not in context.attached and self._without_loops is None:
             try:
                 with context.backend.device.lock:
-                    loop = DecodeLoop(context, size, self._kernels, self._turns, self.exits, self._window)
+                    loop = self._new_loop(context, size)
             except DeviceMemoryError as error:
                 context.attached[key] = None
                 announced(error)
@@ -157,32 +167,30 @@ class DrivenDepth:
                 context.attached[key] = _DrivenLoop(loop, self.drivers)
         return context.attached.get(key)
 
-    def _take(self, context: DeviceContext, sequence: TokenSequence, values: Iterable[int]) -> list[int]:
-        """Update ``sequence`` with its ``values`` of the ring, and return its new tokens."""
-        generated = [exit_and_token(value) for value in values if value != NO_TOKEN]
-        sequence.num_cached_tokens += len(generated)
-        context.ends.reach(sequence.batch_index, sequence.num_cached_tokens)
-        if self.exits:
-            depths = [context.backend.manifest.model.num_layers, *(loop_exit.depth for loop_exit in self.exits)]
-            sequence.depth.token_depths += [depths[number] for number, _ in generated]
-        return [token for _, token in generated]
+    def _new_loop(self, context: DeviceContext, size: int) -> DecodeLoop | ExactLoop:
+        if self.plan.drafts is not None:
+            return ExactLoop(context, size, self._kernels, self._turns, self.plan.drafts)
+        return DecodeLoop(context, size, self._kernels, self._turns, self.exits, self._window)
 
 
 @dataclass
 class _DrivenLoop:
     """A loop and the function that runs its program, which is captured once every graph of it has run."""
 
-    loop: DecodeLoop
+    loop: DecodeLoop | ExactLoop
     drivers: Drivers
     run: Launch | None = None
 
     def launch(self, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+        """Advance ``sequences``; returns the new tokens of each."""
         run = self.run or self.drivers.warm(self.loop.program).launch
-        num_cached_tokens, tokens = [seq.num_cached_tokens for seq in sequences], [seq.last_token for seq in sequences]
-        turns = self.loop.launch(run, num_cached_tokens, tokens, [len(seq.tokens) for seq in sequences], _eos(sequences[0]))
-        if self.run is None and self.loop.is_warm:
+        found = self.loop.launch(run, sequences, _eos(sequences[0]))
+        if self.run is None:
             self.run = self.drivers.compiled(self.loop.program)
-        return turns
+        for sequence, tokens in zip(sequences, found, strict=True):
+            sequence.num_cached_tokens += len(tokens)
+            self.loop.context.ends.reach(sequence.batch_index, sequence.num_cached_tokens)
+        return found
 
 
 def _is_device_eligible(sequence: TokenSequence) -> bool:
