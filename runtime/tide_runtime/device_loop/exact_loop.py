@@ -35,7 +35,7 @@ class ExactLoop:
     """
 
     def __init__(self, context: DeviceContext, batch_size: int, kernels: LoopKernels, turns: int, drafts: TextDrafts) -> None:
-        device, sizes = context.backend.device, [n for n in PADDED_TOKENS if n == 1 or n * batch_size <= MAX_PADDED_TOKENS]
+        device, sizes = context.backend.device, [n for n in PADDED_TOKENS if n == 1 or self._fits(context, batch_size, n)]
         self.context, self.batch_size, self._is_warm = context, batch_size, False
         self.state = LoopState(device, batch_size, turns, ring_entry=RING_ENTRY)
         self.texts = TextState(device, batch_size, context.caches.limit, drafts, len(sizes))
@@ -47,6 +47,10 @@ class ExactLoop:
         bodies = tuple(tuple(runs_of(step, self._segments)) for step in self._steps.steps)
         turn = (Run("text_drafts", propose), Switch(self.texts.choice, bodies), Run("text_accept", accept))
         self.program: tuple[Node, ...] = (While(self.state.proceed, turn),)
+
+    @staticmethod
+    def _fits(context: DeviceContext, batch_size: int, tokens: int) -> bool:
+        return batch_size * tokens <= MAX_PADDED_TOKENS and context.backend.takes(batch_size, tokens)
 
     def launch(self, run: Launch, sequences: Sequence[TokenSequence], eos: Iterable[int]) -> list[list[int]]:
         """Launch the program for ``sequences``, at the first batch indices, which end at ids of ``eos``.

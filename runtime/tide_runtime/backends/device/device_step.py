@@ -107,8 +107,8 @@ class DeviceContext:
         if step is None:
             graphs = self.backend.step_graphs if padded and self.backend.step_graphs.captures else None
             step = self._steps[shape] = DeviceStep(self, shape, captured=graphs is not None, graphs=graphs)
-            if len(self._steps) > _KEPT_STEPS:
-                self._steps.popitem(last=False)
+            if len(self._steps) > _KEPT_STEPS:  # prompts have many lengths
+                del self._steps[next(shape for shape, step in self._steps.items() if not step.captured)]
         self._steps.move_to_end(shape)
         step.begin(counts, wanted, first_index)
         return step
