@@ -52,6 +52,8 @@ KERNELS = (
     Kernel("exit_gate", ("exit_gate",), ("f32",)),
     Kernel("exit_inputs", ("exit_inputs",), ("f32",)),
     Kernel("exit_merge", ("exit_merge",), ("f32",)),
+    Kernel("text_drafts", ("text_drafts",), ("f32",)),
+    Kernel("text_accept", ("text_accept",), ("f32",)),
 )
 ROUTER = KERNELS[0]
 

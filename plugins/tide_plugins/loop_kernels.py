@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.element_types import BF16, FP16, FP32, INT32
 from tide_runtime.backends.device.program import Condition, Enqueue
@@ -19,6 +20,7 @@ from tide_runtime.device_loop.loop_kernels import (
     NextInputs,
 )
 from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
+from tide_runtime.device_loop.text_state import RING_ENTRY, TextState
 
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.decode_loop import (
@@ -33,10 +35,13 @@ from tide_plugins.launch.decode_loop import (
     prepare_take_tokens,
 )
 from tide_plugins.launch.device_array import DeviceArray
+from tide_plugins.launch.exact_loop import prepare_text_accept, prepare_text_drafts
 from tide_plugins.launch.kernel_library import KernelLibrary
 
 Prepare = Callable[..., Any]
 _DTYPES = {FP32: "f32", FP16: "f16", BF16: "bf16"}
+_NUMBERS = {np.int32: "i32", np.int64: "i64", np.float32: "f32"}
+_GUESS = ("guess", "guessed", "matched")
 
 
 def _with_condition(launch: Any, handle: int) -> Any:
@@ -143,6 +148,23 @@ class PluginLoopKernels:
         }
         return self._with_graph_condition(prepare_exit_inputs, choice, tensors, slots=inputs.slots, number=inputs.number)
 
+    def text_drafts(self, state: LoopState, texts: TextState, inputs: NextInputs, slots: int) -> Enqueue:
+        tensors = self._per_sequence(state, "length", "limit", dtype="i64") | self._per_sequence(state, "finished", dtype="u8")
+        tensors |= self._texts(texts, "text", "hits", "tries", "least", "prior", "prices", *_GUESS, "expected", "choice")
+        tensors |= self._input_tensors(inputs, (state.batch_size, 1 << (texts.sizes - 1)))
+        numbers = {"slots": slots, "draft_limit": texts.drafts.limit, "weight": texts.drafts.weight}
+        return self._with_graph_condition(prepare_text_drafts, texts.choice, tensors, **numbers)
+
+    def text_accept(self, state: LoopState, texts: TextState, chosen: int) -> Enqueue:
+        tensors = self._per_sequence(state, "length", "limit", dtype="i64") | self._per_sequence(state, "finished", dtype="u8")
+        tensors |= self._texts(texts, "text", "hits", "tries", "least", *_GUESS, "bound", "choice") | self._counts(state)
+        tensors |= self._scalars(state, "turns_left", "proceed") | {
+            "chosen": self._array(chosen, "i64", state.batch_size, 1 << (texts.sizes - 1)),
+            "eos": self._array(state.pointers["eos"], "i64", MOST_EOS),
+            "ring": self._array(state.ring.pointers[0], "i64", state.ring.turns, state.batch_size, RING_ENTRY),
+        }
+        return self._with_graph_condition(prepare_text_accept, state.proceed, tensors)
+
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
         tensors = (
             self._per_sequence(state, "chosen", dtype="i64")
@@ -171,13 +193,17 @@ class PluginLoopKernels:
         tensors = {}
         for name, pointer in inputs.pointers.items():
             narrow = inputs.types[name] is INT32
-            shape = windows if name == "position_ids" else windows[:1]
+            shape = windows if name in ("input_ids", "position_ids") else windows[:1]
             key = f"{name}32" if narrow and name != "seqlens_k" else name
             tensors[key] = self._array(pointer, "i32" if narrow else "i64", *shape)
         return tensors
 
     def _per_sequence(self, state: LoopState, *names: str, dtype: str) -> dict[str, Any]:
         return {name: self._array(state.pointers[name], dtype, state.batch_size) for name in names}
+
+    def _texts(self, texts: TextState, *names: str) -> dict[str, Any]:
+        tensors = {name: texts.tensors[name] for name in names}
+        return {name: self._array(texts.pointers[name], _NUMBERS[dtype], *shape) for name, (shape, dtype) in tensors.items()}
 
     def _counts(self, state: LoopState) -> dict[str, Any]:
         return {"counts": self._array(state.ring.pointers[1], "i64", state.ring.counts.size)}

@@ -110,6 +110,32 @@ class ExitMergeParams(Structure):
     _fields_ = _fields("exits deep_token chosen waiting", ("rows exit_count", c_int32))
 
 
+class TextDraftsParams(Structure):
+    """`text_drafts_params` in csrc/text_drafts_params.h."""
+
+    _fields_ = _fields(
+        "text length limit finished hits tries least prior prices guess guessed matched expected input_ids position_ids "
+        "position_ids32 write_index write_index32 seqlens_k choice counters",
+        ("graph_condition", c_uint64),
+        ("room slots", c_int64),
+        ("rows classes sizes draft_limit", c_int32),
+        ("weight", c_float),
+        ("sets_condition", c_int32),
+    )
+
+
+class TextAcceptParams(Structure):
+    """`text_accept_params` in csrc/text_accept_params.h."""
+
+    _fields_ = _fields(
+        "chosen choice guess guessed matched least eos limit bound text length finished hits tries turns_left ring counts "
+        "proceed",
+        ("graph_condition", c_uint64),
+        ("room", c_int64),
+        ("rows classes eos_count ring_turns sets_condition reserved", c_int32),
+    )
+
+
 PARAMS: dict[str, type[Structure]] = {
     "take_tokens": TakeTokensParams,
     "loop_turn": LoopTurnParams,
@@ -120,4 +146,6 @@ PARAMS: dict[str, type[Structure]] = {
     "exit_gate": ExitGateParams,
     "exit_inputs": ExitInputsParams,
     "exit_merge": ExitMergeParams,
+    "text_drafts": TextDraftsParams,
+    "text_accept": TextAcceptParams,
 }

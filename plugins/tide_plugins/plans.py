@@ -8,6 +8,7 @@ from dataclasses import dataclass
 GROUP_ROWS, GROUP_THREADS, SLICE_WIDTH, MAX_CHUNKS, CHUNK_STEP = 8, 256, 16, 32, 256
 MAX_ROUTER_WIDTH = 256
 LOOP_THREADS = 256  # csrc/decode_loop.h
+TEXT_THREADS = 512  # csrc/text_drafts.h
 # csrc/exit_score_params.h. Pieces are 16 bytes per thread; one warp adds the sums of a row's blocks, one per lane.
 SCORE_THREADS, SCORE_PIECES, MAX_SCORE_BLOCKS = 256, 4, 32
 # csrc/choose_token_params.h. A thread reads about as many tokens; one warp takes the largest of a row's blocks, one per lane.
@@ -66,7 +67,8 @@ def router_chunk(hidden_size: int) -> int:
 
 
 def plan_loop_block() -> LaunchPlan:
-    """One block for all rows: `take_tokens`, `loop_turn`, `exit_candidates`, `exit_gate`, `exit_merge`."""
+    """One block for all rows: `take_tokens`, `loop_turn`, `exit_candidates`, `exit_gate`, `exit_merge`,
+    `text_accept`."""
     return LaunchPlan((1, 1, 1), (LOOP_THREADS, 1, 1))
 
 
@@ -87,6 +89,11 @@ def plan_choose_token(rows: int, vocab: int) -> LaunchPlan:
 def plan_exit_states(rows: int, tokens: int) -> LaunchPlan:
     """One block per state of up to ``tokens`` per row: `exit_join`, `exit_inputs`."""
     return LaunchPlan((max(rows, 1), max(tokens, 1), 1), (LOOP_THREADS, 1, 1))
+
+
+def plan_text_drafts(rows: int) -> LaunchPlan:
+    """A block for each row's text."""
+    return LaunchPlan((max(rows, 1), 1, 1), (TEXT_THREADS, 1, 1), counters=1)
 
 
 def _divide_up(value: int, by: int) -> int:

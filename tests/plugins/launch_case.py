@@ -19,6 +19,7 @@ from tide_plugins.launch.decode_loop import (
     prepare_take_tokens,
 )
 from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
+from tide_plugins.launch.exact_loop import prepare_text_accept, prepare_text_drafts
 from tide_plugins.launch.exit_router import prepare_exit_router
 
 EMPTY_KERNELS = {
@@ -152,6 +153,43 @@ def merge_tensors(rows: int = 4, exits: int = 2) -> dict[str, Any]:
     }
 
 
+def draft_tensors(rows: int = 4, room: int = 64, classes: int = 3, sizes: int = 3) -> dict[str, Any]:
+    new = Addresses().array
+    return {
+        **{name: new("i64", rows) for name in ("length", "limit", "write_index")},
+        **{name: new("i32", rows) for name in ("guessed", "matched", "write_index32", "seqlens_k")},
+        **{name: new("i32", rows, classes) for name in ("hits", "tries")},
+        **{name: new("i64", rows, 1 << (sizes - 1)) for name in ("input_ids", "position_ids")},
+        "position_ids32": new("i32", rows, 1 << (sizes - 1)),
+        "text": new("i32", rows, room),
+        "finished": new("u8", rows),
+        "least": new("i32", classes),
+        "prior": new("f32", classes),
+        "prices": new("f32", sizes),
+        "guess": new("i32", rows, 15),
+        "expected": new("f32", rows, sizes),
+        "choice": new("i32"),
+    }
+
+
+def accept_tensors(rows: int = 4, room: int = 64, classes: int = 3) -> dict[str, Any]:
+    new = Addresses().array
+    return {
+        "chosen": new("i64", rows, 16),
+        **{name: new("i64", rows) for name in ("length", "limit", "bound")},
+        **{name: new("i32", rows) for name in ("guessed", "matched")},
+        **{name: new("i32", rows, classes) for name in ("hits", "tries")},
+        **{name: new("i32") for name in ("choice", "turns_left", "proceed")},
+        "guess": new("i32", rows, 15),
+        "least": new("i32", classes),
+        "eos": new("i64", 8),
+        "text": new("i32", rows, room),
+        "finished": new("u8", rows),
+        "ring": new("i64", 8, rows, 17),
+        "counts": new("i64", 1),
+    }
+
+
 Prepare = Callable[..., Any]
 
 
@@ -168,3 +206,5 @@ def every_kernel() -> Iterator[tuple[str, Prepare, dict[str, Any], dict[str, Any
     yield "exit_gate", prepare_exit_gate, gate_tensors(), {"threshold": 0.5, "number": 2, "width": 8}
     yield "exit_inputs", prepare_exit_inputs, input_tensors(), {"slots": 512, "number": 2}
     yield "exit_merge", prepare_exit_merge, merge_tensors(), {}
+    yield "text_drafts", prepare_text_drafts, draft_tensors(), {"slots": 512, "draft_limit": 15, "weight": 4.0}
+    yield "text_accept", prepare_text_accept, accept_tensors(), {}

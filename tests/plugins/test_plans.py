@@ -24,6 +24,7 @@ _HIDDEN = (1, 64, 111, 2048, 4096, 4097, 8192, 65536)
         ("choose_token_params.h", "kChooseThreads", plans.CHOOSE_THREADS),
         ("choose_token_params.h", "kMaxChooseBlocks", plans.MAX_CHOOSE_BLOCKS),
         ("choose_token_params.h", "kChooseScratch", plans.CHOOSE_SCRATCH_BYTES),
+        ("text_drafts.h", "kTextThreads", plans.TEXT_THREADS),
     ],
 )
 def test_a_constant_is_the_sources(file: str, name: str, planned: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from runtime.simulated_gpu import SimulatedGpu
+from tide_plugins.reference import exact_loop
 from tide_plugins.reference.decode_loop import choose_token
 from tide_runtime.backends.device.program import Condition, Enqueue
 from tide_runtime.depth.executor import max_probability
@@ -21,6 +23,7 @@ from tide_runtime.device_loop.loop_kernels import (
     NextInputs,
 )
 from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
+from tide_runtime.device_loop.text_state import RING_ENTRY, TextState
 from tide_runtime.device_loop.token_ring import EXIT_UNIT, NO_TOKEN
 
 RUNNING, EOS, LIMIT, NO_LOGITS = 0, 1, 2, 3
@@ -48,6 +51,11 @@ class Rows:
         self.emitted, self.waiting = rows("emitted", np.int32), rows("waiting", np.int32, state.exits, state.batch_size)
         self.finished, self.exits = rows("finished", np.uint8), rows("exits", np.uint8)
         self.running, self.turns_left = rows("running", np.int32, 1), rows("turns_left", np.int32, 1)
+
+
+def _store(arrays: dict[str, NDArray[Any]], made: dict[str, NDArray[Any]]) -> None:
+    for name in made.keys() & arrays.keys():
+        arrays[name][...] = made[name]
 
 
 class NumpyLoopKernels:
@@ -131,8 +139,9 @@ class NumpyLoopKernels:
 
         def choose() -> None:
             tokens = choose_token(given | {"logits": logits})["chosen"]
-            doubted = self._doubt and (given["temperature"] > 0) & ((given["length"] + 1) % self._doubt == 0)
-            given["chosen"][:] = np.where(np.repeat(doubted, choice.tokens), -1, tokens)
+            position = given["length"][:, None] + 1 + np.arange(choice.tokens)
+            doubted = (given["temperature"][:, None] > 0) & (position % (self._doubt or sys.maxsize) == 0)
+            given["chosen"][:] = np.where(doubted.ravel(), -1, tokens)
 
         return lambda stream: self._gpu.submit(stream, choose)
 
@@ -199,6 +208,46 @@ class NumpyLoopKernels:
             self._set(condition, handle, choice)
 
         return self._deciding(condition, write)
+
+    def text_drafts(self, state: LoopState, texts: TextState, inputs: NextInputs, slots: int) -> Enqueue:
+        arrays, tokens = self._texts(state, texts), 1 << (texts.sizes - 1)
+        for name, pointer in inputs.pointers.items():
+            shape = (state.batch_size, tokens) if name in ("input_ids", "position_ids") else (state.batch_size,)
+            arrays[name] = memory(pointer, shape, inputs.types[name].host)
+
+        def write(handle: int | None) -> None:
+            made = exact_loop.text_drafts(arrays, slots, texts.drafts.limit, texts.drafts.weight)
+            if self._mutation == "drafts":  # that nothing copies
+                made["guess"][:] = 0
+            _store(arrays, made)
+            self._set(texts.choice, handle, int(made["choice"][0]))
+
+        return self._deciding(texts.choice, write)
+
+    def text_accept(self, state: LoopState, texts: TextState, chosen: int) -> Enqueue:
+        arrays, tokens = self._texts(state, texts), 1 << (texts.sizes - 1)
+        arrays["chosen"] = memory(chosen, (state.batch_size, tokens), np.int64)
+        arrays["ring"] = memory(state.ring.pointers[0], (state.ring.turns, state.batch_size, RING_ENTRY), np.int64)
+        arrays["counts"] = counters(state)
+
+        def write(handle: int | None) -> None:
+            given = dict(arrays)
+            if self._mutation == "accept":  # what is not the model's
+                given["chosen"] = np.where(arrays["chosen"] < 0, arrays["chosen"], arrays["chosen"] % 7)
+            if self._mutation == "bound":
+                given["bound"] = np.full(state.batch_size, 1 << 40)
+            made = exact_loop.text_accept(given)
+            _store(arrays, made)
+            self._set(state.proceed, handle, int(made["proceed"][0]))
+
+        return self._deciding(state.proceed, write)
+
+    @staticmethod
+    def _texts(state: LoopState, texts: TextState) -> dict[str, NDArray[Any]]:
+        rows = Rows(state)
+        arrays = {name: memory(texts.pointers[name], *shape_and_type) for name, shape_and_type in texts.tensors.items()}
+        named = {name: getattr(rows, name) for name in ("length", "limit", "finished", "eos", "turns_left")}
+        return arrays | named | {"proceed": memory(state.pointers["proceed"], (1,), np.int32)}
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
         rows, deep = Rows(state), memory(deep_token, (state.batch_size,), np.int64)

@@ -5,17 +5,10 @@
 #pragma once
 
 #include "entry_points.cuh"
+#include "row_end.cuh"
 #include "take_tokens_params.h"
 
 namespace tide {
-
-constexpr uint8_t kRunning = 0, kEos = 1, kLimit = 2, kNoToken = 3;
-
-__device__ __forceinline__ uint8_t end_of_row(const take_tokens_params& v, int row, int64_t token) {
-  for (int i = 0; i < v.eos_count; ++i)
-    if (v.eos[i] == token) return kEos;
-  return v.length[row] + 1 >= v.limit[row] ? kLimit : kRunning;
-}
 
 // Whether the row goes on.
 __device__ __forceinline__ bool take_token(const take_tokens_params& v, int row) {
@@ -24,7 +17,7 @@ __device__ __forceinline__ bool take_token(const take_tokens_params& v, int row)
   if (takes) {
     v.last_token[row] = token;
     v.length[row] += 1;
-    v.finished[row] = end_of_row(v, row, token);
+    v.finished[row] = end_of_row(v.eos, v.eos_count, token, v.length[row] + 1, v.limit[row]);
   } else if (runs) {
     v.finished[row] = kNoToken;
   }

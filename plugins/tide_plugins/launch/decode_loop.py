@@ -21,7 +21,7 @@ from tide_plugins.params import (
 )
 from tide_plugins.plans import plan_choose_token, plan_exit_score, plan_exit_states, plan_loop_block
 
-_PLACES = (
+PLACES = (
     Tensor("write_index", "i64", ("rows",), optional=True, output=True),
     Tensor("write_index32", "i32", ("rows",), optional=True, output=True),
     Tensor("seqlens_k", "i32", ("rows",), optional=True, output=True),
@@ -38,7 +38,7 @@ TURN_TENSORS = (
     Tensor("input_ids", "i64", ("rows",), optional=True, output=True),
     Tensor("position_ids", "i64", ("rows",), optional=True, output=True),
     Tensor("position_ids32", "i32", ("rows",), optional=True, output=True),
-    *_PLACES,
+    *PLACES,
     Tensor("proceed", "i32", output=True),
 )
 TAKE_TENSORS = (
@@ -101,7 +101,7 @@ INPUT_TENSORS = (
     Tensor("states", "u8", ("rows", "width", "row_bytes"), output=True),
     Tensor("position_ids", "i64", ("rows", "width"), optional=True, output=True),
     Tensor("position_ids32", "i32", ("rows", "width"), optional=True, output=True),
-    *_PLACES,
+    *PLACES,
     Tensor("logits_index", "i64", ("rows",), optional=True, output=True),
     Tensor("logits_index32", "i32", ("rows",), optional=True, output=True),
     Tensor("choice", "i32", output=True),

@@ -126,9 +126,9 @@ def exit_inputs(given: Tensors, slots: int, number: int) -> Tensors:
     some = np.clip(waiting, 1, tokens)
     first = np.minimum(given["length"] + 1 - some, slots - tokens)
     last = np.arange(rows) * tokens + some - 1
-    positions = _beginning(given["position_ids"], first[:, None] + np.arange(tokens))
+    positions = at_beginning(given["position_ids"], first[:, None] + np.arange(tokens))
     return {
-        "states": _beginning(given["states"], given["window"][:, :tokens]),
+        "states": at_beginning(given["states"], given["window"][:, :tokens]),
         "choice": np.array([choice]),
         **{name: positions for name in ("position_ids", "position_ids32")},
         **{name: first for name in ("write_index", "write_index32")},
@@ -137,7 +137,7 @@ def exit_inputs(given: Tensors, slots: int, number: int) -> Tensors:
     }
 
 
-def _beginning(before: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+def at_beginning(before: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
     """``before`` with ``values``, of fewer elements, at its beginning."""
     after = before.copy()
     after.reshape(-1)[: values.size] = values.ravel()

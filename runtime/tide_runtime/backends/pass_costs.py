@@ -29,18 +29,17 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     *((tokens,) * 8 for tokens in (1, 4)),
     *((tokens,) for tokens in (2, 12, 7)),
 )
-# Where steps are padded to such shapes (`PADDED_TOKENS`).
+# Where steps are padded to such shapes (`PADDED_TOKENS`), whose passes are captured when they run for the second time.
 PADDED_SHAPES: tuple[tuple[int, ...], ...] = (
-    *((tokens,) for tokens in (1, 4, 16, 64)),
-    *((tokens,) * 8 for tokens in (1, 4, 16)),
-    *((tokens,) for tokens in (2, 8)),
+    *((tokens,) for tokens in (1, 2, 4, 8, 16, 64)),
+    *((tokens,) * sequences for sequences in (2, 4, 8) for tokens in (1, 4, 16)),
 )
 # Tokens of each of a looped model's sequences that are on their way; those of one sequence are at as many loops as there are.
 LOOP_SHAPES = tuple((sequences, tokens) for sequences in (1, 8) for tokens in (1, 2, 4, 8, 16) if sequences * tokens <= 64)
 _MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
 _CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
 _ROUNDS, _BUDGET_S = 3, 0.6  # after so many seconds nothing more is measured
-_MIN_SHAPES = 3  # that are measured in any case
+_MIN_SHAPES = 3  # that are measured in any case, where none has run before
 _MOST_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 next to four busy processes
 _GUESSES = 7  # of a draft head, of which a low quantile counts
 _QUANTILE = 0.25
@@ -54,7 +53,7 @@ def kept_pass_costs(
     max_seq_len: int,
     target: str,
     takes: Takes = lambda rows, tokens: True,
-    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    captured: bool = False,
 ) -> CostTable:
     """`measure_pass_costs`, called only if this machine's cache has no table for ``key`` (see `kept_result`).
 
@@ -63,9 +62,9 @@ def kept_pass_costs(
     machine = platform.node()
 
     def measure() -> CostTable:
-        return measure_pass_costs(make_context, max_seq_len, target, machine, takes=takes, shapes=shapes)
+        return measure_pass_costs(make_context, max_seq_len, target, machine, takes=takes, captured=captured)
 
-    how = (machine, str(os.cpu_count()), str(shapes), "fastest")
+    how = (machine, str(os.cpu_count()), str(PADDED_SHAPES if captured else SHAPES), "fastest")
     return kept_result("pass-costs", [*key, *how], measure, asdict, _table, most_queued=_MOST_QUEUED)
 
 
@@ -76,15 +75,17 @@ def measure_pass_costs(
     machine: str,
     clock: Callable[[], float] = time.perf_counter,
     takes: Takes = lambda rows, tokens: True,
-    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    captured: bool = False,
 ) -> CostTable:
-    """Time passes at those ``shapes`` that the target ``takes``. In the table a whole pass counts as one layer.
+    """Time passes at those `SHAPES`, or `PADDED_SHAPES` where passes are ``captured``, that the target ``takes``. In the table a
+    whole pass counts as one layer.
 
     Every shape runs in every round, so that a disturbance of the machine meets all of them alike, and after a pass of one token
     a sequence, as in decoding: after a larger one a pass of one int4 token took 8% longer.
     """
     cached = min(_CACHED_TOKENS, max_seq_len // 2)
-    shapes = [counts for counts in shapes if cached + max(counts) <= max_seq_len and takes(len(counts), max(counts))]
+    shapes = PADDED_SHAPES if captured else SHAPES
+    shapes = tuple(counts for counts in shapes if cached + max(counts) <= max_seq_len and takes(len(counts), max(counts)))
     context = make_context(max(len(counts) for counts in shapes))
 
     def run(counts: tuple[int, ...]) -> float:
@@ -93,7 +94,10 @@ def measure_pass_costs(
         _run(context, counts, cached)
         return clock() - start
 
-    ms = _fastest_ms(shapes, run, clock)
+    for counts in shapes if captured else ():
+        for _ in range(2):
+            run(counts)
+    ms = _fastest_ms(shapes, run, clock, len(shapes) if captured else _MIN_SHAPES)
     drafts = _draft_head_ms(context, cached, clock) if context.has_draft_head else {}
     context.close()
     if not all(counts in ms for counts in shapes if len(counts) > 1):  # one size of a batch says nothing about others
@@ -143,14 +147,18 @@ def measure_loop_costs(
 
 
 def _fastest_ms(
-    shapes: Sequence[tuple[int, ...]], run: Callable[[tuple[int, ...]], float], clock: Callable[[], float]
+    shapes: Sequence[tuple[int, ...]],
+    run: Callable[[tuple[int, ...]], float],
+    clock: Callable[[], float],
+    least: int = _MIN_SHAPES,
 ) -> dict[tuple[int, ...], float]:
     """The fewest ms of each shape's runs, which ``run`` gives in seconds: other load only adds time, and the first run of a shape
-    allocates memory, which a slow model, whose shapes run once, does not notice."""
+    allocates memory, which a slow model, whose shapes run once, does not notice. ``least``: shapes that are measured in any
+    case."""
     times: dict[tuple[int, ...], float] = {}
     began = clock()
     for finished in range(_ROUNDS * len(shapes)):
-        if finished >= _MIN_SHAPES and clock() - began > _BUDGET_S:
+        if finished >= least and clock() - began > _BUDGET_S:
             break
         counts = shapes[finished % len(shapes)]
         times[counts] = min(times.get(counts, math.inf), run(counts) * 1e3)

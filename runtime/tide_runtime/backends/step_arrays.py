@@ -46,6 +46,7 @@ class RowPadding(NamedTuple):
 
 NO_PADDING = RowPadding()
 PADDED_TOKENS = (1, 2, 4, 8, 16)  # of each sequence, in the padded steps of devices
+MAX_PADDED_TOKENS = 128  # of such a step: larger ones compute for longer than the host takes to launch their kernels
 
 
 class StepShape(NamedTuple):
@@ -78,18 +79,12 @@ class StepShape(NamedTuple):
         counts: Sequence[int],
         wanted: Sequence[int],
         padding: RowPadding = NO_PADDING,
-        doubles: bool = False,
     ) -> StepShape:
-        """The shape of a step of ``counts`` tokens per sequence and logits of ``wanted``.
-
-        Args:
-            doubles: round the tokens of uneven steps up to a power of two, so that there are few shapes, instead of little.
-        """
+        """The shape of a step of ``counts`` tokens per sequence and logits of ``wanted``."""
         batch_size, longest, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
         even = tokens == batch_size * longest
         if not even:
-            rounded = doubled_tokens if doubles else rounded_tokens
-            tokens, outputs = (rounded(count, batch_size * longest) for count in (tokens, outputs))
+            tokens, outputs = (rounded_tokens(count, batch_size * longest) for count in (tokens, outputs))
         return cls(
             first_index, batch_size, padding.sequence.up(longest), even, padding.launch.up(tokens), padding.launch.up(outputs)
         )
@@ -274,11 +269,6 @@ def rounded_tokens(count: int, most: int) -> int:
         return count
     sixes, rest = divmod(count - 1, 6)
     return min(most, 6 * sixes + (4 if rest < 4 else 6))
-
-
-def doubled_tokens(count: int, most: int) -> int:
-    """Round ``count`` tokens of an uneven step up to a power of two, and at most to ``most``."""
-    return min(most, next_power_of_2(count))
 
 
 def next_power_of_2(count: int) -> int:

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from tide_runtime.backends.base import ExecutionContext, Logits
+from tide_runtime.backends.step_arrays import PADDED_TOKENS
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.executor import Executor
 from tide_runtime.depth.full import Work, finish_chunks, run_full
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.policy import PromptChunk, refuse_depth_budget
+from tide_runtime.depth.policy import DevicePlan, PromptChunk, TextDrafts, refuse_depth_budget
 from tide_runtime.depth.speculation.record import Draft, SpeculativeSequence
 from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.generation_params import GenerationParams
@@ -45,15 +46,26 @@ class ExactDepth:
         with_exits: bool = True,
         same_bits: bool = True,
     ) -> None:
-        self.executor, self.num_layers = Executor(manifest), manifest.model.num_layers
+        self.executor, self.num_layers, self._options = Executor(manifest), manifest.model.num_layers, options
         self.speculator = Speculator(manifest, options, self.executor, passes, with_exits, follows_clock=same_bits)
         self.lookahead, self.uses_draft_head = self.speculator.limit + 1, self.speculator.head.info is not None
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
 
-    def device_plan(self) -> str:
-        return "policy exact decides on the host"
+    def device_plan(self) -> DevicePlan | str:
+        """A loop that drafts from texts, where nothing else drafts."""
+        speculator, tuning = self.speculator, self._options.tuning
+        if speculator.exits.exits or speculator.head.info is not None:
+            return f"policy exact drafts with {'exits' if speculator.exits.exits else 'the draft head'}, which the host drives"
+        if not speculator.text:
+            return "policy exact does not draft from texts"
+
+        def pass_ms(batch_size: int, tokens: int) -> float:
+            return speculator.costs.full(batch_size, batch_size * tokens, tokens)
+
+        limit = self._options.draft_limit or PADDED_TOKENS[-1] - 1
+        return DevicePlan(self, drafts=TextDrafts(limit, tuning.usual_hit_rates, tuning.hit_rate_weight, pass_ms))
 
     def reusable_tokens(self, sequence: TokenSequence) -> int:
         state = sequence.policy_state

@@ -76,6 +76,23 @@ class EnginePolicy(DepthPolicy, Protocol):
 
 
 @dataclass(frozen=True)
+class TextDrafts:
+    """How a loop on the device drafts tokens that it copies from a text.
+
+    Args:
+        limit: most drafts of a pass.
+        usual_rates: (least matched tokens of a class, usual share of such drafts that are right), rising.
+        weight: drafts that a usual rate counts as.
+        pass_ms: time of a pass, by sequences and tokens of each.
+    """
+
+    limit: int
+    usual_rates: Sequence[tuple[int, float]]
+    weight: float
+    pass_ms: Callable[[int, int], float]
+
+
+@dataclass(frozen=True)
 class DevicePlan:
     """How a loop on the device decodes as a policy does.
 
@@ -83,11 +100,13 @@ class DevicePlan:
         host: runs the steps that the loop cannot, with the tokens that the loop would give: it evaluates exits for every token.
         exits: those that the loop evaluates for every token, shallow first, and their thresholds.
         can_start: whether the loop may take a sequence over: none of its tokens waits for layers.
+        drafts: those that it verifies; None: it runs a token at a time.
     """
 
     host: EnginePolicy
     exits: Sequence[tuple[Exit, float]] = ()
     can_start: Callable[[TokenSequence], bool] = lambda sequence: True
+    drafts: TextDrafts | None = None
 
 
 class LoadedPolicy(EnginePolicy, Protocol):

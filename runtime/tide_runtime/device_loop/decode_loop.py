@@ -28,23 +28,22 @@ from dataclasses import dataclass
 
 from tide_runtime.backends.device.arena import Arena
 from tide_runtime.backends.device.device_step import DeviceBuffers, DeviceContext, DeviceStep
-from tide_runtime.backends.device.element_types import ELEMENT_TYPES
 from tide_runtime.backends.device.program import IfThen, Launch, Node, Run, Switch, While
 from tide_runtime.backends.step_arrays import PADDED_TOKENS, StepShape
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import HEAD
 from tide_runtime.device_loop.loop_kernels import (
-    ChooseToken,
     ExitCandidates,
     ExitGate,
     ExitInputs,
     ExitScore,
     ExitWindow,
     LoopKernels,
-    NextInputs,
 )
 from tide_runtime.device_loop.loop_state import LoopState
-from tide_runtime.sampler import Sampler
+from tide_runtime.device_loop.padded_steps import PaddedSteps, choice_of, next_inputs, runs_of
+from tide_runtime.device_loop.token_ring import NO_TOKEN, exit_and_token
+from tide_runtime.sequence import TokenSequence
 
 _TURN_INPUTS = ("input_ids", "position_ids", "write_index", "seqlens_k")
 _DEEPER_INPUTS = ("position_ids", "write_index", "seqlens_k", "logits_index")
@@ -80,8 +79,7 @@ class DecodeLoop:
         window: most pending tokens of a sequence, over all exits; one of `PADDED_TOKENS`.
         samples: sequences need not be greedy.
 
-    Attributes:
-        is_warm: every graph of the loop has run, so that a capture meets no lazy initialization.
+    The first launch runs every graph of the loop, so that a capture after it meets no lazy initialization.
     """
 
     def __init__(
@@ -98,72 +96,68 @@ class DecodeLoop:
         self._samples = samples
         self.state = LoopState(context.backend.device, batch_size, turns, len(exits))
         self._ones = [1] * batch_size
-        self.is_warm = False
+        self._is_warm = False
         self._step = DeviceStep(context, StepShape.of(0, self._ones, self._ones), captured=True)
         self._segments = [segment.name for segment in context.backend.manifest.segments]
         sizes = {f"{e.boundary}": batch_size * window * self._step.hidden[e.boundary - 1].row_bytes for e in exits}
         self._windows = Arena(context.backend.device, sizes)  # states pending at each exit
-        self._behind: list[tuple[list[DeviceStep], list[str]]] = []  # steps behind each exit, and the segments that they run
+        self._behind: list[tuple[PaddedSteps, list[str]]] = []  # steps behind each exit, and the segments that they run
         self.program: tuple[Node, ...] = (While(self.state.proceed, self._body(kernels)),)
 
-    def launch(
-        self,
-        run: Launch,
-        num_cached_tokens: Sequence[int],
-        tokens: Sequence[int],
-        limits: Sequence[int],
-        eos: Iterable[int],
-        samplers: Sequence[Sampler] = (),
-    ) -> list[list[int]]:
-        """Launch the program for sequences at the first batch indices.
+    def launch(self, run: Launch, sequences: Sequence[TokenSequence], eos: Iterable[int]) -> list[list[int]]:
+        """Launch the program for ``sequences``, at the first batch indices, which end at ids of ``eos``.
 
-        Args:
-            run: runs the program.
-            tokens: last token of each sequence, which is not cached yet.
-            limits: most tokens of prompt and output of each sequence.
-            eos: token ids that end a sequence.
-            samplers: of each sequence, for a loop that samples.
-
-        Returns:
-            The turns, as `TokenRing.take`.
+        Returns the new tokens of each.
         """
+        num_cached_tokens = [sequence.num_cached_tokens for sequence in sequences]
+        tokens, limits = [sequence.last_token for sequence in sequences], [len(sequence.tokens) for sequence in sequences]
         idle = [0] * (self.batch_size - len(num_cached_tokens))
         self.context.backend.device.use()
-        if not self.is_warm:
+        if not self._is_warm:
             self._warm_up([*num_cached_tokens, *idle])
         self._step.begin(self._ones, self._ones, 0)
         self._step.input_ids[:] = [*tokens, *idle]
         self._step.place([*num_cached_tokens, *idle])
         self._step.assume_full_caches()
         self._step.send()
-        self.state.send(num_cached_tokens, tokens, limits, eos, samplers)
+        self.state.send(num_cached_tokens, tokens, limits, eos, [sequence.sampler for sequence in sequences])
         most = max(limit - cached - 1 for limit, cached in zip(limits, num_cached_tokens, strict=True))  # the last is not cached
         run(min(self.state.turns, most))
         self.state.ring.fetch()
         self.context.backend.device.synchronize()
         turns = self.state.ring.take()
         self._count(len(turns), *self.state.ring.take_counts())
-        self.is_warm = True
-        return turns
+        self._is_warm = True
+        return [self._take(sequence, [turn[row] for turn in turns]) for row, sequence in enumerate(sequences)]
+
+    def _take(self, sequence: TokenSequence, values: Iterable[int]) -> list[int]:
+        """The tokens in a sequence's ``values`` of the ring, whose depths are noted."""
+        generated = [exit_and_token(value) for value in values if value != NO_TOKEN]
+        if self._exits:
+            depths = [self.context.backend.manifest.model.num_layers, *(loop_exit.depth for loop_exit in self._exits)]
+            sequence.depth.token_depths += [depths[number] for number, _ in generated]
+        return [token for _, token in generated]
 
     def _body(self, kernels: LoopKernels) -> tuple[Node, ...]:
         state, step = self.state, self._step
         chosen = state.pointers["chosen"] if self._exits else step.address("token")
         take = Run("take_tokens", kernels.take_tokens(state, chosen))
-        turn = Run("turn", kernels.turn(state, _inputs(step, _TURN_INPUTS), self.context.caches.slots))
+        turn = Run("turn", kernels.turn(state, next_inputs(step, _TURN_INPUTS), self.context.caches.slots))
         if not self._exits:
-            return (*self._graphs(step, self._segments), *self._choice(kernels, step, self._segments[-1]), take, turn)
+            return (*runs_of(step, self._segments), *self._choice(kernels, step, self._segments[-1]), take, turn)
         first = self._exits[0].boundary
-        shallow, join = self._graphs(step, self._segments[:first]), self._join(kernels, 1, step)
+        shallow, join = runs_of(step, self._segments[:first]), self._join(kernels, 1, step)
         return (*shallow, join, *self._from_exit(kernels, 1), take, turn)
 
     def _from_exit(self, kernels: LoopKernels, number: int) -> tuple[Node, ...]:
         """Evaluation of exit ``number``, at which the newest states are pending, and the layers after it."""
         loop_exit, more = self._exits[number - 1], number < len(self._exits)
         segments = self._segments[loop_exit.boundary : self._exits[number].boundary if more else len(self._segments)]
-        steps = self._steps_behind()
-        self._behind.append((steps, segments))
-        widest, states = steps[-1], self._step.hidden[loop_exit.boundary - 1]
+        sizes = PADDED_TOKENS[: PADDED_TOKENS.index(self._window) + 1]
+        # Buffers of their own, as an exit reads what the step before it has put out.
+        behind = PaddedSteps(self.context, self.batch_size, sizes, _DEEPER_INPUTS, DeviceBuffers(self.context.backend.device))
+        self._behind.append((behind, segments))
+        widest, states = behind.widest, self._step.hidden[loop_exit.boundary - 1]
         gate = ExitGate(
             number=number,
             score=self._step.address("score"),
@@ -177,11 +171,12 @@ class DecodeLoop:
             width=self._window,
             row_bytes=states.row_bytes,
             states=widest.hidden[loop_exit.boundary - 1].pointer,
-            inputs=_inputs(widest, _DEEPER_INPUTS),
+            inputs=behind.inputs,
             slots=self.context.caches.slots,
         )
-        joins = [[self._join(kernels, number + 1, step)] if more else [] for step in steps]
-        bodies = tuple((*self._graphs(step, segments), *join) for step, join in zip(steps, joins, strict=True))
+        bodies = tuple(
+            (*runs_of(step, segments), *([self._join(kernels, number + 1, step)] if more else [])) for step in behind.steps
+        )
         if more:
             rest = self._from_exit(kernels, number + 1)
         else:
@@ -209,21 +204,6 @@ class DecodeLoop:
         )
         return Run("exit_join", kernels.exit_join(self.state, window))
 
-    def _steps_behind(self) -> list[DeviceStep]:
-        """Steps over 1, 2, 4, … pending tokens of each sequence, which have the inputs that kernels write, and the outputs, at
-        the same addresses."""
-        steps, buffers = list[DeviceStep](), DeviceBuffers(self.context.backend.device)
-        for tokens in reversed(PADDED_TOKENS[: PADDED_TOKENS.index(self._window) + 1]):
-            counts = [tokens] * self.batch_size
-            step = DeviceStep(self.context, StepShape.of(0, counts, self._ones), buffers, captured=True)
-            step.begin(counts, self._ones, 0)
-            step.positions.place([0] * self.batch_size)
-            step.assume_full_caches()
-            step.send()  # inputs that no kernel changes
-            steps.insert(0, step)
-            step.block.pointers.update({name: steps[-1].block.pointers[name] for name in _DEEPER_INPUTS})
-        return steps
-
     def _evaluation(self, kernels: LoopKernels, number: int, loop_exit: LoopExit) -> list[Node]:
         """The exit's router and, if a sequence may exit, its head on the hidden states at its checkpoint.
 
@@ -237,14 +217,14 @@ class DecodeLoop:
             has_mlp=info.has_mlp,
         )
         return [
-            *self._graphs(step, loop_exit.graphs),
+            *runs_of(step, loop_exit.graphs),
             Run("exit_candidates", kernels.exit_candidates(self.state, candidates)),
             IfThen(self.state.heads[number - 1], tuple(self._head(kernels, loop_exit))),
         ]
 
     def _head(self, kernels: LoopKernels, loop_exit: LoopExit) -> list[Run]:
         info, step, device = loop_exit.early_exit.info, self._step, self.context.backend.device
-        nodes = self._graphs(step, [HEAD])
+        nodes = runs_of(step, [HEAD])
         if info.head == "identity":  # the head reads the last hidden array
             source, target = step.hidden[loop_exit.boundary - 1], step.hidden[-1]
             size = self.batch_size * source.row_bytes
@@ -262,27 +242,13 @@ class DecodeLoop:
         return [*nodes, *self._choice(kernels, step, HEAD)]
 
     def _choice(self, kernels: LoopKernels, step: DeviceStep, graph: str) -> list[Run]:
-        """The choice of tokens from the logits of ``graph``, in place of their argmax, where sequences are sampled."""
-        if not self._samples:
-            return []
-        logits = step.tensors(graph, ["logits"])["logits"]
-        choice = ChooseToken(logits.pointer, logits.element, logits.shape[-1], step.address("token"))
-        return [Run("choose_token", kernels.choose_token(self.state, choice))]
+        return [choice_of(kernels, self.state, step, graph)] if self._samples else []
 
     def _warm_up(self, num_cached_tokens: Sequence[int]) -> None:
         """Run what the first launch may leave out. The keys and values that this writes lie behind those of each sequence, where
         the launch writes its own."""
-        for steps, segments in self._behind:
-            shared = steps[-1].block
-            for step in steps:
-                step.positions.place(num_cached_tokens)
-                shared.wait_until_writable()
-                for name in _DEEPER_INPUTS:
-                    values = step.positions.arrays[name]
-                    shared.host[name].reshape(-1)[: values.size] = values.ravel()
-                shared.send()
-                for name in segments:
-                    step.enqueue(name)
+        for behind, segments in self._behind:
+            behind.warm_up(segments, num_cached_tokens)
         for name in [graph for loop_exit in self._exits for graph in (*loop_exit.graphs, HEAD)]:
             self._step.enqueue(name)
 
@@ -296,12 +262,3 @@ class DecodeLoop:
                 self.context.count(graph, count)
         if heads:
             self.context.count(HEAD, sum(heads))
-
-    def _graphs(self, step: DeviceStep, names: Sequence[str]) -> list[Run]:
-        fixed = self.context.backend.fixed_stream
-        return [Run(name, lambda stream, name=name: step.enqueue(name, stream), fixed) for name in names]  # type: ignore[misc]
-
-
-def _inputs(step: DeviceStep, names: Sequence[str]) -> NextInputs:
-    types = {name: ELEMENT_TYPES[step.block.host[name].dtype.name] for name in names}
-    return NextInputs({name: step.block.pointers[name] for name in names}, types)

@@ -8,6 +8,7 @@ from typing import Protocol
 from tide_runtime.backends.device.element_types import ElementType
 from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.device_loop.loop_state import LoopState
+from tide_runtime.device_loop.text_state import TextState
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,19 @@ class LoopKernels(Protocol):
         """Write the inputs of the layers after the exit for S tokens of each sequence, the smallest power of two that holds what
         is pending in each running one, and the exit's ``choice``, log2 S: states [B, S, H], positions [B, S], whatever their
         room."""
+
+    def text_drafts(self, state: LoopState, texts: TextState, inputs: NextInputs, slots: int) -> Enqueue:
+        """Guess how each running sequence's text goes on, from where its longest end occurred before, and choose how many tokens
+        S of each sequence the next pass takes: a power of two, for the most expected tokens per time. Writes the pass's
+        ``inputs``, token ids and positions [B, S], whatever their room, and ``texts.choice``, log2 S.
+
+        The positions of finished sequences are clamped to the last slots; their caches are not read again.
+        """
+
+    def text_accept(self, state: LoopState, texts: TextState, chosen: int) -> Enqueue:
+        """Append the drafts that are the model's tokens ``chosen`` [B, S] int64, and one more of these, to the running
+        sequences; where a token is negative, the sequence needs the host. Writes the turn's ring values, and sets ``proceed``
+        if a sequence is running, every running one has 16 slots below its bound, and turns are left."""
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
         """Set ``chosen`` of sequences that did not exit to the full model's token [B], and clear the pending tokens."""

@@ -21,7 +21,8 @@ _NO_ID = -1  # padding of ``eos``
 
 
 class LoopState:
-    """State of ``batch_size`` sequences with ``exits`` early exits, numbered from 1.
+    """State of ``batch_size`` sequences with ``exits`` early exits, numbered from 1. ``ring_entry``: ring values of a sequence
+    and turn.
 
     ``pointers``: device addresses by name. The host sends these before a launch; kernels update them:
 
@@ -40,7 +41,7 @@ class LoopState:
     exits [B] uint8: number of the exit that the token took, or 0.
     """
 
-    def __init__(self, device: Device, batch_size: int, turns: int, exits: int = 0) -> None:
+    def __init__(self, device: Device, batch_size: int, turns: int, exits: int = 0, ring_entry: int = 1) -> None:
         self.device, self.batch_size, self.turns, self.exits = device, batch_size, turns, exits
         sent: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
             "length": ((batch_size,), np.int64),
@@ -67,7 +68,7 @@ class LoopState:
         self._block = TransferBlock(device, sent)
         self._arena = Arena(device, {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in kept.items()})
         self.pointers = self._block.pointers | self._arena.pointers
-        self.ring = TokenRing(device, 2 * turns, batch_size, exits)
+        self.ring = TokenRing(device, 2 * turns, batch_size * ring_entry, exits)
         self.proceed = Condition(self.pointers["proceed"], default=1)
         flag = np.dtype(np.int32).itemsize
         self.deeper, self.heads, self.choices = (

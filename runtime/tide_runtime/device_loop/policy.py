@@ -8,7 +8,7 @@ launch, and the host decides that one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,9 +17,10 @@ from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.backends.device.program import Compile, Execution, Launch, Node, While, conditions
 from tide_runtime.depth.policy import DevicePlan, PromptChunk
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
+from tide_runtime.device_loop.exact_loop import MAX_LAUNCH_TOKENS, ExactLoop
 from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.loop_state import MOST_EOS
-from tide_runtime.device_loop.token_ring import NO_TOKEN, exit_and_token
+from tide_runtime.device_loop.text_state import MAX_DRAFTS
 from tide_runtime.errors import DeviceMemoryError, TargetError, TideError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
@@ -66,7 +67,7 @@ def announced(error: TideError) -> str:
 
 
 class DrivenDepth:
-    """Runs ``plan`` as a `DecodeLoop` of ``turns`` and ``window`` where the requests allow it."""
+    """Runs ``plan`` as a `DecodeLoop` of ``turns`` and ``window``, or an `ExactLoop`, where the requests allow it."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class DrivenDepth:
 
     @property
     def lookahead(self) -> int:
-        return self._turns
+        return self._turns if self.plan.drafts is None else MAX_LAUNCH_TOKENS
 
     @property
     def can_resume(self) -> bool:
@@ -120,8 +121,7 @@ class DrivenDepth:
         loop = self._loop(device_context, decoding) if drives else None
         if loop is None:
             return self.inner.step(context, decoding, prompts)
-        turns = loop.launch(decoding)
-        tokens = [self._take(device_context, seq, [turn[i] for turn in turns]) for i, seq in enumerate(decoding)]
+        tokens = loop.launch(decoding)
         # Their first token is in doubt, or their logits are not finite, for which the inner policy raises.
         in_doubt = [seq for seq, new in zip(decoding, tokens, strict=True) if not new]
         decided = iter(self.inner.step(context, in_doubt, []) if in_doubt else [])
@@ -133,10 +133,16 @@ class DrivenDepth:
             return False
         if [seq.batch_index for seq in sequences] != list(range(len(sequences))):  # a prompt has a row between them
             return False
-        if not self.exits:
-            return True
-        last = context.caches.limit - self._turns - self._window  # pending tokens are padded to the window's slots
+        last = context.caches.limit - self._spare_slots
         return all(seq.num_cached_tokens <= last and self.plan.can_start(seq) for seq in sequences)
+
+    @property
+    def _spare_slots(self) -> int:
+        """Those that a launch needs behind what is cached of a sequence. Pending tokens are padded to the window's slots, drafts
+        to those of a pass."""
+        if self.plan.drafts is not None:
+            return MAX_DRAFTS + 1
+        return self._turns + self._window if self.exits else 0
 
     def _loop(self, context: DeviceContext, sequences: Sequence[TokenSequence]) -> _DrivenLoop | None:
         """A loop for at least as many sequences, rounded up to a power of two so that few graphs are captured.
@@ -144,7 +150,7 @@ class DrivenDepth:
         None when the kernels cannot be built, which then holds for all sizes, or when memory is short beside this context.
         """
         size = min(context.capacity, 1 << (len(sequences) - 1).bit_length())
-        slots = max(seq.num_cached_tokens for seq in sequences) + self._turns + self._window
+        slots = max(seq.num_cached_tokens for seq in sequences) + self.lookahead + self._window
         with context.backend.device.lock:
             context.caches.reserve(min(slots, context.caches.limit), size)
         samples = not all(seq.params.greedy for seq in sequences)
@@ -152,7 +158,7 @@ class DrivenDepth:
         if key not in context.attached and self._without_loops is None:
             try:
                 with context.backend.device.lock:
-                    loop = DecodeLoop(context, size, self._kernels, self._turns, self.exits, self._window, samples)
+                    loop = self._new_loop(context, size, samples)
             except DeviceMemoryError as error:
                 context.attached[key] = None
                 announced(error)
@@ -162,33 +168,30 @@ class DrivenDepth:
                 context.attached[key] = _DrivenLoop(loop, self.drivers)
         return context.attached.get(key)
 
-    def _take(self, context: DeviceContext, sequence: TokenSequence, values: Iterable[int]) -> list[int]:
-        """Update ``sequence`` with its ``values`` of the ring, and return its new tokens."""
-        generated = [exit_and_token(value) for value in values if value != NO_TOKEN]
-        sequence.num_cached_tokens += len(generated)
-        context.ends.reach(sequence.batch_index, sequence.num_cached_tokens)
-        if self.exits:
-            depths = [context.backend.manifest.model.num_layers, *(loop_exit.depth for loop_exit in self.exits)]
-            sequence.depth.token_depths += [depths[number] for number, _ in generated]
-        return [token for _, token in generated]
+    def _new_loop(self, context: DeviceContext, size: int, samples: bool) -> DecodeLoop | ExactLoop:
+        if self.plan.drafts is not None:
+            return ExactLoop(context, size, self._kernels, self._turns, self.plan.drafts, samples)
+        return DecodeLoop(context, size, self._kernels, self._turns, self.exits, self._window, samples)
 
 
 @dataclass
 class _DrivenLoop:
     """A loop and the function that runs its program, which is captured once every graph of it has run."""
 
-    loop: DecodeLoop
+    loop: DecodeLoop | ExactLoop
     drivers: Drivers
     run: Launch | None = None
 
     def launch(self, sequences: Sequence[TokenSequence]) -> list[list[int]]:
+        """Advance ``sequences``; returns the new tokens of each."""
         run = self.run or self.drivers.warm(self.loop.program).launch
-        num_cached_tokens, tokens = [seq.num_cached_tokens for seq in sequences], [seq.last_token for seq in sequences]
-        limits, samplers = [len(seq.tokens) for seq in sequences], [seq.sampler for seq in sequences]
-        turns = self.loop.launch(run, num_cached_tokens, tokens, limits, _eos(sequences[0]), samplers)
-        if self.run is None and self.loop.is_warm:
+        found = self.loop.launch(run, sequences, _eos(sequences[0]))
+        if self.run is None:
             self.run = self.drivers.compiled(self.loop.program)
-        return turns
+        for sequence, tokens in zip(sequences, found, strict=True):
+            sequence.num_cached_tokens += len(tokens)
+            self.loop.context.ends.reach(sequence.batch_index, sequence.num_cached_tokens)
+        return found
 
 
 def _is_device_eligible(sequence: TokenSequence) -> bool:

@@ -50,6 +50,8 @@ class Drive:
         if self.reason is not None:
             return f"host-driven: {self.reason}"
         execution = self.loop.drivers.execution if self.loop is not None else None
+        if self.loop is not None and self.loop.plan.drafts is not None:
+            return f"device-driven, {_TURNS} passes with drafts a launch"
         if execution is None or execution.refusal is None:
             return f"device-driven, {_TURNS} tokens a launch"
         return f"device-driven, {_TURNS} launches of one token at once: {execution.refusal}"
@@ -132,7 +134,7 @@ def choose_drive(
         return support.no_conditions() or kernels.conditions_refused
 
     # The host then still runs the loop: it reads one flag per condition instead of every exit's outputs.
-    refused = graphless or (no_conditions() if plan.exits else None)
+    refused = graphless or (no_conditions() if plan.exits or plan.drafts is not None else None)
     compile = None if graphless else GraphDriver(device, no_conditions).compile
     drivers = Drivers(HostDriver(device).compile, compile, refused)
     loop = DrivenDepth(plan, kernels, _TURNS, drivers, _WINDOW)

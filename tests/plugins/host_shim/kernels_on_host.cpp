@@ -13,6 +13,8 @@
 #include "exit_score.cuh"
 #include "loop_turn.cuh"
 #include "take_tokens.cuh"
+#include "text_accept.cuh"
+#include "text_drafts.cuh"
 
 namespace {
 
@@ -98,6 +100,8 @@ extern "C" int tide_launch(const char* entry_point, const void* params, const La
   TIDE_TRY(tide_exit_gate_f32)
   TIDE_TRY(tide_exit_inputs_f32)
   TIDE_TRY(tide_exit_merge_f32)
+  TIDE_TRY(tide_text_accept_f32)
+  TIDE_TRY(tide_text_drafts_f32)
   return 2;
 }
 

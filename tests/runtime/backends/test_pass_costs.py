@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -77,6 +78,20 @@ def test_slow_machines_are_measured_briefly() -> None:
     machine.run = slow  # type: ignore[method-assign]
     measure_pass_costs(machine, 512, "cpu", "here", lambda: machine.now)
     assert machine.runs == 2 * 3  # each of the first shapes behind single tokens
+
+
+def test_captured_passes_are_timed_as_launches() -> None:
+    """Breaks: a GPU's drafts would be priced by the time that Python takes to queue kernels, or by that of a capture."""
+    machine, seen = MadeUpMachine(), Counter[tuple[int, ...]]()
+
+    def run(graph: str) -> None:
+        seen[tuple(machine.counts)] += 1
+        machine.now += ms_of(machine.counts) / 1e3 if seen[tuple(machine.counts)] > 2 else 9.0
+
+    machine.run = run  # type: ignore[method-assign]
+    model = CostModel(None, [0, 30], passes=measure_pass_costs(machine, 512, "torch", "here", lambda: machine.now, captured=True))
+    for batch_size, tokens in [(1, 1), (1, 16), (2, 4), (4, 16), (8, 8)]:
+        assert model.full(batch_size, batch_size * tokens, tokens) == pytest.approx(ms_of([tokens] * batch_size))
 
 
 def test_short_caches_are_measured_as_far_as_they_go() -> None:

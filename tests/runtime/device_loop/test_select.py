@@ -82,6 +82,7 @@ def chosen(
     ("policy", "exits"),
     [
         ("full", (EXIT,)),
+        ("exact", ()),
         ("exit", (EXIT,)),
         ("exit", (replace(EXIT, head="identity", router="max_probability"),)),
         ("exit", (replace(EXIT, router="mlp+max_probability", mlp_threshold=0.4),)),
@@ -91,13 +92,15 @@ def chosen(
 def test_the_device_drives_what_it_can(policy: str, exits: tuple[ExitInfo, ...]) -> None:
     made = chosen(policy, exits)
     assert isinstance(made.policy, DrivenDepth) and made.policy.name == policy
-    assert str(made) == "device-driven, 16 tokens a launch"
+    work = "16 passes with drafts" if policy == "exact" else "16 tokens"
+    assert str(made) == f"device-driven, {work} a launch"
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"policy": "exact"}, "policy exact decides on the host"),
+        ({"policy": "exact"}, "policy exact drafts with exits"),
+        ({"policy": "exact", "draft": "none"}, "does not draft from texts"),
         ({"no_loop": "not captured"}, "not captured"),
         ({"policy": "exit", "exits": (replace(EXIT, head="tail:1"),)}, "an exit's tail attends to"),
         ({"policy": "exit", "max_exit_streak": 3}, "max_exit_streak"),

@@ -27,14 +27,13 @@ from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT6
 from tide_runtime.backends.device.program import Enqueue, Launch, Run
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.graph_contract import hidden_states, read_name
-from tide_runtime.backends.step_arrays import PADDED_TOKENS, RowEnds, StepPositions, StepShape, next_power_of_2
+from tide_runtime.backends.step_arrays import MAX_PADDED_TOKENS, PADDED_TOKENS, RowEnds, StepPositions, StepShape, next_power_of_2
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, Manifest
 from tide_runtime.errors import DeviceMemoryError
 from tide_runtime.row_sampling import RowSampling
 
 _log = logging.getLogger("tide_runtime")
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps
-_MAX_PADDED = 128  # tokens of a padded step: larger ones compute for longer than the host takes to launch their kernels
 ON_HOST = "total_sequence_length"  # ONNX Runtime's GroupQueryAttention reads this input on the host, even on a GPU
 
 
@@ -104,13 +103,13 @@ class DeviceContext:
     def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
         self.backend.device.use()
         padded = self._padded_shape(first_index + len(counts), max(counts))
-        shape = padded or StepShape.of(first_index, counts, wanted, doubles=True)
+        shape = padded or StepShape.of(first_index, counts, wanted)
         step = self._steps.get(shape)
         if step is None:
             graphs = self.backend.step_graphs if padded and self.backend.step_graphs.captures else None
             step = self._steps[shape] = DeviceStep(self, shape, captured=graphs is not None, graphs=graphs)
-            if len(self._steps) > _KEPT_STEPS:
-                self._steps.popitem(last=False)
+            if len(self._steps) > _KEPT_STEPS:  # prompts have many lengths
+                del self._steps[next(shape for shape, step in self._steps.items() if not step.captured)]
         self._steps.move_to_end(shape)
         step.begin(counts, wanted, first_index)
         return step
@@ -119,7 +118,7 @@ class DeviceContext:
         """The one of few shapes that takes up to ``tokens`` tokens of each of the first ``rows`` rows: each takes a CUDA graph,
         and padding takes little time. None: the step is large, or padding would overrun a row."""
         rows, tokens = min(self.capacity, next_power_of_2(rows)), next_power_of_2(tokens)
-        fits = tokens <= PADDED_TOKENS[-1] and rows * tokens <= _MAX_PADDED and self.backend.takes(rows, tokens)
+        fits = tokens <= PADDED_TOKENS[-1] and rows * tokens <= MAX_PADDED_TOKENS and self.backend.takes(rows, tokens)
         return StepShape.padded(rows, tokens) if fits and max(self.ends.ends[:rows]) + tokens <= self.caches.limit else None
 
     def capture_passes(self, longest: int) -> None:
@@ -133,7 +132,7 @@ class DeviceContext:
         sizes = [tokens for tokens in reversed(PADDED_TOKENS) if tokens < 2 * longest]
         with uncounted(self.backend.launches):
             for rows, tokens in product(batches, sizes):
-                if self._padded_shape(rows, tokens) is not None:
+                if self.backend.step_graphs.captures and self._padded_shape(rows, tokens) is not None:
                     with suppress(DeviceMemoryError):  # such steps are refused when they are needed, or run with fewer rows
                         self._run_idle(rows, tokens)
         self.backend.device.synchronize()

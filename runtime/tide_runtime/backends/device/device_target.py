@@ -15,8 +15,8 @@ from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementTyp
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.kv_caches import kv_bytes_per_token
 from tide_runtime.backends.launch_bits import TEXT_TOKENS, launches_agree
-from tide_runtime.backends.pass_costs import PADDED_SHAPES, kept_pass_costs
-from tide_runtime.backends.step_arrays import NO_PADDING, PADDED_TOKENS, RowPadding
+from tide_runtime.backends.pass_costs import kept_pass_costs
+from tide_runtime.backends.step_arrays import NO_PADDING, RowPadding
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import DRAFT, UNCUT, Manifest
@@ -98,18 +98,11 @@ class DeviceTarget:
         try:
             with uncounted(self.launches):
                 return kept_pass_costs(
-                    self.machine_key, self._captured, self.manifest.max_seq_len, self.target, self.takes, PADDED_SHAPES
+                    self.machine_key, self.context, self.manifest.max_seq_len, self.target, self.takes, captured=True
                 )
         except DeviceMemoryError as error:
             warnings.warn(f"passes are not measured, so that policy auto drafts nothing: {error}", RuntimeWarning, stacklevel=2)
             return None
-
-    def _captured(self, capacity: int) -> ExecutionContext:
-        """A context whose passes take the time that they will take when texts are generated."""
-        context = DeviceContext(cast(DeviceBackend, self), capacity)
-        if self.step_graphs.captures:
-            context.capture_passes(PADDED_TOKENS[-1])
-        return cast(ExecutionContext, context)
 
 
 def _answer(kept: object) -> bool:

@@ -13,6 +13,7 @@ from runtime.numpy_backend import tiny_manifest
 from runtime.simulated_gpu import SimulatedGpu
 from runtime.tiny_device_backend import TinyDeviceBackend
 from runtime.tiny_generation import Request, make_row, output
+from tide_runtime.backends.device import device_step
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.full import FullDepth
@@ -88,14 +89,26 @@ def test_machines_without_graphs_say_so() -> None:
     assert str(steps.backend.step_graphs).endswith("cuda-core is old") and not steps.gpu.graph_launches
 
 
-def test_few_shapes_take_all_drafts_of_a_batch() -> None:
+def test_few_shapes_take_all_drafts_of_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against a graph for each combination of drafts, so that most passes of eight sequences are not captured."""
     steps, rng = Steps(), np.random.default_rng(0)
     context = steps.backend.context(8)
     for _ in range(300):
-        counts = (1 + np.minimum(rng.exponential(3, 8).astype(int), 15)).tolist()
+        counts = (1 + np.minimum(rng.exponential(rng.choice([0.2, 0.5, 1, 4]), 8).astype(int), 15)).tolist()
         assert context.step(0, counts, counts).captured
+    with capsys.disabled():
+        print(f"\nRESULT captured_shapes_b8={len(context._steps)}")
     assert len(context._steps) <= 5
+
+
+def test_prompts_of_many_lengths_leave_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against decode steps that are captured again because prompts have had a hundred lengths."""
+    monkeypatch.setattr(device_step, "_KEPT_STEPS", 4)
+    context = Steps().backend.context(1)
+    step = context.step(0, [1], [1])
+    for tokens in range(17, 30):
+        context.step(0, [tokens], [1])
+    assert context.step(0, [1], [1]) is step and len(context._steps) == 4
 
 
 def test_passes_are_captured_before_the_first_request(caplog: pytest.LogCaptureFixture) -> None:

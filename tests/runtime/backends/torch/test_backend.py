@@ -105,6 +105,21 @@ def test_loops_on_the_device_run_its_graphs(exits_bundle: Path, policy: str, row
     assert gpu.graph_launches > 0 and drivers.execution is not None and drivers.execution.refusal is None
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_drafts_are_verified_on_the_device(bundle: Path, rows: int) -> None:
+    """Guards against passes over several tokens of each sequence that read or write at the places of other tokens."""
+    gpu = SimulatedGpu()
+    backend = TorchBackend(Bundle.open(bundle), "torch", SimulatedStream(gpu))
+    drivers = Drivers(HostDriver(gpu).compile, GraphDriver(gpu).compile)
+    with load(bundle, "cpu", "full", rows) as full, load(bundle, "cpu", "exact", rows) as exact:
+        plan = exact.policy.device_plan()  # type: ignore[attr-defined]
+        driven = DrivenDepth(plan, NumpyLoopKernels(gpu), 5, drivers)
+        with Engine(full.bundle, full.options, backend=backend, policy=driven) as looped:  # type: ignore[arg-type]
+            made = looped.generate(PROMPTS, PARAMS)
+            assert [row.token_ids for row in made] == [row.token_ids for row in full.generate(PROMPTS, PARAMS)]
+    assert sum(row.stats.drafted.get("ngram", 0) for row in made) > 10 and drivers.execution is not None
+
+
 @pytest.mark.parametrize("policy", ["exact", "auto"])
 def test_steps_are_graphs_and_drafts_are_priced(
     bundle: Path, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,192 @@
+"""A loop of drafts and verifications on a simulated GPU gives the texts of `full`, for changing batches and every driver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime.device_loop.test_decode_loop import MODEL, _broken
+from runtime.device_loop.test_plugin_kernels import SimulatedDriver
+from runtime.numpy_backend import tiny_manifest
+from runtime.numpy_loop_kernels import NumpyLoopKernels
+from runtime.simulated_gpu import SimulatedGpu
+from runtime.tiny_device_backend import FP64, TinyDeviceBackend
+from runtime.tiny_generation import Request, make_row, output
+from runtime.tiny_transformer import TinyTransformer
+from tide_plugins.loop_kernels import PluginLoopKernels
+from tide_runtime.backends.device.element_types import FP32, ElementType
+from tide_runtime.depth.exact import ExactDepth
+from tide_runtime.depth.full import FullDepth
+from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.policy import DevicePlan
+from tide_runtime.device_loop.graph_driver import GraphDriver
+from tide_runtime.device_loop.host_driver import HostDriver
+from tide_runtime.device_loop.policy import DrivenDepth, Drivers
+from tide_runtime.errors import NumericsError
+from tide_runtime.generation_params import GenerationParams
+from tide_runtime.scheduling.step import run
+from tide_runtime.sequence import TokenSequence
+
+LONG = TinyTransformer(3, (0.5, 0.5, 0.4, 0.6), vocab=11, positions=200)
+REPEATING = [(1, 2, 3) * n + (1,) * (n % 3) for n in range(2, 10)]
+RANDOM = [tuple(np.random.default_rng(n).integers(0, 11, 3 + 2 * n).tolist()) for n in range(8)]
+TURNS = 5
+
+
+class Exact:
+    """Runs requests through the loop. ``real``: with the CUDA kernels, compiled here. ``price``: of a further token."""
+
+    def __init__(
+        self,
+        model: TinyTransformer = LONG,
+        compile: bool = True,
+        real: bool = False,
+        mutation: str = "",
+        logits: ElementType = FP64,
+        price: float = 0.01,
+        **backend: Any,
+    ) -> None:
+        self.gpu, self.manifest = SimulatedGpu(), tiny_manifest(model, [1, 3])
+        self.backend = TinyDeviceBackend(self.manifest, model, self.gpu, logits=logits, **backend)
+        self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
+        plan = ExactDepth(self.manifest, DepthOptions(draft="ngram")).device_plan()
+        assert isinstance(plan, DevicePlan) and plan.drafts is not None
+        cheap = replace(plan, drafts=replace(plan.drafts, pass_ms=lambda _, tokens: 1 + price * tokens))
+        kernels: Any = NumpyLoopKernels(self.gpu, mutation)
+        if real:
+            driver = SimulatedDriver(3)
+            driver.gpu = self.gpu
+            kernels = PluginLoopKernels(driver.kernels(), self.gpu.stream)
+        self.policy = DrivenDepth(cheap, kernels, TURNS, self.drivers)
+
+    def rows(self, requests: list[Request], capacity: int, policy: Any = None) -> list[TokenSequence]:
+        rows = [make_row(request, self.manifest) for request in requests]
+        for _ in run(policy or self.policy, self.backend.context(capacity), rows):  # type: ignore[arg-type]
+            pass
+        return rows
+
+    def texts(self, requests: list[Request], capacity: int) -> list[Any]:
+        return [output(row) for row in self.rows(requests, capacity)]
+
+    def expected(self, requests: list[Request]) -> list[Any]:
+        """Texts of `full`, each alone."""
+        return [output(row) for request in requests for row in self.rows([request], 1, FullDepth())]
+
+
+def requests(prompts: list[tuple[int, ...]], new: int = 60, eos: tuple[int, ...] = (), temperature: float = 0.0) -> list[Request]:
+    """Every other request is sampled at ``temperature``."""
+    budgets = [new - 7 * (n % 3) for n in range(len(prompts))]
+    return [
+        Request(
+            prompt,
+            GenerationParams(
+                max_new_tokens=n,
+                eos_token_ids=eos,
+                temperature=temperature * (seat % 2),
+                top_p=1 - 0.2 * (seat % 4 // 2),
+                seed=seat,
+            ),
+            seat,
+        )
+        for seat, (prompt, n) in enumerate(zip(prompts, budgets, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 8])
+@pytest.mark.parametrize("prompts", [REPEATING, RANDOM], ids=["repeating", "random"])
+def test_the_texts_are_those_of_full(prompts: list[tuple[int, ...]], capacity: int) -> None:
+    """Guards against drafts that are taken for the model's tokens, and rows that get another's."""
+    exact = Exact()
+    for wanted in (requests(prompts), requests(prompts, eos=(4,)), requests(prompts, temperature=0.3)):
+        assert exact.texts(wanted, capacity) == exact.expected(wanted)
+    assert exact.gpu.graph_launches > 0 and exact.drivers.execution is not None and exact.drivers.execution.refusal is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"compile": False},
+        {"fixed_stream": True},
+        {"queued_beside": "memory"},
+        {"least_slots": 25},
+        {"model": MODEL},
+        {"real": True, "logits": FP32},
+        {"real": True, "logits": FP32, "compile": False},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:captured nodes of type")
+def test_every_drive_generates_the_same_texts(kind: dict[str, Any]) -> None:
+    """Guards against texts that depend on the driver, the graph's form, where caches begin or how soon they are full, and against
+    CUDA kernels that differ from those of the other tests."""
+    exact, model = Exact(**kind), kind.get("model", LONG)
+    prompts = [prompt[: model.positions // 2] for prompt in (*REPEATING[:3], *RANDOM[:2])]
+    for wanted in (requests(prompts, 60 if model is LONG else 99), requests(prompts, eos=(4,), temperature=0.3)):
+        assert exact.texts(wanted, 3) == exact.expected(wanted)
+
+
+@pytest.mark.parametrize("mutation", ["drafts", "accept", "bound"])
+def test_every_broken_rule_of_the_loop_is_detected(mutation: str) -> None:
+    """Guards against kernel rules that no test covers."""
+
+    def seen(broken: str) -> object:
+        exact = Exact(mutation=broken, model=MODEL)
+        try:
+            rows = exact.rows(requests(REPEATING[:4], 99), 2)
+        except AssertionError as error:
+            return str(error)[:20]
+        return [output(row) for row in rows], sum(row.depth.accepted["ngram"] for row in rows)
+
+    assert seen(mutation) != seen("")
+
+
+def test_a_launch_verifies_several_drafts_of_each_row() -> None:
+    """Guards against a loop that drafts nothing, a round trip to the host for each pass, and statistics without drafts."""
+    exact = Exact()
+    rows = exact.rows(requests(REPEATING, 100), 8)
+    accepted, tokens = sum(row.depth.accepted["ngram"] for row in rows), sum(row.num_tokens - row.prompt_tokens for row in rows)
+    passes = exact.backend.launches["segment_0"]
+    assert accepted > tokens // 3 and passes < tokens // 8 and exact.gpu.graph_launches < passes
+    assert all(len(row.depth.token_depths) == row.num_tokens - row.prompt_tokens - 1 for row in rows)
+
+
+def test_passes_have_as_many_drafts_as_pay() -> None:
+    """Guards against passes of 16 tokens where they take long, or where a text's copies were wrong before."""
+    shares = []
+    for price in (0.01, 0.1, 0.4):
+        rows = Exact(price=price).rows(requests(RANDOM, 100), 8)
+        drafted, accepted = (sum(getattr(row.depth, name)["ngram"] for row in rows) for name in ("drafted", "accepted"))
+        shares.append(accepted / drafted)
+    assert shares == sorted(shares) and shares[-1] > 4 * shares[0]
+
+
+def test_a_row_follows_the_host_where_it_was_decoded_there() -> None:
+    """Guards against drafts from a text that the device has not got, after steps that a waiting request made the host's."""
+    exact = Exact()
+    penalised = GenerationParams(max_new_tokens=9, repetition_penalty=1.1)
+    wanted = [*requests(REPEATING[:2], 90), Request(RANDOM[0], penalised, 2)]
+    assert exact.texts(wanted, 3) == exact.expected(wanted)
+    assert exact.gpu.graph_launches
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_non_finite_logits_raise(compile: bool) -> None:
+    """Guards against a loop that goes on with token -1, never returns, or waits for the other rows."""
+    exact = Exact(MODEL, compile)
+    object.__setattr__(exact.backend, "model", _broken(MODEL))
+    with pytest.raises(NumericsError, match="NaN"):
+        exact.texts(requests([(1, 2, 3), (4, 5)], 20), 2)
+
+
+def test_texts_differ_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a batch size that no other test has; the figure is what a note about the loop quotes."""
+    differ = 0
+    for wanted in (requests(REPEATING, 30), requests(RANDOM, 30), requests(REPEATING, 30, temperature=0.3)):
+        expected = Exact().expected(wanted)
+        for size in range(1, 9):
+            differ += sum(a != b for a, b in zip(Exact().texts(wanted[:size], size), expected, strict=False))
+    with capsys.disabled():
+        print(f"\nRESULT device_exact_differs={differ}")
+    assert differ == 0
