@@ -25,7 +25,7 @@ from tide_runtime.backends.device.step_graphs import MOST_GRAPHS, USES, StepGrap
 from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.step_arrays import RowEnds, StepPositions, StepShape
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, Manifest
-from tide_runtime.row_sampling import RowSampling
+from tide_runtime.sampler import RowSampling
 
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps
 ON_HOST = "total_sequence_length"  # ONNX Runtime's GroupQueryAttention reads this input on the host, even on a GPU
