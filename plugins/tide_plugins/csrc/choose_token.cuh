@@ -315,10 +315,12 @@ __device__ __forceinline__ void race_listed(const choose_token_params& v, int ro
   if (threadIdx.x == 0) list.total = scratch.weights[top_k_bin];
   __syncthreads();
   for (int i = threadIdx.x; i < count; i += kChooseThreads) {
-    uint32_t larger = scratch.counts[min(int(list.bin[i]), top_k_bin)];
+    list.survives[i] = true;
+    if (list.bin[i] != top_k_bin) continue;
+    uint32_t larger = scratch.counts[top_k_bin];
     for (int j = 0; j < count; ++j) larger += list.bin[j] == top_k_bin && list.logit[j] > list.logit[i];
-    list.survives[i] = list.bin[i] != top_k_bin || larger < uint32_t(r.top_k);
-    if (list.bin[i] == top_k_bin && list.survives[i]) atomicAdd(&list.total, list.weight[i]);
+    list.survives[i] = larger < uint32_t(r.top_k);
+    if (list.survives[i]) atomicAdd(&list.total, list.weight[i]);
   }
   __syncthreads();
   const TopP top_p(r.tail, scratch, v.vocab);
