@@ -152,7 +152,7 @@ def draw_together(sequences: Sequence[TokenSequence], found: Sequence[Logits]) -
     chosen by itself, as where the logits are the host's or do not stand one after the other."""
     alone = [-1] * len(sequences)
     sampled = [seq for seq in sequences if not (seq.params.greedy or seq.params.changes_logits)]
-    if len(sampled) < 2 or isinstance(found[0].logits, np.ndarray):
+    if len(sampled) < 2 or any(isinstance(one.logits, np.ndarray) for one in found):
         return alone
     rows = [cast(DeviceRows, one.logits) for one in found]
     first, sampling, step = rows[0][0].pointer, rows[0].sampling, rows[0].row_bytes
