@@ -12,7 +12,7 @@ TEXT_THREADS = 512  # csrc/text_drafts.h
 # csrc/exit_score_params.h. Pieces are 16 bytes per thread; one warp adds the sums of a row's blocks, one per lane.
 SCORE_THREADS, SCORE_PIECES, MAX_SCORE_BLOCKS = 256, 4, 32
 # csrc/choose_token_params.h. A thread reads about as many tokens; one warp takes the largest of a row's blocks, one per lane.
-CHOOSE_THREADS, CHOOSE_TOKENS, MAX_CHOOSE_BLOCKS, CHOOSE_SCRATCH_BYTES = 256, 16, 32, 33456
+CHOOSE_THREADS, CHOOSE_TOKENS, MAX_CHOOSE_BLOCKS, CHOOSE_SCRATCH_BYTES = 256, 16, 32, 33200
 
 Dim3 = tuple[int, int, int]
 

@@ -103,16 +103,15 @@ class Engine:
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         rows = self.backend if self.policy.uses_draft_head else self.backend.without_draft_head()
         self._memory = memory = StateMemory.of(rows.kv_bytes_per_token, rows.state_bytes)
-        device_of_rows = getattr(loaded, "device", None)
-        on_device, budget = device_of_rows is not None, options.kv_memory
-        blocks = kv_blocks(memory, budget, self.max_batch, bundle.manifest.max_seq_len, on_device)
+        of_rows, kv_memory = getattr(loaded, "device", None), options.kv_memory
+        blocks = kv_blocks(memory, kv_memory, self.max_batch, bundle.manifest.max_seq_len, of_rows is not None)
         embeds = bundle.manifest.embedding is not None  # then every token is needed, as its state is pooled
         keeps_prefixes = self.policy.can_resume and self.backend.has_prefix_blocks and not embeds
         caches_prefixes = options.prefix_cache and keeps_prefixes
         kept = blocks if caches_prefixes else 0
-        if caches_prefixes and on_device:
-            kept = kept_on_device(device_of_rows, memory, blocks if budget is None else blocks // 2)
-            blocks += kept if budget is None else 0
+        if caches_prefixes and of_rows is not None:
+            kept = kept_on_device(of_rows, memory, blocks if kv_memory is None else blocks // 2)
+            blocks += kept if kv_memory is None else 0
         tree = self._make_tree() if caches_prefixes else None
         budget = StepBudget(
             CostModel.of(bundle.manifest, self.backend.pass_costs), options.prefill_chunk, self.backend.packs_steps

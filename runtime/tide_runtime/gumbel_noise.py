@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.kept_tokens import TINY, Ids, Values, weights
-from tide_runtime.row_sampling import RaceLeaders
 
 _FEW = 128  # tokens that can win, whose words are drawn one by one: 50 of 128k take a quarter of the time of drawing all words
 _WORDS = 4  # of one value of the generator's counter
@@ -46,17 +45,6 @@ class GumbelNoise:
             every = np.full(ids[-1] + 1, -np.inf, np.float32)
             every[ids], values = values, every
         return _race(self._generator(position), values, temperature)
-
-    def leader(self, position: int, leaders: RaceLeaders, temperature: float) -> int | None:
-        """`winner` of a vocabulary of which a device has found the ``leaders``; None: another token could win.
-
-        A token's bound is (1 - u) / w, see `_race`, u rounded up to 24 bits.
-        """
-        order = np.argsort(leaders.ids)
-        ids = leaders.ids[order].astype(np.intp)
-        sums = self._sums(position, ids, leaders.values[order], temperature, leaders.best)
-        place = int(np.argmax(sums))
-        return int(ids[place]) if leaders.least_of_others > _limit(sums[place]) else None
 
     def _sums(self, position: int, ids: Ids, values: Values, temperature: float, best: np.float32) -> NDArray[np.float64]:
         """[n] of few tokens ``ids``, ascending."""

@@ -7,7 +7,6 @@ over the whole vocabulary in float32 once, for a bound that leaves few tokens to
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,40 +20,16 @@ TINY = float(np.finfo(np.float32).tiny)  # the least weight and temperature of a
 _COLUMN = 32  # tokens of which top-k's bound takes the largest
 
 
-class Others(NamedTuple):
-    """Tokens that are known by their number and the sum of their `weights` only; none of them is likelier than a known one."""
-
-    tokens: int = 0
-    weight: float = 0.0
-
-
-_NO_OTHERS = Others()
-
-
 def kept_tokens(values: Values, params: GenerationParams) -> Ids | None:
     """Ascending places in logits ``values`` [n], whose maximum is finite, of the tokens that are kept; None: all are."""
     ids: Ids | None = None
     for keep in _filters(params):
-        found = keep(values if ids is None else values[ids], params, _NO_OTHERS)
+        found = keep(values if ids is None else values[ids], params)
         ids = found if ids is None else ids[found]
     return ids
 
 
-def kept_of_largest(values: Values, params: GenerationParams, others: Others) -> Ids | None:
-    """`kept_tokens` where only the largest logits ``values`` [n] of a vocabulary are known; None: they do not tell.
-
-    They tell where a filter keeps none that is as small as the least of them, with which an unknown one may be tied.
-    """
-    ids: Ids | None = None
-    for keep in _filters(params):
-        found = keep(values if ids is None else values[ids], params, _NO_OTHERS if ids is not None else others)
-        ids = found if ids is None else ids[found]
-        if not ids.size or values[ids].min() <= values.min():
-            return None
-    return ids
-
-
-def _filters(params: GenerationParams) -> list[Callable[[Values, GenerationParams, Others], Ids]]:
+def _filters(params: GenerationParams) -> list[Callable[[Values, GenerationParams], Ids]]:
     return [keep for on, keep in ((params.top_k > 0, _top_k), (params.top_p < 1, _top_p), (params.min_p > 0, _min_p)) if on]
 
 
@@ -66,7 +41,7 @@ def weights(values: Values, temperature: float, best: np.float32) -> Values:
         return np.exp(made, out=made)
 
 
-def _top_k(values: Values, params: GenerationParams, others: Others) -> Ids:
+def _top_k(values: Values, params: GenerationParams) -> Ids:
     """Tokens tied with the k-th are all kept, as in HF's TopKLogitsWarper.
 
     The k-th largest of columns' maxima is at most the k-th largest of all.
@@ -87,24 +62,23 @@ def _largest(values: Values, k: int) -> np.float32:
     return np.float32(np.partition(values, place)[place])
 
 
-def _top_p(values: Values, params: GenerationParams, others: Others) -> Ids:
+def _top_p(values: Values, params: GenerationParams) -> Ids:
     """Drops the least likely tokens with a sum <= 1 - p; of tied tokens the lower ids go first (torch: any).
 
     A token with at most 1/n of 1 - p, of n tokens, is always dropped: itself and all less likely ones sum to no more than 1 - p.
-    So only the rest is sorted. Where rounding could decide, all are sorted, with probabilities rounded as HF's are; none is kept
-    where all are not known.
+    So only the rest is sorted. Where rounding could decide, all are sorted, with probabilities rounded as HF's are.
     """
     relative = weights(values, params.temperature, values.max())
-    total = relative.sum(dtype=np.float64) + others.weight
+    total = relative.sum(dtype=np.float64)
     # Rounded to float32 where HF's are: in float64, 1 - 0.9 is less than 0.1, and exact sums fall the other way.
     limit = np.float32(1 - params.top_p)
-    candidates = np.flatnonzero(relative > (1 - _SLACK) * (1 - params.top_p) / (values.size + others.tokens) * total)
+    candidates = np.flatnonzero(relative > (1 - _SLACK) * (1 - params.top_p) / values.size * total)
     ascending = candidates[np.argsort(values[candidates], kind="stable")]
     sorted_weights = relative[ascending]
     relative[candidates] = 0
-    sums = (others.weight + relative.sum(dtype=np.float64) + np.cumsum(sorted_weights, dtype=np.float64)) / total
+    sums = (relative.sum(dtype=np.float64) + np.cumsum(sorted_weights, dtype=np.float64)) / total
     if np.any(np.abs(sums[:-1] - limit) <= _SLACK * limit):
-        return ascending[:0] if others.tokens else _top_p_of_all(values, params.temperature, limit)
+        return _top_p_of_all(values, params.temperature, limit)
     return np.sort(ascending[np.append(sums[:-1] > limit, True)])
 
 
@@ -118,7 +92,7 @@ def _top_p_of_all(values: Values, temperature: float, limit: np.float32) -> Ids:
     return np.sort(ascending[np.append(sums[:-1] > limit, True)])
 
 
-def _min_p(values: Values, params: GenerationParams, others: Others) -> Ids:
+def _min_p(values: Values, params: GenerationParams) -> Ids:
     """Keeps tokens at least `min_p` times as likely as the likeliest (arXiv:2407.01082)."""
     best = np.float64(values.max())
     bound = np.nextafter(np.float32(best + params.temperature * (np.log(params.min_p) - 1)), np.float32(-np.inf))

@@ -10,7 +10,9 @@ frequency penalties, biases and a grammar's mask come after the repetition penal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +20,31 @@ from numpy.typing import NDArray
 from tide_runtime.errors import BundleError, NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.gumbel_noise import GumbelNoise
-from tide_runtime.kept_tokens import Others, kept_of_largest, kept_tokens, weights
-from tide_runtime.row_sampling import RowOnDevice, RowSampling
+from tide_runtime.kept_tokens import kept_tokens, weights
 
 FloatArray = NDArray[np.floating]
 Mask = NDArray[np.bool_]
+
+
+class RowSampling(Protocol):
+    """Draws tokens from logits in a device's memory."""
+
+    def choose(self, pointer: int, samplers: Sequence[Sampler], positions: Sequence[int]) -> list[int]:
+        """The tokens that ``samplers`` give at ``positions`` for rows that stand one after the other from address ``pointer`` on,
+        before penalties, biases and grammars; -1: the row has to be read. Synchronizes."""
+
+
+class RowOnDevice(Protocol):
+    """A row of logits [V] in a device's memory. ``sampling``: None where tokens are drawn on the host."""
+
+    @property
+    def pointer(self) -> int: ...
+
+    @property
+    def sampling(self) -> RowSampling | None: ...
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """A copy on the host."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +85,7 @@ class Sampler:
         """The token id after ``seen``: the same for the same logits, ``seen`` and seed, however often it is asked for.
 
         Args:
-            logits: [V] float; a row in a device's memory is copied to the host only where the device cannot tell the token.
+            logits: [V] float; a row in a device's memory is copied to the host only where the device leaves the token to it.
             seen: [S] all token ids that stand before it, prompt and output; their number is the position that the noise is for.
             allowed: [V] the tokens that a grammar allows; None: all.
 
@@ -71,8 +93,8 @@ class Sampler:
             NumericsError: the logits hold NaN, or their maximum is infinite.
         """
         if not (self.params.greedy or self.params.changes_logits or isinstance(logits, np.ndarray) or logits.sampling is None):
-            token = self._drawn_on_device(logits.sampling, logits.pointer, len(seen))
-            if token is not None:
+            [token] = logits.sampling.choose(logits.pointer, [self], [len(seen)])
+            if token >= 0:
                 return token
         row = np.asarray(logits, np.float32)
         if self.params.greedy:
@@ -80,22 +102,6 @@ class Sampler:
         values = self._values(row, seen, allowed)
         kept = kept_tokens(values, self.params)
         return self._noise.winner(len(seen), values if kept is None else values[kept], self.params.temperature, kept)
-
-    def _drawn_on_device(self, sampling: RowSampling, pointer: int, position: int) -> int | None:
-        """The token of the row at ``pointer``; None: the row has to be read, to know it or because it is broken."""
-        params, temperature = self.params, self.params.temperature
-        if not (params.top_k or params.top_p < 1 or params.min_p > 0):
-            leaders = sampling.race(pointer, temperature, self._noise.key, position)
-            if leaders is None or not np.isfinite(leaders.best):
-                return None
-            return self._noise.leader(position, leaders, temperature)
-        found = sampling.largest(pointer, temperature)
-        order = np.argsort(found.ids)
-        ids, values = found.ids[order].astype(np.intp), found.values[order]
-        if not np.isfinite(values.max()):
-            return None
-        kept = kept_of_largest(values, params, Others(self.vocab_size - ids.size, found.others))
-        return None if kept is None else self._noise.winner(position, values[kept], temperature, ids[kept])
 
     def distribution(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None = None) -> NDArray[np.float64]:
         """The probabilities `sample` draws from, [V] float64, summing to 1; one-hot when greedy.

@@ -180,13 +180,16 @@ class TokenSequence:
         depths, after_first = self.depth.token_depths, self.num_tokens - self.prompt_tokens - 1
         return depths[after_first - 1] if 0 < after_first <= len(depths) else num_layers
 
-    def choose(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
+    def choose(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None, drawn: int = -1) -> int:
         """The next token from ``logits`` [V]; ``likeliest`` is their argmax as the head computed it.
 
-        ``seen``: how many of ``tokens`` stand before it, when that includes drafts.
+        Args:
+            seen: how many of ``tokens`` stand before it, when that includes drafts.
+            drawn: what a device has drawn with the sequence's sampler; -1: nothing.
         """
         try:
-            token = self.pick(logits, likeliest, seen)
+            drawable = drawn >= 0 and not (self.params.greedy or self.params.changes_logits)
+            token = drawn if drawable else self.pick(logits, likeliest, seen)
             self.note_logprobs(logits, token)
         except (NumericsError, GrammarError) as error:
             self.error = self.error or error

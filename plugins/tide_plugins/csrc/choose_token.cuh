@@ -45,7 +45,7 @@ __device__ __forceinline__ bool is_wanted(const choose_token_params& v, int row)
   return row < v.rows && (!v.finished || v.finished[row / v.tokens] == 0);
 }
 
-__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < kLargest; }
 
 // The block's pieces of a row, one after the other; tokens from `vocab` on do not exist.
 template <typename T>
@@ -68,62 +68,46 @@ struct Pieces {
   }
 };
 
+// Leaves the block's leader for the last block of the row. True there, where each thread then has the leader of one block.
+__device__ __forceinline__ bool is_last_to_leave(const choose_token_params& v, int row, choose_token_scratch& scratch, Leader& leader) {
+  block_meet<kChooseThreads>(leader);
+  if (threadIdx.x == 0)
+    scratch.best[blockIdx.x] = leader.best, scratch.second[blockIdx.x] = leader.second, scratch.leader[blockIdx.x] = leader.token;
+  if (!last_block(v.counters + row, gridDim.x)) return false;
+  leader = Leader();
+  if (threadIdx.x < gridDim.x)
+    leader.meet(__ldcg(scratch.best + threadIdx.x), __ldcg(scratch.second + threadIdx.x), __ldcg(scratch.leader + threadIdx.x));
+  return true;
+}
+
 // --- peak
-
-// Larger for larger logits, and for lower tokens among equals; largest for NaN.
-__device__ __forceinline__ uint64_t packed(float logit, int token) {
-  const uint32_t bits = __float_as_uint(logit + 0.0f);  // -0 becomes 0
-  const uint32_t rising = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return logit == logit ? uint64_t(rising) << 32 | (0xffffffffu - uint32_t(token)) : ~uint64_t(0);
-}
-
-__device__ __forceinline__ float packed_logit(uint64_t peak) {
-  const uint32_t rising = uint32_t(peak >> 32);
-  return __uint_as_float(rising & 0x80000000u ? rising & 0x7fffffffu : ~rising);
-}
-
-__device__ __forceinline__ uint64_t warp_peak(uint64_t peak) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const uint64_t other = __shfl_xor_sync(kAllLanes, peak, offset);
-    peak = other > peak ? other : peak;
-  }
-  return peak;
-}
 
 template <typename T>
 __device__ __forceinline__ void choose_peak(const choose_token_params& v) {
-  __shared__ uint64_t peaks[kChooseThreads / 32];
-  const int row = blockIdx.y, lane = threadIdx.x % 32;
+  const int row = blockIdx.y;
   if (!is_wanted(v, row)) return;
   const ChosenRow r(v, row);
   choose_token_scratch& scratch = *r.scratch;
   for (int i = blockIdx.x * kChooseThreads + threadIdx.x; i < kBins + 2 && r.cuts(); i += gridDim.x * kChooseThreads)
     scratch.weights[i] = 0, scratch.counts[i] = 0;  // for `choose_cut`
-  uint64_t peak = 0;
+  Leader leader;
   for (Pieces<T> piece(v, row); piece.next();) {
 #pragma unroll
     for (int i = 0; i < piece.kSize; ++i) {
-      const uint64_t other = piece.at + i < v.vocab ? packed(piece.logits[i], piece.at + i) : 0;
-      peak = other > peak ? other : peak;
+      const float logit = piece.logits[i];  // a NaN leads as infinity does
+      if (piece.at + i < v.vocab) leader.meet(logit <= kLargest ? logit : 2.0f * kLargest, kNoScore, piece.at + i);
     }
   }
-  peak = warp_peak(peak);
-  if (lane == 0) peaks[threadIdx.x / 32] = peak;
-  __syncthreads();
-  if (threadIdx.x < 32) peak = warp_peak(lane < kChooseThreads / 32 ? peaks[lane] : 0);
-  if (threadIdx.x == 0) scratch.peaks[blockIdx.x] = peak;
-  if (!last_block(v.counters + row, gridDim.x) || threadIdx.x >= 32) return;
-  peak = warp_peak(lane < int(gridDim.x) ? __ldcg(scratch.peaks + lane) : 0);
-  if (lane != 0) return;
-  scratch.peak = peak, scratch.list_size = 0;
-  const bool greedy = r.temperature == 0.0f && is_finite(packed_logit(peak));
-  v.chosen[row] = greedy ? int64_t(0xffffffffu - uint32_t(peak)) : -1;
+  if (!is_last_to_leave(v, row, scratch, leader)) return;
+  block_meet<kChooseThreads>(leader);
+  if (threadIdx.x != 0) return;
+  scratch.peak = leader.best, scratch.list_size = 0;
+  v.chosen[row] = r.temperature == 0.0f && is_finite(leader.best) ? int64_t(leader.token) : -1;
 }
 
 // Whether the row is one that the other two launches have to do with; then also its peak.
 __device__ __forceinline__ bool is_sampled(ChosenRow& r) {
-  r.peak = packed_logit(r.scratch->peak);
+  r.peak = r.scratch->peak;
   return r.temperature > 0.0f && is_finite(r.peak);
 }
 
@@ -331,10 +315,12 @@ __device__ __forceinline__ void race_listed(const choose_token_params& v, int ro
   if (threadIdx.x == 0) list.total = scratch.weights[top_k_bin];
   __syncthreads();
   for (int i = threadIdx.x; i < count; i += kChooseThreads) {
-    uint32_t larger = scratch.counts[min(int(list.bin[i]), top_k_bin)];
+    list.survives[i] = true;
+    if (list.bin[i] != top_k_bin) continue;
+    uint32_t larger = scratch.counts[top_k_bin];
     for (int j = 0; j < count; ++j) larger += list.bin[j] == top_k_bin && list.logit[j] > list.logit[i];
-    list.survives[i] = list.bin[i] != top_k_bin || larger < uint32_t(r.top_k);
-    if (list.bin[i] == top_k_bin && list.survives[i]) atomicAdd(&list.total, list.weight[i]);
+    list.survives[i] = larger < uint32_t(r.top_k);
+    if (list.survives[i]) atomicAdd(&list.total, list.weight[i]);
   }
   __syncthreads();
   const TopP top_p(r.tail, scratch, v.vocab);
@@ -363,15 +349,9 @@ __device__ __forceinline__ void choose_race(const choose_token_params& v) {
   choose_token_scratch& scratch = *r.scratch;
   const int64_t position = v.length[r.sequence] + 1 + row % v.tokens;
   Leader leader = race_block<T>(v, row, r, position);
-  block_meet<kChooseThreads>(leader);
-  if (threadIdx.x == 0)
-    scratch.best[blockIdx.x] = leader.best, scratch.second[blockIdx.x] = leader.second, scratch.leader[blockIdx.x] = leader.token;
-  if (!last_block(v.counters + row, gridDim.x)) return;
-  const int listed = r.cuts() ? __ldcg(&scratch.list_size) : 0;
+  if (!is_last_to_leave(v, row, scratch, leader)) return;
+  const int listed = __ldcg(&scratch.list_size);
   if (listed > kMaxListed) return;  // the row has -1 from `choose_peak`
-  leader = Leader();
-  if (threadIdx.x < gridDim.x)
-    leader.meet(__ldcg(scratch.best + threadIdx.x), __ldcg(scratch.second + threadIdx.x), __ldcg(scratch.leader + threadIdx.x));
   if (listed > 0) race_listed<T>(v, row, r, position, listed, leader);
   block_meet<kChooseThreads>(leader);
   if (threadIdx.x == 0 && leader.is_clear() && !(leader.token & kDoubtful)) v.chosen[row] = leader.token;

@@ -13,9 +13,8 @@ constexpr int32_t kMaxListed = 2048;      // tokens near the cuts of top-k and t
 // Memory of a row between the kernels.
 struct choose_token_scratch {
   uint64_t weights[kBins + 2];  // of the tokens in each bin; then of those in all bins before it
-  uint64_t peaks[kMaxChooseBlocks];
-  uint64_t peak;
   uint32_t counts[kBins + 2];  // as `weights`
+  float peak;
   float best[kMaxChooseBlocks];
   float second[kMaxChooseBlocks];
   uint32_t leader[kMaxChooseBlocks];
@@ -25,7 +24,7 @@ struct choose_token_scratch {
   int32_t first_bin;
   int32_t last_bin;
 };
-constexpr int32_t kChooseScratch = 33456;
+constexpr int32_t kChooseScratch = 33200;
 static_assert(sizeof(choose_token_scratch) == kChooseScratch, "plans.py reserves as much");
 
 struct choose_token_params {

@@ -1,4 +1,4 @@
-// The largest of scores that are rounded, and how close the second comes.
+// The largest of some scores, of the lowest token among equals, and how close the second comes.
 #pragma once
 
 #include "warp_sum.cuh"
@@ -6,7 +6,7 @@
 namespace tide {
 
 constexpr uint32_t kDoubtful = 0x80000000u;  // beside a token: filters may drop it
-constexpr float kNoScore = -3.402823466e38f;
+constexpr float kLargest = 3.402823466e38f, kNoScore = -kLargest;
 
 struct Leader {
   float best = kNoScore, second = kNoScore;

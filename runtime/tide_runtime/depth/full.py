@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+import numpy as np
 
 from tide_runtime.backends.base import ExecutionContext, Logits, Step
+from tide_runtime.backends.device.device_rows import DeviceRows
 from tide_runtime.depth.policy import DevicePlan, PromptChunk, refuse_depth_budget
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
@@ -31,9 +34,9 @@ class FullDepth:
     ) -> list[list[int]]:
         decodes, chunks = run_full(context, [Work(sequence, 1, 1) for sequence in decoding], prompts)
         tokens = []
-        for sequence, found in zip(decoding, decodes, strict=True):
+        for sequence, found, drawn in zip(decoding, decodes, draw_together(decoding, decodes), strict=True):
             sequence.num_cached_tokens += 1
-            tokens.append([sequence.choose(found.logits[0], found.tokens[0])])
+            tokens.append([sequence.choose(found.logits[0], found.tokens[0], drawn=drawn)])
         return tokens + finish_chunks(prompts, chunks)
 
 
@@ -142,6 +145,20 @@ def read_logits(
             own = own.copy()
         found[i], begin = Logits(logits, tokens[begin:end], own), end
     return found
+
+
+def draw_together(sequences: Sequence[TokenSequence], found: Sequence[Logits]) -> list[int]:
+    """The tokens that a device draws from the first logits of each sequence, in one launch and one copy; -1: each has to be
+    chosen by itself, as where the logits are the host's or do not stand one after the other."""
+    alone = [-1] * len(sequences)
+    sampled = [seq for seq in sequences if not (seq.params.greedy or seq.params.changes_logits)]
+    if len(sampled) < 2 or any(isinstance(one.logits, np.ndarray) for one in found):
+        return alone
+    rows = [cast(DeviceRows, one.logits) for one in found]
+    first, sampling, step = rows[0][0].pointer, rows[0].sampling, rows[0].row_bytes
+    if sampling is None or any(row[0].pointer != first + step * i for i, row in enumerate(rows)):
+        return alone
+    return sampling.choose(first, [seq.sampler for seq in sequences], [seq.num_tokens for seq in sequences])
 
 
 def finish_chunks(prompts: Sequence[PromptChunk], logits: Sequence[Logits]) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -16,6 +17,7 @@ from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
+from tide_runtime.device_loop.row_sampling import DeviceRowSampling
 from tide_runtime.errors import TideError
 from tide_runtime.plugins import plugin
 
@@ -82,12 +84,23 @@ class GraphSupport:
     no_conditions: Callable[[], str | None] = no_conditions
 
 
-def capture_steps(backend: Backend, support: GraphSupport = GraphSupport()) -> None:
-    """Have the contexts of ``backend`` capture whole steps as CUDA graphs, if it runs on a GPU."""
+def capture_steps(
+    backend: Backend,
+    support: GraphSupport = GraphSupport(),
+    load_kernels: Callable[[Device], LoopKernels] = plugin_kernels,
+) -> None:
+    """Have the contexts of ``backend`` capture whole steps as CUDA graphs, and draw tokens on the device, if it runs on a GPU."""
     device = getattr(backend, "device", None)
-    if device is not None and device.kind == "cuda" and cast(DeviceBackend, backend).step_graphs.is_unset:
-        refused = support.no_graphs()
-        cast(DeviceBackend, backend).step_graphs = StepGraphs(None if refused else GraphDriver(device).compile, refused)
+    if device is None or device.kind != "cuda" or not cast(DeviceBackend, backend).step_graphs.is_unset:
+        return
+    on_gpu, refused = cast(DeviceBackend, backend), support.no_graphs()
+    on_gpu.step_graphs = StepGraphs(None if refused else GraphDriver(device).compile, refused)
+    try:
+        kernels = load_kernels(device)
+    except TideError as error:
+        warnings.warn(f"{error}; the host draws sampled tokens", RuntimeWarning, stacklevel=3)
+    else:
+        on_gpu.row_sampling = DeviceRowSampling(device, kernels, on_gpu.logits_element, on_gpu.manifest.model.vocab_size)
 
 
 def with_captures(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tide_runtime.backends.device.device import Device, Memory
 from tide_runtime.backends.device.element_types import ElementType
-from tide_runtime.row_sampling import RowSampling
+from tide_runtime.sampler import RowSampling
 
 
 class DeviceRows:
@@ -19,7 +19,7 @@ class DeviceRows:
     Args:
         places: memory row of each of the T rows; None: contiguous rows.
         owner: object that keeps the memory alive.
-        sampling: draws tokens where the rows are logits, see `tide_runtime.row_sampling`.
+        sampling: draws tokens where the rows are logits, see `RowSampling`.
     """
 
     def __init__(

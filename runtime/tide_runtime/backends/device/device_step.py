@@ -30,7 +30,7 @@ from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.step_arrays import MAX_PADDED_TOKENS, PADDED_TOKENS, RowEnds, StepPositions, StepShape, next_power_of_2
 from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT, Manifest
 from tide_runtime.errors import DeviceMemoryError
-from tide_runtime.row_sampling import RowSampling
+from tide_runtime.sampler import RowSampling
 
 _log = logging.getLogger("tide_runtime")
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps

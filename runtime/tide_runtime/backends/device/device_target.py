@@ -23,7 +23,7 @@ from tide_runtime.bundle.manifest import DRAFT, UNCUT, Manifest
 from tide_runtime.errors import AdapterError, DeviceMemoryError
 from tide_runtime.lora import LoraAdapter
 from tide_runtime.machine_cache import kept_result
-from tide_runtime.row_sampling import RowSampling
+from tide_runtime.sampler import RowSampling
 
 
 class DeviceTarget:

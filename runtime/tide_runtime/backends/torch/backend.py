@@ -17,7 +17,7 @@ from torch import Tensor
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.device.cuda_device import CudaDevice
 from tide_runtime.backends.device.device_caches import GROWING_SLOTS
-from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
+from tide_runtime.backends.device.device_step import DeviceBackend, DeviceContext, DeviceStep, DeviceTensor
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
 from tide_runtime.backends.device.program import Enqueue
@@ -28,7 +28,6 @@ from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.torch.graph_file import DeviceWeights, read_graph
 from tide_runtime.backends.torch.prefix_blocks import TorchPrefixBlocks
 from tide_runtime.backends.torch.program import Program
-from tide_runtime.backends.torch.row_sampling import TorchRowSampling
 from tide_runtime.backends.torch.stream import CudaStream, ProcessorDevice, ProcessorStream, TorchStream
 from tide_runtime.bundle import Bundle
 
@@ -65,8 +64,6 @@ class TorchBackend(DeviceTarget):
         stream.wait_for_weights()
         last = self._programs[self.manifest.segments[-1].name].graph.types["logits"]
         self.logits_element = next(ELEMENT_TYPES[name] for name, dtype in _DTYPES.items() if dtype == last)
-        if stream.place.type == "cuda":  # a processor's rows are read where they are
-            self.row_sampling = TorchRowSampling(stream, self.manifest.model.vocab_size, last)
 
     @classmethod
     def load(cls, bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> TorchBackend:
@@ -89,7 +86,7 @@ class TorchBackend(DeviceTarget):
         return backend
 
     def context(self, capacity: int, prefix_blocks: int = 0) -> ExecutionContext:
-        context = DeviceContext(self, capacity)
+        context = DeviceContext(cast(DeviceBackend, self), capacity)
         if prefix_blocks:
             context.prefix_blocks = TorchPrefixBlocks(self._stream, context, prefix_blocks)
         return cast(ExecutionContext, context)  # step arrays are views of device memory

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tide_runtime.backends.torch.attention_kernels import attention, fits
 from tide_runtime.backends.torch.skinny_product import Matrix, Norm, skinny_product, takes, takes_logits
-from tide_runtime.kept_tokens import TINY
 
 __all__ = [
     "MAX_ROWS",
@@ -27,7 +26,6 @@ __all__ = [
     "look_up",
     "low_bit_product",
     "product",
-    "race_bounds",
     "skinny_product",
     "takes",
     "takes_logits",
@@ -289,43 +287,3 @@ def token(logits: Tensor) -> Tensor:
     _peaks[(rows, parts)](logits, peaks, places, width, block, num_warps=4)
     _token[(rows,)](peaks, places, tokens, parts, triton.next_power_of_2(parts), num_warps=1)
     return tokens
-
-
-@triton.jit
-def _race(logits, best, bounds, numbers, temperature, least, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    count = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.uint64)
-    zero = tl.zeros((BLOCK,), tl.uint64)
-    # A block of words begins by adding 1 to the counter.
-    c0, c1, c2, c3 = count + 1, zero + tl.load(numbers + 2).to(tl.uint64), zero, zero
-    k0, k1 = tl.load(numbers).to(tl.uint64), tl.load(numbers + 1).to(tl.uint64)
-    m0, m1 = zero + 0xD2E7470EE14C6C93, zero + 0xCA5A826395121157
-    for _ in range(10):
-        c0, c1, c2, c3 = tl.umulhi(m1, c2) ^ c1 ^ k0, m1 * c2, tl.umulhi(m0, c0) ^ c3 ^ k1, m0 * c0
-        k0 += 0x9E3779B97F4A7C15
-        k1 += 0xBB67AE8584CAA73B
-    token = count.to(tl.int64) * 4
-    _bound(logits, best, bounds, c0, token, temperature, least, width)
-    _bound(logits, best, bounds, c1, token + 1, temperature, least, width)
-    _bound(logits, best, bounds, c2, token + 2, temperature, least, width)
-    _bound(logits, best, bounds, c3, token + 3, temperature, least, width)
-
-
-@triton.jit
-def _bound(logits, best, bounds, word, token, temperature, least, width):  # type: ignore[no-untyped-def]
-    inside = token < width
-    score = (tl.load(logits + token, mask=inside, other=-float("inf")) - tl.load(best)) / temperature
-    left = (0xFFFFFF - (word >> 40).to(tl.int32)).to(tl.float32) * 5.9604644775390625e-08  # 2^-24: 1 - u, rounded down
-    tl.store(bounds + token, left / tl.maximum(tl.exp(score), least), mask=inside)
-
-
-def race_bounds(row: Tensor, best: Tensor, temperature: float, key: list[int], position: int) -> Tensor:
-    """[V] float32 bounds (1 - u) / w of `tide_runtime.gumbel_noise` for logits ``row`` [V] float32 with maximum ``best``.
-
-    The words are those of Philox4x64-10 (Salmon et al. 2011) with ``key`` [2].
-    """
-    bounds, block = torch.empty_like(row), 256
-    signed = [number - 2**64 if number >= 2**63 else number for number in (*key, position)]
-    numbers = torch.tensor(signed, dtype=torch.int64, device=row.device)
-    programs = triton.cdiv(row.numel(), 4 * block)
-    _race[(programs,)](row, best, bounds, numbers, temperature, TINY, row.numel(), block, num_warps=4)
-    return bounds

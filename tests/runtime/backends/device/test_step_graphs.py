@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from runtime.device_loop.test_decode_loop import MODEL, PROMPTS
 from runtime.numpy_backend import tiny_manifest
+from runtime.numpy_loop_kernels import NumpyLoopKernels
 from runtime.simulated_gpu import SimulatedGpu
 from runtime.tiny_device_backend import TinyDeviceBackend
 from runtime.tiny_generation import Request, make_row, output
@@ -24,7 +25,8 @@ from tide_runtime.scheduling.step import run
 
 GRAPHS = GraphSupport(lambda: None, lambda: None)
 GREEDY = GenerationParams(max_new_tokens=30)
-SAMPLED = GenerationParams(max_new_tokens=30, temperature=0.7, seed=5, repetition_penalty=1.3)
+SAMPLED = GenerationParams(max_new_tokens=30, temperature=0.7, seed=5)
+PENALISED = GenerationParams(max_new_tokens=30, temperature=0.7, seed=5, repetition_penalty=1.3)
 
 
 class Steps:
@@ -33,7 +35,7 @@ class Steps:
     def __init__(self, support: GraphSupport = GRAPHS, **backend: Any) -> None:
         self.gpu, self.manifest = SimulatedGpu(), tiny_manifest(MODEL, [1, 3])
         self.backend: Any = TinyDeviceBackend(self.manifest, MODEL, self.gpu, **backend)
-        capture_steps(self.backend, support)
+        capture_steps(self.backend, support, lambda device: NumpyLoopKernels(self.gpu))  # type: ignore[arg-type,return-value]
 
     def texts(self, policy: str, params: GenerationParams = GREEDY, capacity: int = 2) -> list[Any]:
         made: Any = FullDepth() if policy == "full" else ExactDepth(self.manifest, DepthOptions(draft="ngram"))
@@ -49,7 +51,7 @@ def expected(params: GenerationParams) -> list[Any]:
 
 
 @pytest.mark.parametrize("backend", [{}, {"fixed_stream": True}, {"queued_beside": "memory"}, {"least_slots": 5}])
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
 @pytest.mark.parametrize("policy", ["full", "exact"])
 def test_captured_steps_generate_the_same_texts(policy: str, params: GenerationParams, backend: dict[str, Any]) -> None:
     """Guards against graphs that hold a position, a length, or where the caches were, of the step that was captured."""

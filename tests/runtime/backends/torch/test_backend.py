@@ -7,20 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from runtime.backends.uneven_steps import uneven_logits
 from runtime.numpy_loop_kernels import NumpyLoopKernels
 from runtime.simulated_gpu import SimulatedGpu
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.step_arrays import NO_PADDING
 from tide_runtime.backends.torch.backend import TorchBackend
-from tide_runtime.backends.torch.row_sampling import TorchRowSampling
 from tide_runtime.backends.torch.stream import ProcessorStream
 from tide_runtime.bundle import Bundle
 from tide_runtime.depth.policy import DevicePlan
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
+from tide_runtime.device_loop.row_sampling import DeviceRowSampling
 from tide_runtime.errors import CacheFullError
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4], [100] * 30, [17, 17, 17]]
@@ -130,7 +129,8 @@ def test_steps_are_graphs_and_drafts_are_priced(
     backend = TorchBackend(Bundle.open(bundle), "torch", SimulatedStream(gpu))
     backend.least_slots, backend.machine_key = 16, ["the simulated GPU"]
     backend.row_padding = NO_PADDING  # else auto is full
-    backend.row_sampling = TorchRowSampling(backend._stream, backend.manifest.model.vocab_size, torch.float32)
+    vocab = backend.manifest.model.vocab_size
+    backend.row_sampling = DeviceRowSampling(gpu, NumpyLoopKernels(gpu), backend.logits_element, vocab)
     sampled = GenerationParams(max_new_tokens=24, temperature=0.8, top_k=20, seed=3)
     with load(bundle, "cpu") as cpu, Engine(cpu.bundle, EngineOptions(target="torch", policy=policy), backend=backend) as engine:
         assert engine.policy.name == "exact" and backend.pass_costs is not None

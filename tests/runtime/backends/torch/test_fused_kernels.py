@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from runtime.backends.torch.test_low_bits import EXPERTS, MIXTURES, Mixture
-from runtime.backends.torch.test_row_sampling import race_bounds
 from runtime.backends.torch.triton_interpreter import interpreted
 from tide_runtime.backends.torch.attention import Attention, Shared, cache_scales, rotation_table
 from tide_runtime.backends.torch.backend import TorchBackend
@@ -17,7 +16,6 @@ from tide_runtime.backends.torch.kernel_check import compare_kernels
 from tide_runtime.backends.torch.low_bits import dequantised
 from tide_runtime.backends.torch.stream import ProcessorDevice, ProcessorStream
 from tide_runtime.bundle import Bundle
-from tide_runtime.gumbel_noise import GumbelNoise
 
 from tide_export.config import ExportConfig
 from tide_export.export import export
@@ -36,15 +34,6 @@ def test_sum_and_norm() -> None:
     normed, total = fused_kernels.add_norm(x, skip, weight, 0.1)
     torch.testing.assert_close(total, x + skip)
     torch.testing.assert_close(normed, F.rms_norm(x + skip, (100,), weight, 0.1))
-
-
-@pytest.mark.parametrize("position", [3, 2**33 + 5])
-@pytest.mark.parametrize("vocab", [5, 1500])
-def test_bounds_of_a_race_have_the_words_of_numpys_generator(vocab: int, position: int) -> None:
-    """Guards against other noise than the host's, with which another token leads."""
-    row, key = torch.randn(vocab), GumbelNoise(7).key.tolist()
-    found, plain = (bounds(row, row.max(), 0.7, key, position) for bounds in (fused_kernels.race_bounds, race_bounds))
-    torch.testing.assert_close(found, plain, rtol=1e-5, atol=0)
 
 
 def test_gate_of_parts_of_one_product() -> None:

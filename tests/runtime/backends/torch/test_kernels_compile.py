@@ -89,7 +89,6 @@ def _calls(dtype: torch.dtype) -> Iterator[Callable[[], object]]:
     yield lambda: fused_kernels.gated(*x.chunk(2, -1))
     yield lambda: fused_kernels.token(draw(1, 3, 128256))
     yield lambda: fused_kernels.look_up(packed, torch.zeros(1, 3, dtype=torch.int64), scales, None, 4, 32)
-    yield lambda: fused_kernels.race_bounds(torch.zeros(128256), torch.zeros(()), 0.7, [1, 2], 3)
 
 
 @pytest.fixture(scope="module")
