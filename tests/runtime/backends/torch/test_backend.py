@@ -139,4 +139,4 @@ def test_steps_are_graphs_and_drafts_are_priced(
             texts = engine.generate(PROMPTS, params)
             assert [text.token_ids for text in texts] == [text.token_ids for text in cpu.generate(PROMPTS, params)]
         assert any(text.stats.drafted for text in texts) and gpu.graph_launches - before > 10
-        assert str(engine.drive) == "host-driven: policy exact decides on the host; steps are CUDA graphs"
+        assert str(engine.drive).endswith("; steps are CUDA graphs")  # no kernels of the loop are built without a driver
