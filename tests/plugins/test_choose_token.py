@@ -40,6 +40,7 @@ def chosen(logits: NDArray[Any], samplers: list[Sampler], lengths: NDArray[np.in
         "min_p": np.array([one.min_p for one in params], np.float32),
         "key": np.stack([sampler.key for sampler in samplers]),
         "length": lengths,
+        "finished": np.zeros(len(params), np.uint8),
         "chosen": np.zeros(len(logits), np.int64),
     }
     arrays = {name: on_host(array) for name, array in tensors.items()}

@@ -14,7 +14,7 @@ from tide_plugins.launch import decode_loop, exit_router
 from tide_plugins.launch.device_array import DeviceArray
 from tide_plugins.launch.exit_router import prepare_exit_router
 from tide_plugins.launch.kernel_library import KernelLibrary
-from tide_plugins.params import ExitRouterParams, ExitScoreParams, LoopTurnParams, TakeTokensParams
+from tide_plugins.params import ChooseTokenParams, ExitRouterParams, ExitScoreParams, LoopTurnParams, TakeTokensParams
 from tide_runtime.errors import ParamsError
 
 _OPTIONAL = {
@@ -97,6 +97,7 @@ def test_every_pointer_of_every_parameter_struct_can_be_given(library: KernelLib
         TakeTokensParams: decode_loop.TAKE_TENSORS,
         LoopTurnParams: decode_loop.TURN_TENSORS,
         ExitScoreParams: decode_loop.SCORE_TENSORS,
+        ChooseTokenParams: decode_loop.CHOOSE_TENSORS,
     }
     for params, tensors in contracts.items():
         fields = [name for name, *_ in params._fields_]

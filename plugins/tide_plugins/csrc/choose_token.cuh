@@ -42,7 +42,7 @@ struct ChosenRow {
 };
 
 __device__ __forceinline__ bool is_wanted(const choose_token_params& v, int row) {
-  return row < v.rows && (!v.finished || v.finished[row / v.tokens] == 0);
+  return row < v.rows && v.finished[row / v.tokens] == 0;
 }
 
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < kLargest; }

@@ -35,7 +35,7 @@ struct choose_token_params {
   const float* min_p;           // [sequences] 0: off
   const uint64_t* key;          // [sequences, 2] of the noise
   const int64_t* length;        // [sequences] cached tokens before the step
-  const uint8_t* finished;      // [sequences] 0: the row is wanted; null: all are
+  const uint8_t* finished;      // [sequences] 0: the row is wanted
   int64_t* chosen;              // [rows] -1: the host has to look; unchanged where the row is not wanted
   choose_token_scratch* workspace;  // [rows]
   uint32_t* counters;           // [rows] zero before the first launch

@@ -65,7 +65,7 @@ CHOOSE_TENSORS = (
     Tensor("min_p", "f32", ("sequences",)),
     Tensor("key", "u64", ("sequences", "words")),
     Tensor("length", "i64", ("sequences",)),
-    Tensor("finished", "u8", ("sequences",), optional=True),
+    Tensor("finished", "u8", ("sequences",)),
     Tensor("chosen", "i64", ("rows",), output=True),
 )
 CANDIDATE_TENSORS = (

@@ -57,7 +57,7 @@ def choose_token(given: Tensors) -> Tensors:
     chosen, tokens = given["chosen"].copy(), len(given["chosen"]) // len(given["length"])
     for row, logits in enumerate(given["logits"].astype(np.float32)):
         sequence, best = row // tokens, int(np.argmax(logits))
-        if "finished" in given and given["finished"][sequence]:
+        if given["finished"][sequence]:
             continue
         if np.isfinite(logits[best]):
             chosen[row] = best if given["temperature"][sequence] == 0 else _drawn(given, logits, sequence, row % tokens)
