@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from shared_once import run_folder
 
 pytest_plugins = ["left_running"]
 TESTS = Path(__file__).parent
@@ -71,9 +72,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def trace_in_torch(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., object] | None]:
+def trace_in_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., object] | None]:
     """`torch.onnx.export` itself: tests find one in its place that traces a structure once in a run."""
     if "torch" not in sys.modules:  # importing it takes seconds, and no test of this run uses it
         yield None
@@ -85,8 +84,7 @@ def trace_in_torch(
     # Every export reads the signatures of hundreds of operators anew, for more than half a second.
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
     original = torch.onnx.export
-    base = tmp_path_factory.getbasetemp()
-    traces = (base.parent if hasattr(request.config, "workerinput") else base) / "traces"
+    traces = run_folder(tmp_path_factory) / "traces"
     traces.mkdir(exist_ok=True)
     torch.onnx.export = remembering(original, traces)
     yield original

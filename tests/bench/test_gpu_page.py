@@ -21,12 +21,6 @@ COMMANDS = [shlex.split(line, comments=True) for line in LINES]
 OURS = [command for command in COMMANDS if command[0].startswith("tide-")]
 
 
-def test_there_are_ten_commands_from_the_driver_to_a_server() -> None:
-    """The page would promise a number of steps, and have another one."""
-    assert len(COMMANDS) == 10 and len(OURS) == 7
-    assert [line.split("#")[1].split()[0] for line in LINES] == [str(number) for number in range(1, 11)]
-
-
 @pytest.mark.parametrize("command", OURS, ids=lambda command: command[0])
 def test_every_command_takes_its_arguments(command: list[str]) -> None:
     """A reader on a rented GPU would pay for minutes of "no such option"."""

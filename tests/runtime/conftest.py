@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tokenizers
+from cli_in_process import Done, cli_runner
 from cuda_in_fp32 import cuda_in_fp32
 from runtime.made_up_calibration import calibrate, exit_after
+from shared_once import shared_once
 from tide_runtime import Engine, EngineOptions, ThreadOptions
+from tide_runtime.cli import inspect, run
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -50,7 +53,7 @@ def hf_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model as its authors would publish it: config, safetensors, tokenizer, chat template, generation config."""
     if not HAS_TORCH:
         pytest.skip("needs torch and transformers")
-    return write_model(tmp_path_factory.mktemp("hf") / "tiny-llama")
+    return shared_once(tmp_path_factory, "models/tiny-llama", write_model)
 
 
 def write_model(directory: Path) -> Path:
@@ -102,7 +105,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """The bundle made from it by the real exporter. Shared: tests must not change it (see `bundle_copy`)."""
     if not HAS_TORCH and "TIDE_TEST_BUNDLE" in os.environ:
         return Path(os.environ["TIDE_TEST_BUNDLE"])
-    return write_bundle(request.getfixturevalue("hf_model_directory"), tmp_path_factory.mktemp("bundles") / "tiny")
+    model = request.getfixturevalue("hf_model_directory")
+    return shared_once(tmp_path_factory, "bundles/tiny", lambda folder: write_bundle(model, folder))
 
 
 def write_bundle(model: Path, out: Path) -> Path:
@@ -118,9 +122,12 @@ def write_bundle(model: Path, out: Path) -> Path:
 @pytest.fixture(scope="session")
 def exits_bundle(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle with an exit at both checkpoints."""
-    copy = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("exits") / "tiny"))
-    calibrate(copy, exits=[exit_after(1), exit_after(3)])
-    return copy
+
+    def write(folder: Path) -> None:
+        shutil.copytree(bundle, folder)
+        calibrate(folder, exits=[exit_after(1), exit_after(3)])
+
+    return shared_once(tmp_path_factory, "exits/tiny", write)
 
 
 @pytest.fixture
@@ -160,18 +167,24 @@ def hf_tokenizer(hf_model_directory: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(hf_model_directory)
 
 
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """``command("run", …)``: run a command of the package in this process, whose sessions cannot share a pool of threads."""
+    monkeypatch.setattr(run, "ThreadOptions", lambda count, shared: ThreadOptions(count or 1))
+
+    def run_command(module: str, *arguments: object, **options: str) -> Done:
+        main = {"run": run, "inspect": inspect}[module].main
+        return cli_runner(f"tide-{module}", main, monkeypatch, capsys, 120)(*arguments, **options)
+
+    return run_command
+
+
 @pytest.fixture(scope="session")
-def command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a command of the package in a process of its own, as a user would."""
+def process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``process("run", …)``: run it in a process of its own."""
 
-    def run(module: str, *arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", f"tide_runtime.cli.{module}", *map(str, arguments)],
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=60,
-        )
+    def run_process(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", f"tide_runtime.cli.{module}", *map(str, arguments)]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=60)
 
-    return run
+    return run_process

@@ -52,12 +52,6 @@ def test_greedy_is_the_eager_model_token_for_token(
     assert (result.finish_reason, result.stats.prompt_tokens, result.stats.new_tokens) == ("length", len(ids), 16)
 
 
-def test_greedy_is_huggingface_generate(engine: Engine, hf_model: LlamaForCausalLM) -> None:
-    ids = [5, 40, 99, 7]
-    wanted = hf_model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, pad_token_id=0)[0, 4:]
-    assert tokens(engine.generate(ids, params(20, ignore_eos=False))[0]) == wanted.tolist()
-
-
 def test_prefill_in_chunks_changes_nothing(load: Callable[..., Engine], engine: Engine) -> None:
     """A long prompt is prefilled piece by piece; a piece that forgets an earlier one would show here."""
     wanted = [tokens(r) for r in engine.generate(PROMPTS, params())]
@@ -111,24 +105,6 @@ def test_a_ragged_batch_is_each_prompt_alone(load: Callable[..., Engine], engine
         assert [tokens(r) for r in batched.generate(PROMPTS, params(14))] == alone
 
 
-def test_rows_that_end_at_different_times_do_not_disturb_the_rest(load: Callable[..., Engine], engine: Engine) -> None:
-    """The token that ends one row appears in others at other places: rows leave from the middle of the batch."""
-    free = [tokens(r) for r in engine.generate(PROMPTS, params(20))]
-    ending = params(20, ignore_eos=False, eos_token_ids=(free[0][3], free[2][5], free[4][8]))
-    alone = [engine.generate(prompt, ending)[0] for prompt in PROMPTS]
-    assert len({len(r.token_ids) for r in alone}) > 2, "the rows should end at different times"
-    for max_batch in (2, 3, 5):
-        with load(max_batch=max_batch) as batched:
-            results = batched.generate(PROMPTS, ending)
-        assert [(r.token_ids, r.text, r.finish_reason) for r in results] == [
-            (r.token_ids, r.text, r.finish_reason) for r in alone
-        ]
-
-
-def test_an_empty_batch_is_an_empty_list(engine: Engine) -> None:
-    assert engine.generate([]) == []
-
-
 # --- Streaming
 
 
@@ -157,13 +133,6 @@ def test_closing_a_stream_early_gives_its_cache_back(load: Callable[..., Engine]
         assert tokens(engine.generate(PROMPTS[0], params())[0]) == whole  # the used cache leaves no trace
 
 
-def test_two_streams_in_turn_do_not_see_each_other(engine: Engine) -> None:
-    wanted = [tokens(engine.generate(prompt, params())[0]) for prompt in PROMPTS[:2]]
-    streams = [engine.stream(prompt, params()) for prompt in PROMPTS[:2]]
-    got = [[a.token_id, b.token_id] for a, b in zip(*streams, strict=True)]
-    assert [list(column) for column in zip(*got, strict=True)] == wanted
-
-
 # --- Endings
 
 
@@ -177,12 +146,6 @@ def test_every_eos_id_of_the_model_ends_the_text(engine: Engine) -> None:
         assert tokens(ended) == free[: at + 1]
         assert ended.finish_reason == "eos"
         assert ended.text == engine.tokenizer.decode(free[:at])  # type: ignore[union-attr]
-
-
-def test_ignore_eos_goes_on(engine: Engine) -> None:
-    free = tokens(engine.generate(PROMPTS[0], params(20))[0])
-    [result] = engine.generate(PROMPTS[0], params(20, eos_token_ids=(free[2],)))
-    assert (tokens(result), result.finish_reason) == (free, "length")
 
 
 def test_a_stop_string_across_tokens_is_cut_off(engine: Engine) -> None:
@@ -330,31 +293,12 @@ def launched(engine: Engine, run: Callable[[], object]) -> dict[str, int]:
     return {name: count - before.get(name, 0) for name, count in engine.backend.launches.items()}
 
 
-def test_full_depth_launches_the_model_once_per_token(load: Callable[..., Engine]) -> None:
-    with load(policy="full") as engine:
-        assert launched(engine, lambda: engine.generate([5, 6, 7], params(10))) == {"uncut": 10}
-        [result] = engine.generate([5, 6, 7], params(10))
-        assert result.stats.layers_per_token == engine.manifest.model.num_layers == 4
-
-
 def test_the_default_policy_drafts_from_text(engine: Engine) -> None:
     """Breaks: bundles without a calibration, whose text takes a pass for every token although it was written before."""
     assert engine.policy.name == "exact"
     first, again = (engine.generate([9, 6, 7], params(30))[0] for _ in range(2))
     assert again.token_ids == first.token_ids
     assert again.stats.drafted.keys() <= {"ngram", "successor"} and again.stats.deep_passes < 20
-
-
-def test_rows_of_a_batch_share_their_launches(engine: Engine) -> None:
-    """Three rows: one launch for all prompts, then one launch per step for all of them."""
-    counts = launched(engine, lambda: engine.generate([[5], [6, 7], [8]], params(10)))
-    assert set(counts.values()) == {1 + 9}
-
-
-def test_prefill_launches_the_model_once_a_chunk(load: Callable[..., Engine]) -> None:
-    with load(prefill_chunk=4) as engine:
-        counts = launched(engine, lambda: engine.generate([5] * 10, params(1)))
-    assert counts == {"uncut": 3}
 
 
 def test_times_add_up(engine: Engine) -> None:
