@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     parallel = config.pluginmanager.hasplugin("xdist")
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        name = str(parameters.get("name"))
+        name = str(parameters.get("name", parameters.get("architecture")))
         if name in slow:
             item.add_marker(pytest.mark.slow)
         if parallel:
@@ -66,9 +66,11 @@ def _file(item: pytest.Item) -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Torch's and transformers' modules hold a million objects, which each full collection would walk through again."""
+    """Torch's and transformers' modules hold a million objects, which each full collection would walk through. A trace makes
+    many more, of which few die: collections as often as by default take a third of its time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -91,9 +93,9 @@ def trace_in_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
     torch.onnx.export = original
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def traced_anew(trace_in_torch: Callable[..., object] | None) -> Iterator[None]:
-    """Torch traces in this file, whatever was traced before."""
+    """Torch traces in this test, whatever was traced before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.onnx.export", trace_in_torch)
         yield

@@ -19,7 +19,11 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-_ORIGIN = ("name_or_path", "_name_or_path", "architectures", "transformers_version")  # set where a model was saved and loaded
+# What differs between models of one graph: set where a model was saved and loaded, or of its first weights and its tokens.
+_NO_PART = (
+    *("name_or_path", "_name_or_path", "architectures", "transformers_version"),
+    *("initializer_range", "bos_token_id", "eos_token_id"),
+)
 
 
 def remembering(export: Callable[..., Any], folder: Path) -> Callable[..., Any]:
@@ -54,7 +58,7 @@ def _structure(step: nn.Module, args: tuple, options: dict[str, Any]) -> str:
     objects = [id(tensor) for tensor in tensors.values()]
     shapes = [(name, tensor.shape, tensor.dtype, objects.index(id(tensor))) for name, tensor in tensors.items()]
     inputs = [(leaf.shape, leaf.dtype) for leaf in tree_leaves(args)]
-    config = {k: v for k, v in step.model.config.to_dict().items() if k not in _ORIGIN}  # type: ignore[union-attr,operator]
+    config = {k: v for k, v in step.model.config.to_dict().items() if k not in _NO_PART}  # type: ignore[union-attr,operator]
     return repr((modules, config, shapes, inputs, options))
 
 
@@ -68,7 +72,7 @@ def _settings(module: nn.Module) -> dict[str, Any]:
         name: value
         for name, value in vars(module).items()
         if name[0] != "_"
-        and name not in _ORIGIN
+        and name not in _NO_PART
         and (value is None or isinstance(value, bool | int | float | str) or callable(value))
     }
 

@@ -173,7 +173,21 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
 
 # Made of parts that others above have too: their tests run in `make test-all`.
 SLOW = {
-    *("mistral", "gemma", "phi3", "gpt_neox", "olmo", "olmo2", "stablelm", "starcoder2", "granite", "helium"),
+    *(
+        "opt",
+        "cohere",
+        "falcon",
+        "mistral",
+        "gemma",
+        "phi3",
+        "gpt_neox",
+        "olmo",
+        "olmo2",
+        "stablelm",
+        "starcoder2",
+        "granite",
+        "helium",
+    ),
     *("qwen2_moe", "qwen3_moe"),
 }
 

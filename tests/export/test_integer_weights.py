@@ -10,6 +10,7 @@ import onnx
 import pytest
 from export.architectures import MAX_POSITIONS, tiny_model
 from safetensors.numpy import load_file
+from slow_cases import slow_but
 from tide_runtime import Engine, GenerationParams
 from tide_runtime.bundle.manifest import INTEGER_PRODUCTS, SMOOTHING_FILE
 from tide_runtime.errors import ParamsError
@@ -33,7 +34,7 @@ def bundle(name: str, directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["qwen3", "phi", "gpt2", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize("name", slow_but(["qwen3", "phi", "gpt2", "gemma3", "qwen3_moe"], "qwen3", "gemma3"))
 def test_text_of_every_policy(name: str, tmp_path: Path) -> None:
     """A family's biases, tied head, transposed or gated products would be read wrongly; or a token depend on its launch."""
     engine = Engine.load(bundle(name, tmp_path))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import tokenizers
 from cli_in_process import Done, cli_runner
 from cuda_in_fp32 import cuda_in_fp32
 from runtime.made_up_calibration import calibrate, exit_after
@@ -36,7 +35,6 @@ collect_ignore = [
     if not HAS_TORCH and _NEEDS_TORCH.search(file.read_text(encoding="utf-8"))
 ]
 MAX_SEQ_LEN = 64
-EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = """{% for message in messages %}
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
 {% endfor %}
@@ -57,47 +55,9 @@ def hf_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_model(directory: Path) -> Path:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tiny_llama import train_tokenizer, write_tiny_llama
 
-    torch.set_num_threads(1)  # more only get in each other's way on a model this small
-    tokenizer = _train_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer) + 3,  # padded, as published models often are
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2 * MAX_SEQ_LEN,
-        initializer_range=0.3,  # lively: text does not fall into a loop at once
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model = LlamaForCausalLM(config).eval()
-    model.generation_config.eos_token_id = [0, 2]
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
-
-
-def _train_tokenizer() -> PreTrainedTokenizerFast:
-    from transformers import PreTrainedTokenizerFast
-
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=290,
-        special_tokens=[EOS, IM_START, IM_END],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(CORPUS, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=EOS, eos_token=EOS)
-    tokenizer.chat_template = CHATML
-    return tokenizer
+    return write_tiny_llama(directory, train_tokenizer(CORPUS, 290, CHATML), 2 * MAX_SEQ_LEN)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.errors import ParamsError
 from tide_runtime.outputs import Generation
 
-FAMILIES = [("lfm2", "source"), ("qwen3_5", "int4"), ("mamba", "source")]
+FAMILIES = [("lfm2", "source"), ("qwen3_5", "int4"), pytest.param(("mamba", "source"), marks=pytest.mark.slow)]
 OPTIONS = EngineOptions(policy="full", max_batch=4, prefix_cache=False, threads=ThreadOptions(1))
 ASKED = GenerationParams(max_new_tokens=24, logprobs=2, ignore_eos=True)
 LENGTHS = (1, 2, 17, 33, 48, 5)

@@ -31,7 +31,7 @@ from tide_runtime.sampler import Sampler
 from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
-VOCAB, TOKENS, TEXTS, ROWS = 4, 4, 1500, 100
+VOCAB, TOKENS, TEXTS, ROWS = 4, 4, 1000, 100
 MODEL = TinyTransformer(seed=1, strengths=(0.5, 1.5, 1.5), vocab=VOCAB, positions=32)  # deep layers that change the draft's mind
 MODEL.weights["head"] *= 0.4  # all tokens are likely enough to be counted
 EXITS = [ExitInfo(1, "linear", "max_probability", 0.4), ExitInfo(2, "identity", "max_probability", 0.0)]
@@ -119,7 +119,7 @@ params_of_one = st.builds(
 
 
 @pytest.mark.parametrize("draft", ["router", "ngram", "all"])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(params_of_one, min_size=len(PROMPTS), max_size=len(PROMPTS)))
 def test_exact_is_full_token_for_token(draft: str, params: list[GenerationParams]) -> None:
     """Breaks: a seed's text depends on what was drafted."""
@@ -150,7 +150,7 @@ def test_exits_draft_with_the_noise_of_the_verification() -> None:
         manifest = tiny_manifest(MODEL, (1, 2), EXITS)
         policy = ExactDepth(manifest, DepthOptions(draft="router", draft_limit=2, tuning=FAR_DRAFTS))
         params = GenerationParams(max_new_tokens=12, temperature=0.9)
-        rows = [make_row(Request(PLAIN, replace(params, seed=seed), seed), manifest) for seed in range(300)]
+        rows = [make_row(Request(PLAIN, replace(params, seed=seed), seed), manifest) for seed in range(200)]
         list(run(exits_pay(policy), NumpyBackend(manifest, MODEL).context(ROWS), rows))
         return sum(row.depth.accepted["router"] for row in rows) / sum(row.depth.drafted["router"] for row in rows)
 
