@@ -86,6 +86,7 @@ def test_prompts_come_from_the_test_split() -> None:
     assert captured.held_out_prompts() == [[12, 13, 14], [18, 19]]
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_what_to_do(tmp_path: Path) -> None:
     class Missing:
         target = "cpu"

@@ -45,11 +45,13 @@ CONFIG = ExportConfig(checkpoints="2,4", max_seq_len=48, explain=True)
 
 
 @pytest.fixture(scope="module")
-def bundle(model_directory, tmp_path_factory):
-    """Folder, manifest and printed lines of one verified export, shared by the tests."""
+def bundle(model_directory, tmp_path_factory, trace_in_torch):
+    """Folder, manifest and printed lines of one verified export, which torch traced; shared by the tests."""
     out, printed = tmp_path_factory.mktemp("bundle") / "engine", io.StringIO()
     progress = ExportProgress(Console(file=printed, force_terminal=False, width=200))
-    return out, export(str(model_directory), out, CONFIG, progress=progress), printed.getvalue()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.onnx.export", trace_in_torch)
+        return out, export(str(model_directory), out, CONFIG, progress=progress), printed.getvalue()
 
 
 def test_verified_export(bundle):
