@@ -1,7 +1,5 @@
 """Commands as a shell meets them, in this process: importing torch in another one for each test takes too long."""
 
-from __future__ import annotations
-
 import io
 import signal
 from collections.abc import Callable

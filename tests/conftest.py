@@ -1,7 +1,5 @@
 """What all tests share: how they are divided among processes (`pytest -n`), and the graphs that torch traced."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging

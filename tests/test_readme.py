@@ -1,7 +1,5 @@
 """The README's commands do what a newcomer expects of them: they run as printed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

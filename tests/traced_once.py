@@ -4,8 +4,6 @@ Weights have no part in a trace, so a model of the same structure gets a copy of
 files without weights, as tests run in several processes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """`tide-bench` as a user runs it, on the tiny model."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Arms that read GGUF files: how they find one, and what a user is told when the file or a package is missing."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec

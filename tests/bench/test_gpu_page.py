@@ -1,7 +1,5 @@
 """docs/gpu.md: its commands are ones that TIDE takes, and say what is missing on a machine without a GPU."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib

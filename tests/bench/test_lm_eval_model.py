@@ -1,7 +1,5 @@
 """TIDE in lm-evaluation-harness, held against the harness's own HuggingFace model on the same weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

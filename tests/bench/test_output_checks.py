@@ -1,7 +1,5 @@
 """An arm whose text breaks its promise is found out; ratios of paired times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What scripts and pages read from a benchmark: RESULT lines, the JSON file, and where the time went."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

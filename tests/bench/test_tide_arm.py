@@ -1,7 +1,5 @@
 """TIDE's own arm: it measures what `Engine` gives a user, and reads a text with a policy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """End-to-end tests of ``tide-calibrate``: a tiny model and text in, a calibration or an error message out."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Speeds that a calibration measures: which policies run, on how many prompts, and how far the range reaches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

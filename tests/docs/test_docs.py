@@ -1,7 +1,5 @@
 """The documentation builds, its links lead somewhere, and its pictures are those that the script draws."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

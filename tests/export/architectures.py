@@ -1,7 +1,5 @@
 """Tiny random models of every supported architecture, built from configs: no download."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

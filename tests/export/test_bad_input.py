@@ -1,7 +1,5 @@
 """Invalid input ends in a clear error with exit code 2 and leaves no files."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

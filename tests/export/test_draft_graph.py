@@ -1,7 +1,5 @@
 """Bundles with a draft head: its graph follows the formulas; texts under ``exact`` are the model's own, whatever it guesses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

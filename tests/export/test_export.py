@@ -1,7 +1,5 @@
 """Complete exports of one tiny model: bundle content, precisions, shared weights, effect of the passes."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

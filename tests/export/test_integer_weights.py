@@ -1,7 +1,5 @@
 """Bundles with weights w8a8: right by the exporter's own verification, and the same text under every policy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

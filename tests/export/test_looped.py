@@ -1,7 +1,5 @@
 """Looped models: texts, policies and memory of their bundles, the gate as a router, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Mixtures of experts with 4-bit weights: one operator for all experts, and a text that does not depend on its company."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

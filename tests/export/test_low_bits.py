@@ -1,7 +1,5 @@
 """Low-bit weights of every architecture, with the biases that its config can switch on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

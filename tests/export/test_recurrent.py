@@ -1,7 +1,5 @@
 """Exports of models with recurrent layers: what a layer keeps, what its graphs compute, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers that are repeated instead of traced: the same graph for less time, and only where layers are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models whose later layers read the keys and values of earlier ones (Gemma 4): text, memory, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

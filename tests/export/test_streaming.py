@@ -1,7 +1,5 @@
 """Streamed exports: parameters without memory, values from the files one at a time, and the bundle of a model in memory."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``tide-run`` and ``tide-inspect`` as a user meets them: real processes, their output, their exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The engine computes what the eager model computes, whatever the batch, the caller's threads, or how it is asked."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Sequence

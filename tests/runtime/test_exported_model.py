@@ -1,7 +1,5 @@
 """`tide-run` and `tide-serve` with a model in place of a bundle: exported once, found again, never half-written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -4,8 +4,6 @@ Every way of running is compared with policy ``full``, one text at a time, its p
 the folder ``$TIDE_TEST_RECURRENT``, if that is set: with them the tests run where torch does not, as under `benchmarks.cpu_mask`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

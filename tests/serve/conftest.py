@@ -1,7 +1,5 @@
 """A live server with a tiny random chat model for the tests of the HTTP interface."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager

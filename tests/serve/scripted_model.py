@@ -4,8 +4,6 @@ Its tokenizer is of Llama 2's kind: words begin with ▁, characters without a t
 space.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The OpenAPI document and the routes."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """/v1/rerank against transformers, on a tiny random model of Qwen3-Reranker's shape."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tools of chats: calls, choices, results."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A tiny random chat model for the server's tests, and its bundle. Its template knows tools, tool calls and role ``tool``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

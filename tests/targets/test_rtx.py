@@ -1,7 +1,5 @@
 """Segments compiled by TensorRT-RTX without the GPU: the parsed network and the built engine."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

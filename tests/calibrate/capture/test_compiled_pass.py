@@ -1,7 +1,5 @@
 """Capture through compiled segments: PyTorch's states and logits, in any family, and PyTorch where that is not so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

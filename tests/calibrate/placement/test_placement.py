@@ -1,7 +1,5 @@
 """Placement: prices against the simulation, invalid choices, ranking by both policies, and the gate of 1.02x."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

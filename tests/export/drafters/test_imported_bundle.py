@@ -1,7 +1,5 @@
 """`tide-export --draft-head`: the imported drafter is in the bundle, its origin in the manifest; texts are the model's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Canonical graphs: constants folded, dead code removed, functions inlined."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -1,7 +1,5 @@
 """Weights that are stored transposed, and once."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -1,7 +1,5 @@
 """RMSNormalization: fused from the traced operators, and decomposed again."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -1,7 +1,5 @@
 """Shapes for compilers: caches of their full length, and targets of reshapes as constants."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 import pytest
 from export.passes.graphs import assert_same_results, assert_untouched, lowered, only, operators, parse, random_feeds

@@ -1,7 +1,5 @@
 """What TensorRT 10.4 reads: opset 20, and operators of its table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from export.passes.graphs import assert_same_results, lowered, parse, random_feeds

@@ -1,7 +1,5 @@
 """What a request says about itself: depth by token, promises kept or not, totals for monitoring."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

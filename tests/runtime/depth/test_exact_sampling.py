@@ -3,8 +3,6 @@
 Thousands of seeded texts of a few tokens are counted and held against probabilities computed from scratch (chi-square).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Every run is audited (`tiny_generation.Audited`): after each advance and each st
 all states that wait are those of the tokens, recomputed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

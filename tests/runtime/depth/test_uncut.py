@@ -1,7 +1,5 @@
 """All segments as one graph: what goes through every layer takes it, nothing else does, and a target may lack it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The prefix tree against a dictionary of all known prefixes, searched in full for every request."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Callable
 from itertools import count

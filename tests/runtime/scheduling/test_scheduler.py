@@ -1,7 +1,5 @@
 """The scheduler alone: no model, no caches; a step is carried out by counting tokens."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ The scheduler and a policy are driven step by step, without threads, over the Nu
 whose blocks forget what they held when they are given back.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial

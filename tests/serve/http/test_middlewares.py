@@ -1,7 +1,5 @@
 """The checks in front of the routes, called without a network."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Several tiny models behind one server, in memory for fewer."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

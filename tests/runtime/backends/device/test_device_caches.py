@@ -1,7 +1,5 @@
 """Caches on a device: rows get memory when they are used, and grow without losing a key."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import replace
 from typing import Any

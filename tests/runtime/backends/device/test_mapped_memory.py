@@ -1,7 +1,5 @@
 """Memory on a device that is mapped when it is used."""
 
-from __future__ import annotations
-
 from threading import RLock
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """How many drafts are verified, and what passes are taken to cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The record of a sequence: how often guesses were right, and whether exits pay."""
 
-from __future__ import annotations
-
 from tide_runtime.depth.speculation.record import Backoff, HitRates
 from tide_runtime.depth_tuning import DepthTuning
 

@@ -1,7 +1,5 @@
 """What is drafted: guesses of a head that pays, copies that a grammar allows, at prices that are observed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 
