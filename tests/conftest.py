@@ -9,22 +9,33 @@ from pathlib import Path
 
 import pytest
 from shared_once import run_folder
+from tide_runtime.backends.onnxruntime import distribution
 
 pytest_plugins = ["left_running"]
 TESTS = Path(__file__).parent
 
 # Files that take long, the longest first: started last, one of them would run alone while the other processes are done.
 LONG = (
+    "export/test_loop_graph.py",
+    "export/test_looped.py",
+    "serve/http/test_draining.py",
+    "calibrate/test_calibrate_cli.py",
+    "export/test_draft_graph.py",
+    "export/test_draft_cache.py",
+    "plugins/test_kernels_on_host.py",
+    "export/quantization/test_gguf_tokenizer.py",
+    "calibrate/capture/test_compiled_pass.py",
+    "export/test_export.py",
+    "runtime/test_recurrent.py",
+    "runtime/depth/test_exact_sampling.py",
+    "runtime/test_cli.py",
+    "runtime/device_loop/test_decode_loop.py",
+    "serve/test_clients.py",
+    # slow ones
     "runtime/test_other_processors.py",
     "test_readme.py",
     "serve/cluster/test_cluster.py",
-    "calibrate/test_calibrate_cli.py",
-    "calibrate/capture/test_compiled_pass.py",
-    "export/quantization/test_gguf_tokenizer.py",
     "bench/test_cli.py",
-    "export/test_export.py",
-    "export/test_draft_graph.py",
-    "export/quantization/test_gptq.py",
 )
 
 
@@ -69,6 +80,12 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _packages_listed_once() -> None:
+    """Each export asks which package brought ONNX Runtime: half of its time, where its graph was traced before."""
+    distribution.packages_distributions = functools.cache(distribution.packages_distributions)
 
 
 @pytest.fixture(scope="session", autouse=True)
