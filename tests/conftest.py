@@ -16,6 +16,12 @@ TESTS = Path(__file__).parent
 
 # Files that take long, the longest first: started last, one of them would run alone while the other processes are done.
 LONG = (
+    # slow ones
+    "runtime/test_other_processors.py",
+    "test_readme.py",
+    "serve/cluster/test_cluster.py",
+    "bench/test_cli.py",
+    # others
     "export/test_loop_graph.py",
     "export/test_looped.py",
     "serve/http/test_draining.py",
@@ -31,11 +37,6 @@ LONG = (
     "runtime/test_cli.py",
     "runtime/device_loop/test_decode_loop.py",
     "serve/test_clients.py",
-    # slow ones
-    "runtime/test_other_processors.py",
-    "test_readme.py",
-    "serve/cluster/test_cluster.py",
-    "bench/test_cli.py",
 )
 
 

@@ -1,22 +1,18 @@
-"""Memory on a device that is mapped when it is used."""
+"""Memory that is mapped into reserved addresses, held to the rules of the driver's documentation."""
 
 from threading import RLock
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from runtime.backends.device.simulated_driver import FULL, GRANULE, SimulatedDriver
-from runtime.host_device import HostDevice, HostReserved
-from tide_runtime.backends.device.cuda_device import CudaDevice
-from tide_runtime.backends.device.deferred_frees import DeferredFrees
-from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.mapped_memory import AddressRange, MappedMemory
-from tide_runtime.errors import DeviceMemoryError, TargetError
-from tide_runtime.targets.gpu_probe import present_gpu
 
 pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
+
+from runtime.backends.device.simulated_driver import FULL, GRANULE, SimulatedDriver
+from tide_runtime.backends.device.cuda_device import CudaDevice
+from tide_runtime.backends.device.deferred_frees import DeferredFrees
+from tide_runtime.backends.device.mapped_memory import AddressRange, MappedMemory
+from tide_runtime.errors import DeviceMemoryError, TargetError
 
 
 def addresses(driver: SimulatedDriver, count_bytes: int) -> AddressRange:
@@ -108,44 +104,3 @@ def test_a_full_gpu_is_an_error_of_memory() -> None:
     assert isinstance(memory, MappedMemory) and memory.provided == GRANULE
     with pytest.raises(DeviceMemoryError):
         memory.provide([(0, 8 << 20)])
-
-
-BLOCKS = 64
-
-
-def read(device: Device, pointer: int, count_bytes: int) -> NDArray[np.uint8]:
-    held = device.pinned(count_bytes)
-    device.download(held, pointer)
-    device.synchronize()
-    return held
-
-
-@pytest.mark.parametrize(
-    ("kind", "block"),
-    [
-        (HostDevice, HostReserved.granule // 2),
-        pytest.param(CudaDevice, 1 << 20, marks=pytest.mark.skipif(present_gpu(0) is None, reason="there is no GPU")),
-    ],
-)
-def test_contents_stay_while_memory_is_mapped_beside_and_between_them(kind: type[Device], block: int) -> None:
-    """Keys and values of running requests would be lost when another request comes; copies would end at a mapping's border."""
-    device = kind()
-    device.use()
-    memory = device.reserve(BLOCKS * block)
-    assert memory.provided < BLOCKS * block
-    places = [memory.pointer + number * block for number in range(BLOCKS)]
-    numbers = np.random.default_rng(0).integers(0, 256, block, np.uint8)
-    memory.provide([(0, block)])
-    assert not read(device, places[0], block).any()
-    device.upload_copy(places[0], numbers)
-    memory.provide([(5 * block, 6 * block)])
-    device.copy(places[5], places[0], block)
-    memory.provide([(0, BLOCKS * block)])
-    assert all(np.array_equal(read(device, places[number], block), numbers) for number in (0, 5))
-    device.copy_strided(places[16], places[0], 4 * block, block, 3)
-    assert np.array_equal(read(device, places[16], block), numbers)
-    assert not (read(device, places[20], block).any() or read(device, places[24], block).any())
-    device.copy(places[3] + block // 2, places[0], block)
-    assert np.array_equal(read(device, places[3] + block // 2, block), numbers)
-    device.zero(places[0], block)
-    assert not read(device, places[0], block).any()
