@@ -1,7 +1,5 @@
 """What all tests share: how they are divided among processes (`pytest -n`), and the graphs that torch traced."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging
@@ -10,22 +8,35 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from shared_once import run_folder
+from tide_runtime.backends.onnxruntime import distribution
 
 pytest_plugins = ["left_running"]
 TESTS = Path(__file__).parent
 
 # Files that take long, the longest first: started last, one of them would run alone while the other processes are done.
 LONG = (
+    # slow ones
     "runtime/test_other_processors.py",
     "test_readme.py",
     "serve/cluster/test_cluster.py",
-    "calibrate/test_calibrate_cli.py",
-    "calibrate/capture/test_compiled_pass.py",
-    "export/quantization/test_gguf_tokenizer.py",
     "bench/test_cli.py",
-    "export/test_export.py",
+    # others
+    "export/test_loop_graph.py",
+    "export/test_looped.py",
+    "serve/http/test_draining.py",
+    "calibrate/test_calibrate_cli.py",
     "export/test_draft_graph.py",
-    "export/quantization/test_gptq.py",
+    "export/test_draft_cache.py",
+    "plugins/test_kernels_on_host.py",
+    "export/quantization/test_gguf_tokenizer.py",
+    "calibrate/capture/test_compiled_pass.py",
+    "export/test_export.py",
+    "runtime/test_recurrent.py",
+    "runtime/depth/test_exact_sampling.py",
+    "runtime/test_cli.py",
+    "runtime/device_loop/test_decode_loop.py",
+    "serve/test_clients.py",
 )
 
 
@@ -46,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     parallel = config.pluginmanager.hasplugin("xdist")
     for item in items:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        name = str(parameters.get("name"))
+        name = str(parameters.get("name", parameters.get("architecture")))
         if name in slow:
             item.add_marker(pytest.mark.slow)
         if parallel:
@@ -65,15 +76,21 @@ def _file(item: pytest.Item) -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Torch's and transformers' modules hold a million objects, which each full collection would walk through again."""
+    """Torch's and transformers' modules hold a million objects, which each full collection would walk through. A trace makes
+    many more, of which few die: collections as often as by default take a third of its time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def trace_in_torch(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., object] | None]:
+def _packages_listed_once() -> None:
+    """Each export asks which package brought ONNX Runtime: half of its time, where its graph was traced before."""
+    distribution.packages_distributions = functools.cache(distribution.packages_distributions)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trace_in_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., object] | None]:
     """`torch.onnx.export` itself: tests find one in its place that traces a structure once in a run."""
     if "torch" not in sys.modules:  # importing it takes seconds, and no test of this run uses it
         yield None
@@ -85,17 +102,16 @@ def trace_in_torch(
     # Every export reads the signatures of hundreds of operators anew, for more than half a second.
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
     original = torch.onnx.export
-    base = tmp_path_factory.getbasetemp()
-    traces = (base.parent if hasattr(request.config, "workerinput") else base) / "traces"
+    traces = run_folder(tmp_path_factory) / "traces"
     traces.mkdir(exist_ok=True)
     torch.onnx.export = remembering(original, traces)
     yield original
     torch.onnx.export = original
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def traced_anew(trace_in_torch: Callable[..., object] | None) -> Iterator[None]:
-    """Torch traces in this file, whatever was traced before."""
+    """Torch traces in this test, whatever was traced before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.onnx.export", trace_in_torch)
         yield

@@ -1,7 +1,5 @@
 """Target ``cuda`` for ONNX Runtime's CPU provider, whose attention takes fp32 too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

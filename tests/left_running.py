@@ -1,7 +1,5 @@
 """Processes that this run of the tests started and did not end: they would take the cores and the memory of the next run."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Iterator

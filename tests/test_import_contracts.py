@@ -1,7 +1,5 @@
 """The import contracts see all of the code."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

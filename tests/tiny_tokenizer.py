@@ -1,7 +1,5 @@
 """A tokenizer for models of random weights: one token for each ASCII character, as the smallest have 128 ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -4,8 +4,6 @@ The bindings of a release are a package of their own, without the library that t
 names export the symbols they name; nothing behind those symbols is ever called.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

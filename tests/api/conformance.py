@@ -1,7 +1,5 @@
 """Check of every attribute, call and assignment that `inference` finds against TensorRT's real classes."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass, field
 from pathlib import Path

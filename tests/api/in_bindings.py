@@ -3,8 +3,6 @@
 python in_bindings.py MODULE FOLDER STUB,STUB… FILE…      FOLDER: where the package lies, '' for where Python finds it
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

@@ -4,8 +4,6 @@ Every function is analysed repeatedly until a fixed point. Order within a functi
 called: a parameter may be what any of its callers gives.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Signatures of TensorRT's bindings, parsed from the docstrings that pybind11 generates: `f(self: m.A, x: m.B = None) -> m.C`."""
 
-from __future__ import annotations
-
 import enum
 import inspect
 import re

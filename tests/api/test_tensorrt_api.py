@@ -4,8 +4,6 @@ TensorRT itself cannot be had where CI runs; its bindings can, and they hold eve
 files use is found by following their values (`inference`), so new code is checked without being listed anywhere.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The tiny bundle of the runtime's tests, and arms that answer without a model."""
 
-from __future__ import annotations
-
 from runtime.conftest import bundle, exits_bundle, hf_model_directory
 
 __all__ = ["bundle", "exits_bundle", "hf_model_directory"]

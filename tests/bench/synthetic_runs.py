@@ -1,7 +1,5 @@
 """Synthetic runs and table rows, whose right figures are known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tide_bench.arms import ArmSpec

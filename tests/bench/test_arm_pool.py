@@ -1,7 +1,5 @@
 """The pool of arms: what it starts, and arms that fail."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

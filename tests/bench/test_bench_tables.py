@@ -1,7 +1,5 @@
 """Tables of runs: those of tide-bench, from synthetic rows, and what the documentation shows of any."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

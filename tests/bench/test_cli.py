@@ -1,7 +1,5 @@
 """`tide-bench` as a user runs it, on the tiny model."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -18,6 +16,7 @@ def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.slow
 def test_policies_and_eager_are_compared(bundle: Path, hf_model_directory: Path, tmp_path: Path) -> None:
     """The command would not run end to end, or rank what could not run."""
     out = tmp_path / "out.json"
@@ -40,6 +39,7 @@ def test_policies_and_eager_are_compared(bundle: Path, hf_model_directory: Path,
     assert content["results"]["bench_device_arms"] >= 5 and content["settings"]["targets"] == ["cpu", "torch"]
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_for_the_arms_that_need_it(bundle: Path, tmp_path: Path) -> None:
     """Arms would be compared on another model's weights."""
     out = tmp_path / "out.json"

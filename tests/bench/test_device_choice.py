@@ -1,7 +1,5 @@
 """Which device a comparison runs on, which targets of the bundle run there, and what is said where none does."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Ratios, agreement and energy of the arms, on synthetic runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """TIDE in lm-evaluation-harness, held against the harness's own HuggingFace model on the same weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -80,28 +78,10 @@ def test_a_continuation_is_greedy_when_the_policy_would_write_it(tide: Callable[
     assert [greedy for _, greedy in found] == [True, False, True] and found[2][0] == 0
 
 
-def test_a_context_without_tokens_is_the_beginning_of_a_text(tide: Callable[..., TideLM]) -> None:
-    """White space alone goes to the continuation; the request would be refused in the middle of a run."""
-    model = tide(policy="full")
-    blank, none = model.loglikelihood(asked("loglikelihood", ("  ", "y"), ("", "  y")), disable_tqdm=True)
-    assert blank == none
-    written = model.generate_until(asked("generate_until", ("", GREEDY)), disable_tqdm=True)
-    assert len(written) == 1
-
-
 def test_texts_are_the_huggingface_models(tide: Callable[..., TideLM], hf: HFLM) -> None:
     """A text would go on behind its stop string, or begin behind another part of a long context."""
     requests = asked("generate_until", *((prompt, GREEDY) for prompt in PROMPTS))
     assert tide(policy="full").generate_until(requests, disable_tqdm=True) == hf.generate_until(requests, disable_tqdm=True)
-
-
-def test_requests_of_different_parameters_keep_their_places(tide: Callable[..., TideLM]) -> None:
-    """Requests are grouped by their parameters, and an answer would come out at another one's place."""
-    model = tide(policy="full")
-    lengths = [3, 6, 3]
-    requests = asked("generate_until", *((p, {"until": [], "max_gen_toks": n}) for p, n in zip(PROMPTS, lengths, strict=True)))
-    alone = [model.generate_until([request], disable_tqdm=True)[0] for request in requests]
-    assert model.generate_until(requests, disable_tqdm=True) == alone
 
 
 def test_exact_answers_as_full_to_the_last_bit(tide: Callable[..., TideLM]) -> None:
@@ -114,17 +94,6 @@ def test_exact_answers_as_full_to_the_last_bit(tide: Callable[..., TideLM]) -> N
     ):
         requests = asked(kind, *arguments)  # type: ignore[arg-type]
         assert getattr(exact, kind)(requests) == getattr(full, kind)(requests), kind
-
-
-def test_chats_are_rendered_as_huggingface_renders_them(tide: Callable[..., TideLM], hf: HFLM) -> None:
-    """Chat models would be asked in another form than the one they were trained on."""
-    model = tide()
-    chat = [{"role": "user", "content": "Hi!"}]
-    assert model.apply_chat_template(chat) == hf.apply_chat_template(chat)
-    begun = [*chat, {"role": "assistant", "content": "The answer is"}]
-    assert model.apply_chat_template(begun, False) == hf.apply_chat_template(begun, False)
-    assert model.chat_template(True) == hf.chat_template(True) and model.chat_template(False) == ""
-    assert model.tokenizer_name == tide(policy="full").tokenizer_name
 
 
 def test_generation_kwargs_become_parameters() -> None:

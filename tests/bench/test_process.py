@@ -1,7 +1,5 @@
 """An arm's process answers calls until it is told to end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection

@@ -1,7 +1,5 @@
 """Which prompts are continued."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

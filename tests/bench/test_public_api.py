@@ -1,7 +1,5 @@
 """Benchmarks measure what a user gets: engines by their public options. The import contract cannot see attributes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who runs when."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

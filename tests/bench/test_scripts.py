@@ -1,7 +1,5 @@
 """The scripts of bench/benchmarks: each says what it takes, and ends with its results in a file."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """HuggingFace arms: one text whatever runs the step, and steps that a CUDA graph can hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """In-memory captures computed directly from a model's forward pass, for tests of heads and routers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fixtures shared by the tests of training and tracing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A cost table with round figures, and traces from explicit scores and agreements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Synthetic traces and a synthetic calibration file, whose exits agree more often the deeper they are."""
 
-from __future__ import annotations
-
 import numpy as np
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace, agreement_by_depth
 from tide_runtime.bundle.calibration import CalibrationInfo, CertificateInfo, CostTable, ExitInfo, StepCost

@@ -1,10 +1,7 @@
 """End-to-end tests of ``tide-calibrate``: a tiny model and text in, a calibration or an error message out."""
 
-from __future__ import annotations
-
 import io
 import json
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -149,6 +146,7 @@ def calib(calibrated: tuple[Path, Callable[..., tuple[object, ...]]], run: Run) 
     return out
 
 
+@pytest.mark.slow
 def test_the_way_of_large_models(
     run: Run, model: Path, texts: Path, costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +190,7 @@ def test_the_way_of_large_models(
     assert not list((tmp_path / "calib").glob("bundle.*"))
 
 
+@pytest.mark.slow
 def test_low_bit_weights(run: Run, model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exits trained for other weights, or step costs of fp32 products that take several times as long."""
     measured = []
@@ -315,31 +314,26 @@ def test_a_calibration_holds_exits_for_the_exporter(calib: Path, model: Path) ->
     assert set(weights.routers) == {one.checkpoint for one in info.exits if one.has_mlp}
 
 
-def test_every_head_is_measured_at_every_candidate(calib: Path) -> None:
-    lines = read_calibration(calib).heads
-    assert {(line.head, tuple(line.checkpoints)) for line in lines} == {(h, (2, 3)) for h in ("identity", "linear", "tail:1")}
-    assert all(0.3 < share <= 1 for line in lines for share in [*line.text, *line.continuations])
-
-
-def test_the_data_is_recorded(calib: Path) -> None:
-    """A certificate must be traceable to its calibration text."""
-    data = read_calibration(calib).data
+def test_the_data_and_every_head_are_recorded(calib: Path) -> None:
+    """A certificate must be traceable to its calibration text, and a head's rate to what it was measured at."""
+    file = read_calibration(calib)
+    assert {(line.head, tuple(line.checkpoints)) for line in file.heads} == {
+        (head, (2, 3)) for head in ("identity", "linear", "tail:1")
+    }
+    assert all(0.3 < share <= 1 for line in file.heads for share in [*line.text, *line.continuations])
+    data = file.data
     assert sum(data.documents.values()) == DOCUMENTS
     assert set(data.tokens) == set(data.sha256) == {"train", "threshold", "test"}
-    assert sum(data.tokens.values()) <= 40 * 64
-    assert len(set(data.sha256.values())) == 3
+    assert sum(data.tokens.values()) <= 40 * 64 and len(set(data.sha256.values())) == 3
 
 
-def test_the_summary_is_printed(calib: Path) -> None:
+def test_the_summary_is_printed_and_nothing_temporary_is_left(calib: Path) -> None:
+    """A user would not learn what to do next, or find captured states of gigabytes."""
     printed = " ".join((calib.parent / "stdout").read_text().split())
     info = read_calibration(calib).calibration
     for expected in ("identity", "tail:1", "Chosen exits", "Certificate: With 95% confidence", "Use policy exact"):
         assert expected in printed
     assert f"exact {info.predicted['exact']:.2f}x" in printed
-
-
-def test_no_temporary_files_are_left(calib: Path) -> None:
-    """Captured states and temporary folders must be deleted after a successful run."""
     assert {path.name for path in calib.parent.iterdir()} == {"calib", "stdout"}
     assert {path.name for path in calib.iterdir()} == {CALIBRATION_NAME, EXITS_NAME, REPORT_NAME, "costs.json"}
     assert (calib / REPORT_NAME / "index.html").is_file()
@@ -354,21 +348,15 @@ def test_the_report_is_drawn_again(calib: Path, run: Run, tmp_path: Path) -> Non
     assert "Use policy exact" in done.out
 
 
-def test_an_existing_directory_is_not_touched(calib: Path, calibrated: tuple, run: Run) -> None:
+def test_other_folders_are_not_touched(calib: Path, calibrated: tuple, run: Run, tmp_path: Path) -> None:
+    """An earlier calibration would be lost, or --force with a mistyped --out delete another folder."""
     before = (calib / CALIBRATION_NAME).read_bytes()
     done = run(*calibrated[1](calib))
-    assert done.code == 2
-    assert re.search(r"exists already; choose another --out, or replace it with --force", done.err)
+    assert done.code == 2 and "exists already; choose another --out, or replace it with --force" in done.err
     assert (calib / CALIBRATION_NAME).read_bytes() == before
-
-
-def test_force_replaces_only_calibrations(calibrated: tuple, run: Run, tmp_path: Path) -> None:
-    """--force with a mistyped --out must not delete another folder."""
     (tmp_path / "unrelated.txt").write_text("other data")
     done = run(*calibrated[1](tmp_path), "--force")
-    assert done.code == 2
-    assert "is not a calibration" in done.err
-    assert (tmp_path / "unrelated.txt").exists()
+    assert done.code == 2 and "is not a calibration" in done.err and (tmp_path / "unrelated.txt").exists()
 
 
 def test_full_is_recommended_for_a_model_that_never_agrees(
@@ -525,23 +513,14 @@ def test_a_calibration_of_another_model_is_refused(calib: Path, tmp_path_factory
         file.check_model(fingerprint(load_model(str(other), "fp32")), "other")
 
 
-# --- Candidates
-
-
-@pytest.mark.parametrize(("layers", "expected"), [(2, [1]), (6, [1, 2, 3, 4]), (24, [2, 4, 6, 8, 10, 12, 14, 16])])
-def test_candidates_are_the_first_two_thirds(layers: int, expected: list[int]) -> None:
-    assert candidate_layers("auto", layers) == expected
-
-
-@pytest.mark.parametrize("spec", ["auto", "every:1", "every:5"])
-@pytest.mark.parametrize("layers", [6, 32, 80, 126])
-def test_the_last_layer_is_never_a_candidate(spec: str, layers: int) -> None:
-    candidates = candidate_layers(spec, layers)
-    assert candidates == sorted(set(candidates))
-    assert candidates[0] >= 1 and candidates[-1] < layers
-
-
-def test_a_model_too_shallow_is_refused() -> None:
+def test_candidates() -> None:
+    """Heads would be trained where no exit can be, or too deep to be worth it."""
+    first_two_thirds = {2: [1], 6: [1, 2, 3, 4], 24: [2, 4, 6, 8, 10, 12, 14, 16]}
+    assert {layers: candidate_layers("auto", layers) for layers in first_two_thirds} == first_two_thirds
+    for layers in (6, 32, 80, 126):
+        for spec in ("auto", "every:1", "every:5"):
+            candidates = candidate_layers(spec, layers)
+            assert candidates == sorted(set(candidates)) and candidates[0] >= 1 and candidates[-1] < layers
     with pytest.raises(ParamsError, match="too few for an exit"):
         candidate_layers("auto", 1)
 

@@ -1,7 +1,5 @@
 """Training in a given time: the steps that were planned, reproducible heads, and a bar that ends full."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

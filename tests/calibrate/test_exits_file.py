@@ -1,7 +1,5 @@
 """exits.safetensors: round trip, reproducible bytes, and errors for damaged files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calibration of looped models: boundaries and tails count every loop, and the model's own gate competes as a router."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

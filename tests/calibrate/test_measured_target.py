@@ -1,7 +1,5 @@
 """The target whose steps a calibration times, or a refusal before it trains."""
 
-from __future__ import annotations
-
 import onnxruntime
 import pytest
 from tide_calibrate.measured_target import measured_target

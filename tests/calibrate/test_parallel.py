@@ -1,7 +1,5 @@
 """Parallel jobs: order of results, torch threads, and cancellation."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import CancelledError
 from functools import partial

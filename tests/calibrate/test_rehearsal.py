@@ -1,7 +1,5 @@
 """Speeds that a calibration measures: which policies run, on how many prompts, and how far the range reaches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,6 +84,7 @@ def test_prompts_come_from_the_test_split() -> None:
     assert captured.held_out_prompts() == [[12, 13, 14], [18, 19]]
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_what_to_do(tmp_path: Path) -> None:
     class Missing:
         target = "cpu"

@@ -1,7 +1,5 @@
 """A calibration on another device than the processor: nothing is mixed with host memory, and the results are the same."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future

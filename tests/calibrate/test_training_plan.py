@@ -1,7 +1,5 @@
 """The plan of training: what fits into the minutes, in which order things are left out, and what the user is told."""
 
-from __future__ import annotations
-
 import pytest
 from tide_calibrate.config import CalibrationConfig
 from tide_calibrate.training_plan import STEPS, STEPS_FROM_NEIGHBOUR, TrainingPlan, plan_training

@@ -1,7 +1,5 @@
 """The documentation builds, its links lead somewhere, and its pictures are those that the script draws."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -51,6 +49,7 @@ def pictures() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """A link or an anchor would lead nowhere, a page be missing from the navigation, or a reference page be empty."""
     # Not --quiet: strict mode would then count no warnings.

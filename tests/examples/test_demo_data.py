@@ -1,7 +1,5 @@
 """The demo models' calibration text comes from the standard library of the Python in use, or the user learns what to install."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

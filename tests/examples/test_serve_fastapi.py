@@ -1,7 +1,5 @@
 """The example that embeds an engine in an application."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

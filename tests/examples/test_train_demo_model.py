@@ -5,7 +5,6 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -16,9 +15,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import train_demo_model  # noqa: E402
-from demo_training.corpus import Corpus, SourceFile, is_held_out, library_files, window_starts  # noqa: E402
-from demo_training.evaluation import exit_agreement, greedy, held_out_loss, repeated_share  # noqa: E402
-from demo_training.layer_skip import draw_exits, dropout_probabilities, keep_mask  # noqa: E402
+from demo_training.corpus import Corpus, SourceFile, is_held_out  # noqa: E402
+from demo_training.evaluation import held_out_loss  # noqa: E402
 from demo_training.looped import StackedOuro  # noqa: E402
 from demo_training.model import StackedLlama  # noqa: E402
 from demo_training.model_folder import load_stacked, stacked, to_causal_lm, write_model_folder  # noqa: E402
@@ -107,26 +105,6 @@ def test_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(corpus: Corpu
         assert torch.equal(weight, second.model.get_parameter(name)), name
 
 
-def test_decay_on_demand_ends_the_run_and_keeps_the_state_before_it(corpus: Corpus, tmp_path: Path) -> None:
-    trainer = tiny_trainer(corpus, tmp_path, steps=1000, decay=3)
-    trainer.run(lambda line: (tmp_path / "decay").touch() if line["step"] == 4 else None, report_every=1)
-    assert trainer.progress.step == 7
-    assert not (tmp_path / "decay").exists()
-
-    extended = tiny_trainer(corpus, tmp_path, steps=1000, decay=3)
-    assert extended.resume("stable.pt")
-    assert (extended.progress.step, extended.progress.decay_start) == (4, None)
-
-
-def test_rate_warms_up_stays_and_decays_to_zero() -> None:
-    schedule = Schedule(total=20, warmup=3, decay=5)
-    rates = [schedule.factor(step, None if step < 15 else 15) for step in range(20)]
-    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert set(rates[3:16]) == {1.0}
-    assert rates[16:] == pytest.approx([0.8, 0.6, 0.4, 0.2])
-    assert schedule.finished(20, 15) and not schedule.finished(19, 15)
-
-
 def test_split_is_by_hash_of_the_path_and_disjoint(files: list[SourceFile], corpus: Corpus) -> None:
     assert is_held_out("base64.py") and not is_held_out("argparse.py")
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FOLDER / "tokenizer.json"))
@@ -138,37 +116,6 @@ def test_split_is_by_hash_of_the_path_and_disjoint(files: list[SourceFile], corp
         here, elsewhere = ("held out", "train") if file.held_out else ("train", "held out")
         assert file.text in text[here]
         assert file.text not in text[elsewhere]
-
-
-def test_an_epoch_reads_every_part_of_a_stream_once() -> None:
-    starts = window_starts(tokens=1000, length=10, first=0, count=99, seed=3)
-    assert len({start // 10 for start in starts}) == 99
-    assert starts == window_starts(1000, 10, 0, 40, 3) + window_starts(1000, 10, 40, 59, 3)
-    assert max(window_starts(1000, 10, 0, 5000, 3)) + 10 <= 1000
-
-
-def test_layer_dropout_rises_with_depth() -> None:
-    probabilities = dropout_probabilities(layers=24, peak=0.1)
-    assert probabilities[0] == 0 and probabilities[-1] == pytest.approx(0.1)
-    assert (probabilities.diff() > 0).all()
-    kept = keep_mask(24, 20_000, 0.1, torch.Generator().manual_seed(0)).mean(dim=(1, 2, 3))
-    torch.testing.assert_close(1 - kept, probabilities, atol=0.01, rtol=0)
-
-
-def test_a_skipped_layer_leaves_the_hidden_state_alone() -> None:
-    model, ids = perturbed_model(), torch.arange(12).view(2, 6)
-    keep = torch.ones(2, 2, 1, 1)
-    keep[1, 0] = 0  # the first sequence skips the second layer
-    states = model.hidden_states(ids, [1, 2], keep)
-    assert torch.equal(states[1][0], states[2][0])
-    assert not torch.equal(states[1][1], states[2][1])
-
-
-def test_early_exits_cover_a_shallow_and_a_deep_layer() -> None:
-    generator = torch.Generator().manual_seed(0)
-    drawn = [draw_exits(24, generator) for _ in range(400)]
-    assert {shallow for shallow, _ in drawn} == set(range(4, 12))
-    assert {deep for _, deep in drawn} == set(range(12, 24))
 
 
 def test_saved_folder_loads_in_transformers_with_the_same_logits(tmp_path: Path) -> None:
@@ -194,20 +141,6 @@ def test_saved_folder_loads_in_transformers_with_the_same_logits(tmp_path: Path)
     assert "| stdlib | 4,096 | 2.500 | 12.18 |" in card and "62%" in card and "7.00M" in card
 
 
-def test_exit_agreement_is_one_when_the_later_layers_do_nothing() -> None:
-    model = perturbed_model()
-    with torch.no_grad():
-        model.output[1].zero_()
-        model.down[1].zero_()
-    hf_model = to_causal_lm(model)
-    tokens = greedy(hf_model, torch.arange(24).view(3, 8), new_tokens=5)
-    assert tokens.shape == (3, 13)
-    assert torch.equal(tokens[:, -1], hf_model(tokens[:, :-1]).logits[:, -1].argmax(-1))
-    assert exit_agreement(hf_model, tokens, new_tokens=5, depths=[1]) == {1: 1.0}
-    with pytest.raises(ValueError, match="must lie in"):
-        exit_agreement(hf_model, tokens, new_tokens=5, depths=[2])
-
-
 def test_looped_model_computes_what_transformers_does(tmp_path: Path) -> None:
     """The published folder would be another model than the one that was trained."""
     model, ids = perturbed_model(LOOPED), torch.arange(40).view(2, 20) * 37 % 2048
@@ -223,57 +156,6 @@ def test_looped_model_computes_what_transformers_does(tmp_path: Path) -> None:
     assert all(torch.equal(weight, again.get_parameter(name)) for name, weight in model.named_parameters())
 
 
-def test_loops_that_change_nothing_agree_and_others_do_not() -> None:
-    """Agreement would be reported of other states than the loops' ends."""
-    tokens = torch.arange(24).view(2, 12) * 91 % 2048
-    assert exit_agreement(to_causal_lm(fresh_model(LOOPED)), tokens, 8, [2, 4]) == {2: 1.0, 4: 1.0}
-    assert exit_agreement(to_causal_lm(perturbed_model(LOOPED)), tokens, 8, [2])[2] < 1
-    with pytest.raises(ValueError, match="must lie in"):
-        exit_agreement(to_causal_lm(fresh_model(LOOPED)), tokens, 8, [3])
-
-
-def test_the_first_loop_of_a_grown_model_is_the_llama_cut_off_there() -> None:
-    """A warm start would begin far from what the Llama knew."""
-    llama, ids = perturbed_model(), torch.arange(64).view(2, 32) * 91 % 2048
-    grown, cut = fresh_model(LOOPED), llama.logits(ids)
-    grown.grow_from(llama, ids)
-    first, *_, last = (grown.head(state) for state in grown.hidden_states(ids, [2, 4, 6]).values())
-    assert (first - cut).norm() < 0.4 * cut.norm()
-    assert (last - first).norm() < 0.4 * first.norm()
-    wide = LlamaConfig(**{**CONFIG.to_dict(), "hidden_size": 128})
-    with pytest.raises(ValueError, match="embeddings"):
-        grown.grow_from(fresh_model(wide), ids)
-
-
-def test_the_gate_learns_when_to_leave_and_changes_nothing_else() -> None:
-    """The gate would cost quality, or leave where the next loop helps."""
-    model = perturbed_model(LOOPED)
-    states = [torch.randn(1, 6, 64), torch.randn(1, 6, 64)]
-    losses = [torch.full((1, 6), nats) for nats in (3.0, 1.0, 1.0)]
-    for _ in range(200):
-        model.gate_loss(states, losses).backward()
-        assert {name for name, weight in model.named_parameters() if weight.grad is not None} == {"exit_gate", "exit_gate_bias"}
-        with torch.no_grad():
-            for weight in (model.exit_gate, model.exit_gate_bias):
-                weight.sub_(0.3 * weight.grad)
-        model.zero_grad()
-    normed = [torch.nn.functional.rms_norm(state, (64,), model.final_norm) for state in states]
-    leave = [torch.sigmoid(state @ model.exit_gate[0] + model.exit_gate_bias) for state in normed]
-    assert leave[0].max() < 0.3 and leave[1].min() > 0.4
-
-
-def test_repetition_counts_grams_seen_before_in_the_row() -> None:
-    looping, fresh = [1, 2, 3, 4, 1, 2, 3, 4, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert repeated_share(torch.tensor([looping]), new_tokens=4) == 0.5
-    assert repeated_share(torch.tensor([looping, fresh]), new_tokens=4) == 0.25
-
-
-def test_standard_library_corpus_has_no_tests_and_no_duplicates() -> None:
-    stdlib = library_files()["stdlib"]
-    assert len({file.text for file in stdlib}) == len(stdlib) > 100
-    assert not any({"test", "tests", "encodings"} & set(file.path.split("/")) for file in stdlib)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -285,10 +167,3 @@ def test_wrong_arguments_end_with_code_2_and_say_why(arguments: list[str], messa
     result = CliRunner().invoke(train_demo_model.app, arguments)
     assert result.exit_code == 2
     assert message in result.output
-
-
-def test_streams_too_short_for_the_sequences_are_refused() -> None:
-    with pytest.raises(ValueError, match="too short"):
-        window_starts(tokens=100, length=64, first=0, count=1, seed=0)
-    with pytest.raises(ValueError, match="fewer than one window"):
-        held_out_loss(fresh_model(), np.zeros(10, dtype=np.uint16), 32, 1 << 16, [2])

@@ -1,7 +1,5 @@
 """Tiny random models of every supported architecture, built from configs: no download."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -173,7 +171,21 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
 
 # Made of parts that others above have too: their tests run in `make test-all`.
 SLOW = {
-    *("mistral", "gemma", "phi3", "gpt_neox", "olmo", "olmo2", "stablelm", "starcoder2", "granite", "helium"),
+    *(
+        "opt",
+        "cohere",
+        "falcon",
+        "mistral",
+        "gemma",
+        "phi3",
+        "gpt_neox",
+        "olmo",
+        "olmo2",
+        "stablelm",
+        "starcoder2",
+        "granite",
+        "helium",
+    ),
     *("qwen2_moe", "qwen3_moe"),
 }
 

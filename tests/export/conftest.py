@@ -1,7 +1,5 @@
 """Bundles of tiny random models, one per architecture, exported once per session."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property

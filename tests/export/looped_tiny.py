@@ -1,7 +1,5 @@
 """Tiny random looped models: Ouro and Nanbeige by the exporter's own classes, and one whose code comes with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

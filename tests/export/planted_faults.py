@@ -4,8 +4,6 @@ The loader, or the reader of the tokenizer, gets another content than the file h
 in the mapping of blocks or in a bundle's tables is planted where they are made.
 """
 
-from __future__ import annotations
-
 import importlib
 import tempfile
 from collections.abc import Callable, Iterator

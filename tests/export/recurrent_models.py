@@ -1,7 +1,5 @@
 """Bundles of tiny random models with recurrent layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from benchmarks.models.families import SLOTS, family_model

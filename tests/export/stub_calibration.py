@@ -1,7 +1,5 @@
 """Stub calibration directories: given exits with seeded random tensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Each parameter comes from one tensor and each tensor is used: what differs ends in names, not in random weights."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """LoRA adapters at serving time: the logits of PEFT, and texts that do not depend on the adapters of others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every supported architecture, exported unmodified, equals the eager model: logits, greedy tokens, ragged batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

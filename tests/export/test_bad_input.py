@@ -1,7 +1,5 @@
 """Invalid input ends in a clear error with exit code 2 and leaves no files."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -228,6 +226,7 @@ def test_mismatch_refuses_to_finish(llama, tmp_path, monkeypatch):
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_interrupted_export_leaves_nothing(llama, tmp_path):
     """Ctrl-C or a terminated job would leave gigabytes of temporary files."""
     command = [sys.executable, "-m", "tide_export.cli", str(llama), "--out", str(tmp_path / "engine")]

@@ -1,7 +1,5 @@
 """Export with a calibration: the bundle has its exits; an invalid calibration is refused before any work."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Faults planted in the loader: each is a model that equals its bundle, and that a named check refuses."""
 
-from __future__ import annotations
-
 import unicodedata
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hundreds of damaged GGUF and safetensors files: each is refused with its name, or read as what it says; no traceback."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

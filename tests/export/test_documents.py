@@ -1,7 +1,5 @@
 """Reading text: files, directories and data sets, and errors for what is no text."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """Bundles whose draft head attends to the text: its cache holds what the modules compute over the whole text, whatever became of
 the sequence, and texts are the model's own."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bundles with a draft head: its graph follows the formulas; texts under ``exact`` are the model's own, whatever it guesses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from export.stub_calibration import draft_tensors, write_calibration
 from numpy.typing import NDArray
 from runtime.depth.speculation.eager_head import guess_always
 from safetensors.numpy import load_file, save_file
+from slow_cases import slow_but
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.draft_step import Pairs, run_draft_head
 from tide_runtime.bundle.calibration import ExitInfo
@@ -42,7 +41,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=slow_but(CASES, "no exits", "exits"))
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     architecture, exits, checkpoints = CASES[request.param]

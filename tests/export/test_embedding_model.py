@@ -1,7 +1,5 @@
 """Export of embedding models: sentence-transformers' files, checkpoints with and without a head, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An exit's graph computes the calibrated formulas for every combination of outputs, precision and shape."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx_ir as ir

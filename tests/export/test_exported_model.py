@@ -1,7 +1,5 @@
 """A GGUF file in place of a bundle, exported by the real exporter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any

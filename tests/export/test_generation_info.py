@@ -1,7 +1,5 @@
 """The sampling that a model's authors advise, in the manifest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

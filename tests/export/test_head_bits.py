@@ -1,7 +1,5 @@
 """The bits of the head: what decides them, and that the bundle computes with the head that was measured."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bundles with int8 KV caches: their scales, what they compute, and what verification finds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

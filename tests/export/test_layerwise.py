@@ -1,7 +1,5 @@
 """Passes with one layer's parameters in memory: the model's own results, whatever its family."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Models with two sets of rotary factors (Phi-3's longrope): each text takes those of its length, whatever runs beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

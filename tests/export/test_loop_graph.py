@@ -1,7 +1,5 @@
 """The graph of one loop, whose rows are at any loop: checked against the model, and what policy `exact` runs with it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Looped models: texts, policies and memory of their bundles, the gate as a router, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +11,7 @@ import pytest
 import torch
 from export.looped_tiny import FORMS, VOCAB, made, nanbeige, ouro, saved
 from export.stub_calibration import write_calibration
+from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import Manifest
@@ -107,7 +106,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
         engine.close()
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture(params=slow_but(FORMS, "ouro", "nanbeige"))
 def case(cases: Callable[[str], Case], request: pytest.FixtureRequest) -> Case:
     return cases(request.param)
 

@@ -1,7 +1,5 @@
 """Mixtures of experts with 4-bit weights: one operator for all experts, and a text that does not depend on its company."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from export.architectures import VOCAB, random_model
 from export.test_architectures import prompt_logits
 from export.test_padded_attention import PLANS, check
 from runtime.backends.uneven_steps import uneven_logits
+from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 from tide_runtime.bundle.manifest import read_manifest
 from transformers import MixtralConfig, PreTrainedConfig, Qwen3MoeConfig
@@ -36,7 +35,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=slow_but(CONFIGS, "three experts a token"))
 def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A verified bundle of a model in memory or of a checkpoint, by round to nearest."""
     name, out = request.param, tmp_path / "bundle"
@@ -90,7 +89,7 @@ def test_target_torch_computes_what_target_cpu_does(bundle: Path) -> None:
     assert clear.mean() > 0.1 and (on_torch.argmax(1) == cpu.argmax(1))[clear].all()
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", slow_but(["fp16", "bf16"]))
 def test_target_torch_takes_experts_in_half_precision(dtype: str, tmp_path: Path) -> None:
     """Breaks: experts of a model in half precision, as models on GPUs are, take the memory that `--weights int4` should save."""
     model = random_model(CONFIGS["three experts a token"], TORCH_DTYPES[dtype])

@@ -1,11 +1,10 @@
 """Low-bit weights of every architecture, with the biases that its config can switch on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from export.architectures import ARCHITECTURES, MAX_POSITIONS, random_model
+from slow_cases import slow_but
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tide_export.config import ExportConfig
@@ -37,7 +36,7 @@ def _model(name: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", slow_but(ARCHITECTURES, "llama", "qwen2", "gemma3", "phi", "gpt2", "gpt_oss", "mixtral"))
 def test_every_architecture_with_biases(name: str, weights: str, tmp_path: Path) -> None:
     """An export in few bits would end in a traceback, or lose a bias: the export itself compares with the rounded model."""
     head = "8" if weights == "int4" else "auto"

@@ -1,7 +1,5 @@
 """One form of a segment serves all steps on the CPU: a token's logits have the same bits alone, in chunks and in company."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

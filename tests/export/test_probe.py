@@ -1,7 +1,5 @@
 """The probe runs a model's own code with TIDE's attention: it returns cache shapes, or a reason instead of a traceback."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The graph of a target's low-bit products: one of each kind, with the model's own weights, that ONNX Runtime runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Exports of models with recurrent layers: what a layer keeps, what its graphs compute, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from benchmarks.models.families import FAMILIES, SLOTS, VOCAB, family_model
 from export.recurrent_models import write_recurrent_bundle
 from export.stub_calibration import write_calibration
 from numpy.typing import NDArray
+from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.graph_contract import written_name
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING
@@ -69,7 +68,7 @@ def test_every_family_is_understood(family: str):
     assert kept == wanted.get(family, [mixed, "kv", mixed])
 
 
-@pytest.mark.parametrize("family", EACH_KIND)
+@pytest.mark.parametrize("family", slow_but(EACH_KIND, "qwen3_5", "nemotron_h"))
 def test_graphs_equal_the_eager_model(bundles, family: str):
     """The bundle would compute other logits than the model, over a prompt or token by token: the export itself compares both."""
     directory, manifest = bundles(family)
@@ -117,7 +116,7 @@ def _run(session: ort.InferenceSession, feeds: Arrays) -> Arrays:
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
-@pytest.mark.parametrize("family", EACH_KIND)
+@pytest.mark.parametrize("family", slow_but(EACH_KIND, "qwen3_5", "nemotron_h"))
 def test_greedy_text_is_transformers_own(bundles, family: str):
     """A state would be right for a prompt, and wrong from some token on."""
     ids = np.random.default_rng(2).integers(3, VOCAB, 11).tolist()
@@ -129,7 +128,7 @@ def test_greedy_text_is_transformers_own(bundles, family: str):
     assert list(found) == wanted
 
 
-@pytest.mark.parametrize("family", EACH_KIND)
+@pytest.mark.parametrize("family", slow_but(EACH_KIND, "qwen3_5", "nemotron_h"))
 def test_states_are_the_same_whatever_shares_a_step(bundles, family: str):
     """A reply would change with the other requests of a batch or with the chunks of its prompt, bit by bit."""
     texts = np.random.default_rng(0).integers(3, VOCAB, (2, 9)).tolist()
@@ -144,7 +143,7 @@ def test_states_are_the_same_whatever_shares_a_step(bundles, family: str):
         np.testing.assert_array_equal(chunked.kept[name], state, err_msg=name)
 
 
-@pytest.mark.parametrize("family", EACH_KIND)
+@pytest.mark.parametrize("family", slow_but(EACH_KIND, "qwen3_5", "nemotron_h"))
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_sequence_of_nan_leaves_the_others_alone(bundles, family: str, count: int):
     """One request whose numbers overflow would end those that share its steps: the one that waits, or that takes fewer tokens."""
@@ -162,7 +161,7 @@ def test_a_sequence_of_nan_leaves_the_others_alone(bundles, family: str, count: 
     np.testing.assert_array_equal(outputs[0]["logits"][0, -1], outputs[1]["logits"][0, -1])
 
 
-@pytest.mark.parametrize("family", EACH_KIND)
+@pytest.mark.parametrize("family", slow_but(EACH_KIND, "qwen3_5", "nemotron_h"))
 def test_rejected_drafts_leave_no_trace_in_states(bundles, family: str):
     """After a rejected draft every later token would come from a state that has read it."""
     texts = np.random.default_rng(1).integers(3, VOCAB, (2, 8)).tolist()
@@ -187,7 +186,7 @@ def test_products_whose_rows_a_draft_undoes_take_adapters(bundles) -> None:
     assert {"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"} <= names
 
 
-@pytest.mark.parametrize("family", ["nemotron_h", "zamba2"])
+@pytest.mark.parametrize("family", slow_but(["nemotron_h", "zamba2"], "nemotron_h"))
 def test_time_steps_are_those_of_decoding(family: str, tmp_path: Path) -> None:
     """Each token would come from steps that only transformers' scan clamps, and no other implementation of the model."""
     model = family_model(family)

@@ -1,7 +1,5 @@
 """Layers that are repeated instead of traced: the same graph for less time, and only where layers are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,6 +54,7 @@ def test_repeated_layers_are_the_models(tmp_path: Path, monkeypatch: pytest.Monk
     assert model.config.num_hidden_layers == len(decoder_layers(model)) == LAYERS
 
 
+@pytest.mark.slow
 def test_code_that_reads_the_layers_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in the modules shows that such layers differ: all would compute as the last one that was traced."""
     forward = LlamaDecoderLayer.forward

@@ -1,7 +1,5 @@
 """Models whose later layers read the keys and values of earlier ones (Gemma 4): text, memory, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 import torch
 from export.architectures import GEMMA4, VOCAB, WINDOW, random_model
 from export.test_padded_attention import PLANS, check
+from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.manifest import Manifest, read_manifest
 from tide_runtime.errors import UnsupportedModelError
@@ -82,7 +81,7 @@ def prompts() -> list[list[int]]:
     return [np.random.default_rng(n).integers(3, VOCAB, n).tolist() for n in (3, 2 * WINDOW + 1, 11)]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", slow_but(FORMS, "e2b"))
 def test_texts_are_those_of_generate(exported, form):
     """Layers that read another layer's keys would attend to stale, rotated or foreign ones; or the wrong layer's."""
     case, texts = exported(form), []
@@ -96,7 +95,7 @@ def test_texts_are_those_of_generate(exported, form):
     assert all(len(set(text)) > 3 for text in texts), "a constant output would hide most mistakes"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", slow_but(FORMS, "e2b"))
 def test_a_cache_is_held_once(exported, form):
     """A layer that reads another one's cache would have memory of its own, which the budget does not count."""
     case, sources = exported(form), FORMS[form][1]
@@ -165,6 +164,7 @@ def test_cuts_and_exits_are_refused_with_the_reason(exported, tmp_path):
         write_bundle(LoadedModel(alone, None, "alone"), tmp_path, ExportConfig(checkpoints="1"), QUIET)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_images_is_exported_as_text(tmp_path):
     """The files that people have hold vision weights, and keys of layers that read others'; the export would refuse them."""
     text = config("ff", 1, moe_intermediate_size=32, num_experts=4, top_k_experts=2, enable_moe_block=True)

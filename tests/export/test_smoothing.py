@@ -1,7 +1,5 @@
 """Smoothing scales: found for each input of products, where they lower the expected rounding error."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from export.architectures import tiny_model

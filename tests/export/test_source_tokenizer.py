@@ -1,7 +1,5 @@
 """The tokenizer of a model directory: its own, another, none on purpose, or an error."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

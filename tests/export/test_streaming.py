@@ -1,7 +1,5 @@
 """Streamed exports: parameters without memory, values from the files one at a time, and the bundle of a model in memory."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from export.quantization.test_gguf_source import written
 from export.quantization.tiny_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
 from export.quantization.tiny_gguf import tiny
 from safetensors.torch import load_file, save_file
+from slow_cases import slow_but
 from tide_runtime.errors import ModelFilesError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -104,7 +103,7 @@ def files(bundle: Path) -> dict[str, str]:
     return {path.relative_to(bundle).as_posix(): digest for path, digest in digests.items() if path.name != "manifest.json"}
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", slow_but(SOURCES, "gguf, mixed", "llama bf16"))
 def test_the_bundle_is_that_of_the_model_in_memory(kind: str, tmp_path: Path) -> None:
     """Whoever has less memory would get another bundle."""
     dtype, weights, quantizer = SOURCES[kind]

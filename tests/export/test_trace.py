@@ -1,7 +1,5 @@
 """Code that torch cannot export is refused with the root cause, not with the exporter's full output."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from export.architectures import tiny_model

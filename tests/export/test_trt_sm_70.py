@@ -1,7 +1,5 @@
 """The graphs for V100: the model's numbers, in operators that TensorRT 10.4's parser has. Nothing here runs TensorRT."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Targets of GPUs are held to the eager model where such a GPU is here, and bundles say what was not verified."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small drafter of random weights, built as EAGLE-3 heads are: three states, attention over pairs, a vocabulary of its own."""
 
-from __future__ import annotations
-
 import torch
 from tide_runtime.bundle.manifest import KVInfo
 from torch import Tensor, nn

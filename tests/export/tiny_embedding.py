@@ -1,7 +1,5 @@
 """Folders of tiny random embedding models as sentence-transformers saves them, and vectors made by transformers and by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import tokenizers
+from cli_in_process import Done, cli_runner
 from cuda_in_fp32 import cuda_in_fp32
 from runtime.made_up_calibration import calibrate, exit_after
+from shared_once import shared_once
 from tide_runtime import Engine, EngineOptions, ThreadOptions
+from tide_runtime.cli import inspect, run
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -33,7 +35,6 @@ collect_ignore = [
     if not HAS_TORCH and _NEEDS_TORCH.search(file.read_text(encoding="utf-8"))
 ]
 MAX_SEQ_LEN = 64
-EOS, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHATML = """{% for message in messages %}
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
 {% endfor %}
@@ -50,51 +51,13 @@ def hf_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model as its authors would publish it: config, safetensors, tokenizer, chat template, generation config."""
     if not HAS_TORCH:
         pytest.skip("needs torch and transformers")
-    return write_model(tmp_path_factory.mktemp("hf") / "tiny-llama")
+    return shared_once(tmp_path_factory, "models/tiny-llama", write_model)
 
 
 def write_model(directory: Path) -> Path:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tiny_llama import train_tokenizer, write_tiny_llama
 
-    torch.set_num_threads(1)  # more only get in each other's way on a model this small
-    tokenizer = _train_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer) + 3,  # padded, as published models often are
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2 * MAX_SEQ_LEN,
-        initializer_range=0.3,  # lively: text does not fall into a loop at once
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model = LlamaForCausalLM(config).eval()
-    model.generation_config.eos_token_id = [0, 2]
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
-
-
-def _train_tokenizer() -> PreTrainedTokenizerFast:
-    from transformers import PreTrainedTokenizerFast
-
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=290,
-        special_tokens=[EOS, IM_START, IM_END],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(CORPUS, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=EOS, eos_token=EOS)
-    tokenizer.chat_template = CHATML
-    return tokenizer
+    return write_tiny_llama(directory, train_tokenizer(CORPUS, 290, CHATML), 2 * MAX_SEQ_LEN)
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +65,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """The bundle made from it by the real exporter. Shared: tests must not change it (see `bundle_copy`)."""
     if not HAS_TORCH and "TIDE_TEST_BUNDLE" in os.environ:
         return Path(os.environ["TIDE_TEST_BUNDLE"])
-    return write_bundle(request.getfixturevalue("hf_model_directory"), tmp_path_factory.mktemp("bundles") / "tiny")
+    model = request.getfixturevalue("hf_model_directory")
+    return shared_once(tmp_path_factory, "bundles/tiny", lambda folder: write_bundle(model, folder))
 
 
 def write_bundle(model: Path, out: Path) -> Path:
@@ -118,9 +82,12 @@ def write_bundle(model: Path, out: Path) -> Path:
 @pytest.fixture(scope="session")
 def exits_bundle(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle with an exit at both checkpoints."""
-    copy = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("exits") / "tiny"))
-    calibrate(copy, exits=[exit_after(1), exit_after(3)])
-    return copy
+
+    def write(folder: Path) -> None:
+        shutil.copytree(bundle, folder)
+        calibrate(folder, exits=[exit_after(1), exit_after(3)])
+
+    return shared_once(tmp_path_factory, "exits/tiny", write)
 
 
 @pytest.fixture
@@ -160,18 +127,24 @@ def hf_tokenizer(hf_model_directory: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(hf_model_directory)
 
 
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """``command("run", …)``: run a command of the package in this process, whose sessions cannot share a pool of threads."""
+    monkeypatch.setattr(run, "ThreadOptions", lambda count, shared: ThreadOptions(count or 1))
+
+    def run_command(module: str, *arguments: object, **options: str) -> Done:
+        main = {"run": run, "inspect": inspect}[module].main
+        return cli_runner(f"tide-{module}", main, monkeypatch, capsys, 120)(*arguments, **options)
+
+    return run_command
+
+
 @pytest.fixture(scope="session")
-def command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a command of the package in a process of its own, as a user would."""
+def process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``process("run", …)``: run it in a process of its own."""
 
-    def run(module: str, *arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", f"tide_runtime.cli.{module}", *map(str, arguments)],
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=60,
-        )
+    def run_process(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", f"tide_runtime.cli.{module}", *map(str, arguments)]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=60)
 
-    return run
+    return run_process

@@ -1,7 +1,5 @@
 """A calibration written into a bundle's manifest, as `tide-export --calibration` would put it there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The kernels of a decode loop in NumPy, over addresses: what each must do, in the words of csrc/."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from typing import Any

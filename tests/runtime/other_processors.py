@@ -7,8 +7,6 @@ their texts, greedy and sampled, are made in several ways (`benchmarks.same_text
 those of a single caller under `full`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Hypothesis strategies: small models cut and calibrated in every way, and requests that join, leave, stop and overflow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What policy `exit` must say for one row, token by token, from states recomputed for the tokens it has said so far."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``tide-run`` and ``tide-inspect`` as a user meets them: real processes, their output, their exit codes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from cli_in_process import Run
 from tide_runtime import Chunk, Engine, EngineOptions, GenerationParams
 from tide_runtime.cli.conversation import converse
 from tide_runtime.cli.errors import run_app
@@ -26,7 +25,7 @@ from tide_runtime.cli.run import _answer
 from tide_runtime.errors import BundleError
 from tide_runtime.scheduling.handle import GenerationHandle
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
+Process = Callable[..., subprocess.CompletedProcess[str]]
 PROMPT = "def add(a, b):"
 SHORT = ("--max-new-tokens", 8, "--ignore-eos", "--threads", 1)
 
@@ -41,9 +40,9 @@ def expected(engine: Engine) -> str:
 # --- tide-run
 
 
-def test_text_goes_to_stdout_and_figures_to_stderr(bundle: Path, command: Command, expected: str) -> None:
+def test_text_goes_to_stdout_and_figures_to_stderr(bundle: Path, process: Process, expected: str) -> None:
     """So that `tide-run … > file` holds the text and nothing else."""
-    done = command("run", bundle, PROMPT, *SHORT)
+    done = process("run", bundle, PROMPT, *SHORT)
     assert (done.returncode, done.stdout) == (0, expected + "\n")
     for figure in ("prompt 8 tokens", "new 8 tokens", "first token", "ms", "tokens/s", "policy exact", "finish length"):
         assert figure in done.stderr
@@ -51,15 +50,15 @@ def test_text_goes_to_stdout_and_figures_to_stderr(bundle: Path, command: Comman
 
 
 @pytest.mark.parametrize("argument", [[], ["-"]])
-def test_the_prompt_may_come_from_stdin(bundle: Path, command: Command, expected: str, argument: list[str]) -> None:
+def test_the_prompt_may_come_from_stdin(bundle: Path, command: Run, expected: str, argument: list[str]) -> None:
     done = command("run", bundle, *argument, *SHORT, stdin=PROMPT)
-    assert (done.returncode, done.stdout) == (0, expected + "\n")
+    assert (done.code, done.out) == (0, expected + "\n")
 
 
-def test_json_is_one_object_with_everything(bundle: Path, command: Command, engine: Engine, expected: str) -> None:
+def test_json_is_one_object_with_everything(bundle: Path, command: Run, engine: Engine, expected: str) -> None:
     done = command("run", bundle, PROMPT, *SHORT, "--json", "--logprobs", 2)
-    assert (done.returncode, done.stderr) == (0, "")
-    result = json.loads(done.stdout)
+    assert (done.code, done.err) == (0, "")
+    result = json.loads(done.out)
     assert set(result) == {"text", "token_ids", "finish_reason", "logprobs", "stats"}
     [wanted] = engine.generate(PROMPT, GenerationParams(max_new_tokens=8, ignore_eos=True, logprobs=2))
     assert (result["text"], result["finish_reason"]) == (expected, "length")
@@ -74,27 +73,27 @@ def test_json_is_one_object_with_everything(bundle: Path, command: Command, engi
     assert stats["time_to_first_token_ms"] > 0 and stats["tokens_per_second"] > 0
 
 
-def test_a_chat_goes_through_the_models_template(bundle: Path, command: Command, engine: Engine) -> None:
+def test_a_chat_goes_through_the_models_template(bundle: Path, command: Run, engine: Engine) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def?"}]
     params = GenerationParams(max_new_tokens=8, ignore_eos=True)
     [wanted] = engine.generate(engine.chat_prompt(messages), params)
     done = command("run", bundle, "def?", *SHORT, "--chat", "--system", "Be brief.", "--json")
-    assert json.loads(done.stdout)["token_ids"] == list(wanted.token_ids)
+    assert json.loads(done.out)["token_ids"] == list(wanted.token_ids)
 
 
-def test_a_seed_and_sampling_options_reach_the_sampler(bundle: Path, command: Command, engine: Engine) -> None:
+def test_a_seed_and_sampling_options_reach_the_sampler(bundle: Path, command: Run, engine: Engine) -> None:
     sampling = {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 5}
     options = [text for name, value in sampling.items() for text in (f"--{name.replace('_', '-')}", value)]
     [wanted] = engine.generate(PROMPT, GenerationParams(max_new_tokens=8, ignore_eos=True, **sampling))  # type: ignore[arg-type]
     done = command("run", bundle, PROMPT, *SHORT, *options, "--json")
-    assert json.loads(done.stdout)["token_ids"] == list(wanted.token_ids)
+    assert json.loads(done.out)["token_ids"] == list(wanted.token_ids)
 
 
-def test_stop_strings_may_be_repeated(bundle: Path, command: Command, expected: str) -> None:
+def test_stop_strings_may_be_repeated(bundle: Path, command: Run, expected: str) -> None:
     stop = expected[2:4]
     done = command("run", bundle, PROMPT, *SHORT, "--stop", "never there", "--stop", stop)
-    assert done.stdout == expected[: expected.index(stop)] + "\n"
-    assert "finish stop" in done.stderr
+    assert done.out == expected[: expected.index(stop)] + "\n"
+    assert "finish stop" in done.err
 
 
 @pytest.mark.parametrize(
@@ -114,18 +113,18 @@ def test_stop_strings_may_be_repeated(bundle: Path, command: Command, expected: 
         (["--max-new-tokens", "8", "one too many"], "one too many"),
     ],
 )
-def test_bad_options_exit_with_2_and_one_message(bundle: Path, command: Command, arguments: list[str], words: str) -> None:
+def test_bad_options_exit_with_2_and_one_message(bundle: Path, command: Run, arguments: list[str], words: str) -> None:
     done = command("run", bundle, PROMPT, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (done.code, done.out) == (2, "")
+    assert words in done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("prompt", ["", "x" * 100])
-def test_a_bad_prompt_exits_with_2(bundle: Path, command: Command, prompt: str) -> None:
+def test_a_bad_prompt_exits_with_2(bundle: Path, command: Run, prompt: str) -> None:
     done = command("run", bundle, prompt)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: the prompt ")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: the prompt ")
 
 
 def test_a_prompt_that_is_not_utf8_exits_with_2(bundle: Path) -> None:
@@ -323,10 +322,10 @@ def test_a_conversation_has_a_banner_and_a_history(bundle: Path) -> None:
         ("inspect", ["--json", "--no-verify", "default: verify"]),
     ],
 )
-def test_help_states_the_defaults(module: str, facts: list[str], command: Command) -> None:
+def test_help_states_the_defaults(module: str, facts: list[str], command: Run) -> None:
     done = command(module, "--help")
-    text = re.sub(r"[\s│]+", " ", done.stdout)
-    assert done.returncode == 0
+    text = re.sub(r"[\s│]+", " ", done.out)
+    assert done.code == 0
     assert [fact for fact in facts if fact not in text] == []
 
 
@@ -348,19 +347,18 @@ def test_messages_are_printed_word_for_word(capsys: pytest.CaptureFixture[str], 
 # --- tide-inspect
 
 
-def test_inspect_shows_the_bundle_as_tables(bundle: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")  # the table of segments has columns for each target
+def test_inspect_shows_the_bundle_as_tables(bundle: Path, command: Run) -> None:
     done = command("inspect", bundle)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.err) == (0, "")
     for word in ("tiny-llama", "LlamaForCausalLM", "segment_0", "segment_2", "head", "onnxruntime-cpu", "attention_gqa 4"):
-        assert word in done.stdout
-    assert "━━━━━━━━━━━━┃━━━━━━━━━━━━━━━━━━━━━━━━┃━━━━━━━━━━━━" in done.stdout
-    assert "4 layers, checkpoints after 1, 3" in done.stdout
-    assert "tokenizer/chat_template.jinja" in done.stdout and "bos_token <|endoftext|>" in done.stdout
+        assert word in done.out
+    assert "━━━━━━━━━━━━┃━━━━━━━━━━━━━━━━━━━━━━━━┃━━━━━━━━━━━━" in done.out
+    assert "4 layers, checkpoints after 1, 3" in done.out
+    assert "tokenizer/chat_template.jinja" in done.out and "bos_token <|endoftext|>" in done.out
 
 
-def test_inspect_json_agrees_with_the_bundle(bundle: Path, command: Command) -> None:
-    facts = json.loads(command("inspect", bundle, "--json").stdout)
+def test_inspect_json_agrees_with_the_bundle(bundle: Path, command: Run) -> None:
+    facts = json.loads(command("inspect", bundle, "--json").out)
     assert (facts["kv_cache_dtype"], facts["kv_cache_bytes_per_token"]) == ("fp32", 4 * 2 * (16 + 16) * 4)
     assert facts["kv_cache_bytes_per_row"] == 4 * 2 * (16 + 16) * 64 * 4  # layers, heads, key and value, slots, fp32
     files = [file for file in bundle.rglob("*") if file.is_file() and file.name != "manifest.json"]
@@ -380,12 +378,12 @@ def test_inspect_json_agrees_with_the_bundle(bundle: Path, command: Command) -> 
     assert facts["generation"]["eos_token_ids"] == [0, 2]
 
 
-def test_inspect_verifies_unless_told_not_to(bundle_copy: Path, command: Command) -> None:
+def test_inspect_verifies_unless_told_not_to(bundle_copy: Path, command: Run) -> None:
     with (bundle_copy / "onnx/weights.bin").open("r+b") as file:
         file.write(b"\xff")
     refused = command("inspect", bundle_copy)
-    assert refused.returncode == 2 and "weights.bin does not match" in refused.stderr
-    assert command("inspect", bundle_copy, "--no-verify").returncode == 0
+    assert refused.code == 2 and "weights.bin does not match" in refused.err
+    assert command("inspect", bundle_copy, "--no-verify").code == 0
 
 
 @pytest.mark.parametrize(("layers", "checkpoints"), [(2, [1]), (24, [6, 12, 18]), (126, [30]), (1, [])])

@@ -1,7 +1,5 @@
 """``tide-doctor``: what is here, and what each target lacks, with nothing but the base installation and with GPUs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`Engine.embed`: texts of an embedding model, of any lengths, in company and in chunks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

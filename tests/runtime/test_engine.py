@@ -1,17 +1,16 @@
 """The engine computes what the eager model computes, whatever the batch, the caller's threads, or how it is asked."""
 
-from __future__ import annotations
-
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from edited_bundle import edit, manifest_of, sign
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, Grammar, ThreadOptions
 from tide_runtime.errors import ParamsError, PromptError, TargetError, TideError
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -50,12 +49,6 @@ def test_greedy_is_the_eager_model_token_for_token(
     assert tokens(result) == reference_greedy(hf_model, ids, 16)
     assert result.text == hf_tokenizer.decode(result.token_ids, skip_special_tokens=True)
     assert (result.finish_reason, result.stats.prompt_tokens, result.stats.new_tokens) == ("length", len(ids), 16)
-
-
-def test_greedy_is_huggingface_generate(engine: Engine, hf_model: LlamaForCausalLM) -> None:
-    ids = [5, 40, 99, 7]
-    wanted = hf_model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, pad_token_id=0)[0, 4:]
-    assert tokens(engine.generate(ids, params(20, ignore_eos=False))[0]) == wanted.tolist()
 
 
 def test_prefill_in_chunks_changes_nothing(load: Callable[..., Engine], engine: Engine) -> None:
@@ -111,24 +104,6 @@ def test_a_ragged_batch_is_each_prompt_alone(load: Callable[..., Engine], engine
         assert [tokens(r) for r in batched.generate(PROMPTS, params(14))] == alone
 
 
-def test_rows_that_end_at_different_times_do_not_disturb_the_rest(load: Callable[..., Engine], engine: Engine) -> None:
-    """The token that ends one row appears in others at other places: rows leave from the middle of the batch."""
-    free = [tokens(r) for r in engine.generate(PROMPTS, params(20))]
-    ending = params(20, ignore_eos=False, eos_token_ids=(free[0][3], free[2][5], free[4][8]))
-    alone = [engine.generate(prompt, ending)[0] for prompt in PROMPTS]
-    assert len({len(r.token_ids) for r in alone}) > 2, "the rows should end at different times"
-    for max_batch in (2, 3, 5):
-        with load(max_batch=max_batch) as batched:
-            results = batched.generate(PROMPTS, ending)
-        assert [(r.token_ids, r.text, r.finish_reason) for r in results] == [
-            (r.token_ids, r.text, r.finish_reason) for r in alone
-        ]
-
-
-def test_an_empty_batch_is_an_empty_list(engine: Engine) -> None:
-    assert engine.generate([]) == []
-
-
 # --- Streaming
 
 
@@ -157,13 +132,6 @@ def test_closing_a_stream_early_gives_its_cache_back(load: Callable[..., Engine]
         assert tokens(engine.generate(PROMPTS[0], params())[0]) == whole  # the used cache leaves no trace
 
 
-def test_two_streams_in_turn_do_not_see_each_other(engine: Engine) -> None:
-    wanted = [tokens(engine.generate(prompt, params())[0]) for prompt in PROMPTS[:2]]
-    streams = [engine.stream(prompt, params()) for prompt in PROMPTS[:2]]
-    got = [[a.token_id, b.token_id] for a, b in zip(*streams, strict=True)]
-    assert [list(column) for column in zip(*got, strict=True)] == wanted
-
-
 # --- Endings
 
 
@@ -177,12 +145,6 @@ def test_every_eos_id_of_the_model_ends_the_text(engine: Engine) -> None:
         assert tokens(ended) == free[: at + 1]
         assert ended.finish_reason == "eos"
         assert ended.text == engine.tokenizer.decode(free[:at])  # type: ignore[union-attr]
-
-
-def test_ignore_eos_goes_on(engine: Engine) -> None:
-    free = tokens(engine.generate(PROMPTS[0], params(20))[0])
-    [result] = engine.generate(PROMPTS[0], params(20, eos_token_ids=(free[2],)))
-    assert (tokens(result), result.finish_reason) == (free, "length")
 
 
 def test_a_stop_string_across_tokens_is_cut_off(engine: Engine) -> None:
@@ -200,25 +162,22 @@ def test_a_stop_string_across_tokens_is_cut_off(engine: Engine) -> None:
     assert streamed == stopped.text
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_max_new_tokens_is_exact(engine: Engine, count: int) -> None:
-    [result] = engine.generate(PROMPTS[0], params(count))
-    assert (len(result.token_ids), result.finish_reason) == (count, "length")
-
-
-@pytest.mark.parametrize("prompt", [1, 50, MAX_SEQ_LEN - 1, MAX_SEQ_LEN])
-def test_a_full_cache_ends_the_text(engine: Engine, hf_model: LlamaForCausalLM, prompt: int) -> None:
-    """The last token needs no slot, so a prompt that fills the cache still gives one."""
+@pytest.mark.parametrize(
+    ("prompt", "count", "given", "reason"),
+    [
+        *((10, count, count, "length") for count in (1, 2, 5)),
+        (60, 5, 5, "length"),  # the last token needs no slot
+        *((length, 1000, MAX_SEQ_LEN + 1 - length, "cache_full") for length in (1, 50, MAX_SEQ_LEN - 1, MAX_SEQ_LEN)),
+    ],
+)
+def test_texts_end_at_their_limit_or_with_the_cache(
+    engine: Engine, hf_model: LlamaForCausalLM, prompt: int, count: int, given: int, reason: str
+) -> None:
+    """A token too many or too few, or an early end of a text that fits exactly."""
     ids = [(7 * i) % 200 + 3 for i in range(prompt)]
-    [result] = engine.generate(ids, params(1000))
-    room = MAX_SEQ_LEN + 1 - prompt
-    assert (len(result.token_ids), result.finish_reason) == (room, "cache_full")
-    assert tokens(result) == reference_greedy(hf_model, ids, room)
-
-
-def test_exactly_filling_the_cache_is_no_early_end(engine: Engine) -> None:
-    [result] = engine.generate([5] * 60, params(5))
-    assert (len(result.token_ids), result.finish_reason) == (5, "length")
+    [result] = engine.generate(ids, params(count))
+    assert (len(result.token_ids), result.finish_reason) == (given, reason)
+    assert tokens(result) == reference_greedy(hf_model, ids, given)
 
 
 # --- Bad prompts
@@ -243,48 +202,30 @@ def test_exactly_filling_the_cache_is_no_early_end(engine: Engine) -> None:
     ],
 )
 def test_a_bad_prompt_is_explained(engine: Engine, prompt: object, words: str) -> None:
+    """The prompts beside it would run, or a stream report it at its first token, when a server has sent its headers."""
+    before = dict(engine.backend.launches)
     with pytest.raises(PromptError, match=words):
         engine.generate(prompt)  # type: ignore[arg-type]
-
-
-def test_one_bad_prompt_refuses_the_batch_before_anything_runs(engine: Engine) -> None:
-    before = dict(engine.backend.launches)
     with pytest.raises(PromptError):
-        engine.generate([PROMPTS[0], ""])
+        engine.generate([PROMPTS[0], prompt])  # type: ignore[list-item]
+    with pytest.raises(PromptError):
+        engine.stream([] if isinstance(prompt, list) else prompt)  # type: ignore[arg-type]
     assert dict(engine.backend.launches) == before
-
-
-def test_a_stream_reports_a_bad_prompt_at_once(engine: Engine) -> None:
-    """Not on the first next(): a server has sent its headers by then."""
-    with pytest.raises(PromptError):
-        engine.stream([])
 
 
 # --- Sampling
 
 
-def test_a_seed_reproduces_and_another_differs(engine: Engine) -> None:
-    sampled = params(20, temperature=1.0, seed=7)
-    first, again = (tokens(engine.generate(PROMPTS[0], sampled)[0]) for _ in range(2))
-    assert first == again
-    assert first != tokens(engine.generate(PROMPTS[0], replace(sampled, seed=8))[0])
-
-
-def test_a_sampled_row_does_not_depend_on_the_rest_of_the_batch(load: Callable[..., Engine], engine: Engine) -> None:
-    """Row 0 alone, among others, and with rows waiting: the same tokens."""
+def test_a_seeds_text_does_not_depend_on_its_company(load: Callable[..., Engine], engine: Engine) -> None:
+    """Row 0 alone, among others, and with rows waiting; without a seed, every sequence has one of its own."""
     sampled = params(16, temperature=0.9, top_k=50, top_p=0.95, seed=3)
     wide = [tokens(r) for r in engine.generate(PROMPTS, sampled)]
     assert tokens(engine.generate(PROMPTS[0], sampled)[0]) == wide[0]
+    assert tokens(engine.generate(PROMPTS[0], replace(sampled, seed=8))[0]) != wide[0]
     with load(max_batch=2) as narrow:
         assert [tokens(r) for r in narrow.generate(PROMPTS, sampled)] == wide
-
-
-def test_equal_prompts_in_a_batch_differ_by_their_seed_only(engine: Engine) -> None:
-    """A seed's text does not depend on the prompt's place in its call; without a seed, every sequence has one of its own."""
-    sampled = engine.generate([PROMPTS[0]] * 3, params(12, temperature=1.0, seed=1))
-    assert len({r.token_ids for r in sampled}) == 1
-    sampled = engine.generate([PROMPTS[0]] * 3, params(12, temperature=1.0))
-    assert len({r.token_ids for r in sampled}) == 3
+    for seed, texts in ((3, 1), (None, 3)):
+        assert len({r.token_ids for r in engine.generate([PROMPTS[0]] * 3, replace(sampled, seed=seed))}) == texts
 
 
 # --- Threads
@@ -321,20 +262,7 @@ def test_concurrent_callers_get_what_they_get_alone(load: Callable[..., Engine],
         assert not failures
 
 
-# --- Launches: the proof of what ran
-
-
-def launched(engine: Engine, run: Callable[[], object]) -> dict[str, int]:
-    before = dict(engine.backend.launches)
-    run()
-    return {name: count - before.get(name, 0) for name, count in engine.backend.launches.items()}
-
-
-def test_full_depth_launches_the_model_once_per_token(load: Callable[..., Engine]) -> None:
-    with load(policy="full") as engine:
-        assert launched(engine, lambda: engine.generate([5, 6, 7], params(10))) == {"uncut": 10}
-        [result] = engine.generate([5, 6, 7], params(10))
-        assert result.stats.layers_per_token == engine.manifest.model.num_layers == 4
+# --- What ran
 
 
 def test_the_default_policy_drafts_from_text(engine: Engine) -> None:
@@ -343,18 +271,6 @@ def test_the_default_policy_drafts_from_text(engine: Engine) -> None:
     first, again = (engine.generate([9, 6, 7], params(30))[0] for _ in range(2))
     assert again.token_ids == first.token_ids
     assert again.stats.drafted.keys() <= {"ngram", "successor"} and again.stats.deep_passes < 20
-
-
-def test_rows_of_a_batch_share_their_launches(engine: Engine) -> None:
-    """Three rows: one launch for all prompts, then one launch per step for all of them."""
-    counts = launched(engine, lambda: engine.generate([[5], [6, 7], [8]], params(10)))
-    assert set(counts.values()) == {1 + 9}
-
-
-def test_prefill_launches_the_model_once_a_chunk(load: Callable[..., Engine]) -> None:
-    with load(prefill_chunk=4) as engine:
-        counts = launched(engine, lambda: engine.generate([5] * 10, params(1)))
-    assert counts == {"uncut": 3}
 
 
 def test_times_add_up(engine: Engine) -> None:
@@ -384,38 +300,27 @@ def test_a_closed_engine_says_so(load: Callable[..., Engine]) -> None:
         ({"max_batch": 1.5}, ParamsError),
         ({"policy": "psychic"}, ParamsError),
         ({"target": "tpu"}, TargetError),
+        ({"threads": -1}, ParamsError),
     ],
 )
-def test_bad_options_are_explained(load: Callable[..., Engine], options: dict[str, object], error: type) -> None:
+def test_bad_options_are_explained(bundle: Path, options: dict[str, Any], error: type) -> None:
     with pytest.raises(error):
-        load(**options)
+        Engine.load(bundle, EngineOptions(**{**options, "threads": ThreadOptions(options.get("threads", 1))}))
 
 
-def test_bad_thread_counts_are_explained() -> None:
-    with pytest.raises(ParamsError):
-        ThreadOptions(-1)
-
-
-def test_default_params_are_the_models(engine: Engine) -> None:
-    assert engine.default_params(max_new_tokens=3) == GenerationParams(max_new_tokens=3)
-    assert engine.default_params(temperature=0.5).temperature == 0.5
-
-
-def test_advised_sampling_is_the_default(bundle_copy: Path) -> None:
+def test_advised_sampling_is_the_default(bundle_copy: Path, engine: Engine) -> None:
     """Breaks: a model whose authors advise min_p answers with unlikely tokens; or an older bundle does not load."""
-    path = bundle_copy / "manifest.json"
-    manifest = json.loads(path.read_text())
+    assert engine.default_params(max_new_tokens=3) == GenerationParams(max_new_tokens=3)
     advised = {"temperature": 0.75, "top_k": 20, "top_p": 0.5, "min_p": 0.25, "repetition_penalty": 1.5}
-    manifest["generation"] |= advised
-    path.write_text(json.dumps(manifest))
+    generation = manifest_of(bundle_copy)["generation"] | advised
+    edit(bundle_copy, "generation", value=generation)
     with Engine.load(bundle_copy) as engine:
         assert engine.default_params(max_new_tokens=3) == GenerationParams(max_new_tokens=3, **advised)
-    manifest["generation"]["suppress_tokens"] = [4, 9]
-    path.write_text(json.dumps(manifest))
+        assert engine.default_params(temperature=0.5).temperature == 0.5
+    edit(bundle_copy, "generation", value=generation | {"suppress_tokens": [4, 9]})
     with Engine.load(bundle_copy) as engine:  # a request's own biases leave those of the model
         assert engine.default_params(logit_bias={9: 2.0}).logit_bias == ((4, -100.0), (9, 2.0))
-    del manifest["generation"]["min_p"]
-    path.write_text(json.dumps(manifest))
+    edit(bundle_copy, "generation", "min_p", remove=True)
     with Engine.load(bundle_copy) as engine:
         assert engine.default_params().min_p == 0
 
@@ -423,13 +328,13 @@ def test_advised_sampling_is_the_default(bundle_copy: Path) -> None:
 def test_a_tokenizer_larger_than_the_model(bundle_copy: Path) -> None:
     """Fine-tuned models have added tokens without embedding: such a bundle must load, and name the token that it cannot take."""
     name = "tokenizer/tokenizer.json"
-    state, manifest = (json.loads((bundle_copy / file).read_text()) for file in (name, "manifest.json"))
+    state = json.loads((bundle_copy / name).read_text())
     first = len(state["model"]["vocab"])
     state["model"]["vocab"] |= {f"more{i}": first + i for i in range(50)}
-    state["added_tokens"].append({**_PLAIN_TOKEN, "id": first + 49, "content": "more49"})
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    state["added_tokens"].append({**plain, "id": first + 49, "content": "more49"})
     (bundle_copy / name).write_text(json.dumps(state))
-    manifest["files"][name] = _listed(bundle_copy / name)
-    (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
+    sign(bundle_copy, name)
     with Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1))) as engine:
         assert len(engine.generate(PROMPTS[0], params(3))[0].token_ids) == 3
         with pytest.raises(PromptError, match="'more49', which the tokenizer has and the model has not"):
@@ -437,23 +342,12 @@ def test_a_tokenizer_larger_than_the_model(bundle_copy: Path) -> None:
         engine.check_grammar(Grammar.regex("[a-z]+"))
 
 
-def _listed(file: Path) -> dict[str, object]:
-    """An entry of the manifest's files."""
-    data = file.read_bytes()
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-_PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-
-
 def test_the_template_of_chats_with_tools(bundle_copy: Path) -> None:
     """A model with a template of its own for tools would never see them."""
-    manifest = json.loads((bundle_copy / "manifest.json").read_text())
     name = "tokenizer/tool_chat_template.jinja"
     (bundle_copy / name).write_text("TOOLS {{ tools | length }}")
-    manifest["tokenizer"]["tool_chat_template"] = name
-    manifest["files"][name] = _listed(bundle_copy / name)
-    (bundle_copy / "manifest.json").write_text(json.dumps(manifest))
+    edit(bundle_copy, "tokenizer", "tool_chat_template", value=name)
+    sign(bundle_copy, name)
     with Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1))) as engine:
         assert engine.chat_text(CHAT, tools=[{}, {}]) == "TOOLS 2" and "TOOLS" not in engine.chat_text(CHAT)
         assert engine.tool_chat_template != engine.chat_template
@@ -461,10 +355,7 @@ def test_the_template_of_chats_with_tools(bundle_copy: Path) -> None:
 
 def test_no_template_and_no_tokenizer_are_explained(bundle_copy: Path) -> None:
     """A bundle without tokenizer still generates from ids; text, chat and stop strings say what is missing."""
-    manifest = (bundle_copy / "manifest.json").read_text()
-    start = manifest.index('"tokenizer": {')
-    end = manifest.index('"files": {')
-    (bundle_copy / "manifest.json").write_text(manifest[:start] + '"tokenizer": null, ' + manifest[end:])
+    edit(bundle_copy, "tokenizer", value=None)
     with Engine.load(bundle_copy, EngineOptions(threads=ThreadOptions(1))) as engine:
         [result] = engine.generate([5, 6], params(3))
         assert result.text is None and len(result.token_ids) == 3

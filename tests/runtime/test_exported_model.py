@@ -1,7 +1,5 @@
 """`tide-run` and `tide-serve` with a model in place of a bundle: exported once, found again, never half-written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -16,6 +14,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
+from cli_in_process import Run
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -28,7 +27,6 @@ from tide_runtime.cli import exported_model
 from tide_runtime.cli.exported_model import bundle_of, is_model, run_exporter
 from tide_runtime.errors import MissingExtraError, ModelFilesError, OutputError, ParamsError
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
 CONFIG = '{"architectures": ["LlamaForCausalLM"]}'
 
 
@@ -297,7 +295,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_the_command_gives_the_exporter_its_context(bundle: Path, gguf: Path, command: Command) -> None:
+def test_the_command_gives_the_exporter_its_context(bundle: Path, gguf: Path, command: Run) -> None:
     """Breaks: `tide-run FILE.gguf --max-seq-len N` runs the bundle of 4,096 tokens; or a bundle's own length is ignored."""
 
     def export(arguments: list[str], lock: IO[bytes]) -> int:
@@ -306,13 +304,13 @@ def test_the_command_gives_the_exporter_its_context(bundle: Path, gguf: Path, co
 
     kept = bundle_of(str(gguf), max_seq_len=32, export=export)
     done = command("run", gguf, "def", "--max-seq-len", 32, "--max-new-tokens", 4, "--threads", 1)
-    assert done.returncode == 0 and f"bundle {kept}" in done.stderr, done.stderr
+    assert done.code == 0 and f"bundle {kept}" in done.err, done.err
     refused = command("run", bundle, "def", "--max-seq-len", 32)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "--max-seq-len is for models that are exported now" in refused.stderr
+    assert (refused.code, refused.out) == (2, "")
+    assert "--max-seq-len is for models that are exported now" in refused.err
 
 
-def test_the_command_runs_what_the_cache_has(bundle: Path, gguf: Path, command: Command) -> None:
+def test_the_command_runs_what_the_cache_has(bundle: Path, gguf: Path, command: Run) -> None:
     """`tide-run FILE.gguf` would load the file itself."""
 
     def export(arguments: list[str], lock: IO[bytes]) -> int:
@@ -321,5 +319,5 @@ def test_the_command_runs_what_the_cache_has(bundle: Path, gguf: Path, command: 
 
     kept = bundle_of(str(gguf), export=export)
     done = command("run", gguf, "def", "--max-new-tokens", 4, "--ignore-eos", "--threads", 1)
-    assert done.returncode == 0, done.stderr
-    assert f"bundle {kept}" in done.stderr and "new 4 tokens" in done.stderr
+    assert done.code == 0, done.err
+    assert f"bundle {kept}" in done.err and "new 4 tokens" in done.err

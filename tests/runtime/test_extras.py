@@ -1,7 +1,5 @@
 """What `pip install 'tide-llm[…]'` brings, and what a command says without it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

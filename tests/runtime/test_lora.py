@@ -1,7 +1,5 @@
 """Reading adapters as PEFT saves them: what they hold beside pairs of matrices is refused by name, never left out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Results of measurements, kept between processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The runtime is for machines without torch: a serving image must not need it, nor start slowly because of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts on processors that this machine is not: with newer instruction sets hidden, or under user-mode emulation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Prefixes on disk: a text that returns after a restart or an eviction is taken over, and no file changes a text."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -4,8 +4,6 @@ Every way of running is compared with policy ``full``, one text at a time, its p
 the folder ``$TIDE_TEST_RECURRENT``, if that is set: with them the tests run where torch does not, as under `benchmarks.cpu_mask`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +20,7 @@ from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.errors import ParamsError
 from tide_runtime.outputs import Generation
 
-FAMILIES = [("lfm2", "source"), ("qwen3_5", "int4"), ("mamba", "source")]
+FAMILIES = [("lfm2", "source"), ("qwen3_5", "int4"), pytest.param(("mamba", "source"), marks=pytest.mark.slow)]
 OPTIONS = EngineOptions(policy="full", max_batch=4, prefix_cache=False, threads=ThreadOptions(1))
 ASKED = GenerationParams(max_new_tokens=24, logprobs=2, ignore_eos=True)
 LENGTHS = (1, 2, 17, 33, 48, 5)

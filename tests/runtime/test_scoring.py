@@ -1,7 +1,5 @@
 """`Engine.score`: log-probabilities of a given text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

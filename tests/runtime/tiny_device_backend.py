@@ -1,7 +1,5 @@
 """A device backend over `TinyTransformer`: its graphs run on addresses, rows padded to [B, S], as TensorRT's engines do."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Generating with a depth policy over the NumPy backend, every cache entry and waiting state checked on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 Float64, one attention head, random weights by seed. ``states_of`` computes a whole text from scratch, without any cache.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,8 +1,6 @@
 """A page in a headless Chromium that a test types into, clicks and looks at, over the DevTools protocol
 (https://chromedevtools.github.io/devtools-protocol), through the browser's pipe: messages of JSON, each ended by a NUL."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """A live server with a tiny random chat model for the tests of the HTTP interface."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -13,6 +11,7 @@ import openai
 import pytest
 from serve.live import Served, serving
 from serve.tiny_model import make_bundle, make_model
+from shared_once import shared_once
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # LiteLLM's import looks for one on the internet otherwise
 
@@ -20,17 +19,13 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # LiteLLM's import looks fo
 @pytest.fixture(scope="session")
 def hf_model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model as its authors would publish it."""
-    directory = tmp_path_factory.mktemp("hf") / "tiny-chat"
-    make_model(directory)
-    return directory
+    return shared_once(tmp_path_factory, "models/tiny-chat", make_model)
 
 
 @pytest.fixture(scope="session")
 def bundle(hf_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of a tiny random Llama with 512 cache slots and a template that knows tools. Shared: do not change it."""
-    out = tmp_path_factory.mktemp("bundles") / "tiny-chat"
-    make_bundle(hf_model_directory, out)
-    return out
+    return shared_once(tmp_path_factory, "bundles/tiny-chat", lambda folder: make_bundle(hf_model_directory, folder))
 
 
 @pytest.fixture(scope="session")

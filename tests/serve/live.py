@@ -1,7 +1,5 @@
 """The application on a free loopback port, in a uvicorn server in a thread of the test process."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

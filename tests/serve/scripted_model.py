@@ -4,8 +4,6 @@ Its tokenizer is of Llama 2's kind: words begin with ▁, characters without a t
 space.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tide_export.config import ExportConfig
 from tide_export.export import export
 
+VOCAB = 512  # of the model; the tokenizer has fewer tokens
 BOS, EOS, UNKNOWN = "<s>", "</s>", "<unk>"
 TEMPLATE = "{% for message in messages %}{{ message.content or '' }}{% endfor %}"
 
@@ -45,7 +44,7 @@ def make_scripted_bundle(
         for last, following_id in pairwise(ids):
             assert following.setdefault(last, following_id) == following_id, f"two tokens behind {tokenizer.id_to_token(last)!r}"
     source = directory / "source"
-    _model(len(vocab), following, vocab[EOS]).save_pretrained(source)
+    _model(following, vocab[EOS]).save_pretrained(source)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, unk_token=UNKNOWN)
     fast.chat_template = template
     fast.save_pretrained(source)
@@ -73,19 +72,19 @@ def _tokenizer(answers: Mapping[str, Sequence[str | int]], words: Sequence[str],
     return tokenizer
 
 
-def _model(vocab_size: int, following: Mapping[int, int], eos: int) -> LlamaForCausalLM:
-    """A Llama whose layers add nothing to one-hot embeddings, which the head maps to the next token."""
+def _model(following: Mapping[int, int], eos: int) -> LlamaForCausalLM:
+    """A Llama whose layer adds nothing to one-hot embeddings, which the head maps to the next token; of one structure, which is
+    traced once."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    hidden = -(-vocab_size // 64) * 64
     config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=hidden, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=VOCAB, hidden_size=VOCAB, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=None, eos_token_id=eos,
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     model.generation_config.eos_token_id = eos
     with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(torch.eye(vocab_size, hidden))
+        model.model.embed_tokens.weight.copy_(torch.eye(VOCAB))
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()

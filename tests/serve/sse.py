@@ -1,7 +1,5 @@
 """Server-sent events, parsed from the bytes of an answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

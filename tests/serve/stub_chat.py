@@ -1,7 +1,5 @@
 """The chat page with an API behind it whose answers a test sets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """LoRA adapters over HTTP: each is a model of its own name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager

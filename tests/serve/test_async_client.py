@@ -1,7 +1,5 @@
 """OpenAI's asynchronous client, with many requests at once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Requests that cannot be answered: each is refused with OpenAI's error object and the field's name, and harms no other."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tool calls in the form of each family's template, written for these tests in the manner of the published ones."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """/v1/chat/completions through OpenAI's own client: every field does what it does in the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Streams of /v1/chat/completions, read from the bytes."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

@@ -4,8 +4,6 @@
 turn adds, with the answer before it in the client's own form. The packages openai, anthropic and litellm run unmodified.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

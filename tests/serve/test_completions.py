@@ -1,7 +1,5 @@
 """/v1/completions through OpenAI's own client."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

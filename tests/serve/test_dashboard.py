@@ -1,7 +1,5 @@
 """deploy/grafana/tide-serve.json beside what the server says at /metrics."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

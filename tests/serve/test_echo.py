@@ -1,7 +1,5 @@
 """``echo`` of /v1/completions, which evaluation harnesses read log-likelihoods from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

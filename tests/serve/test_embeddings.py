@@ -1,7 +1,5 @@
 """/v1/embeddings with OpenAI's own client."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``suffix`` of /v1/completions: the prompts that models were trained on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

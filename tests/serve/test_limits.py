@@ -1,7 +1,5 @@
 """Limits of `ServeConfig` on a request's fields: each is refused by its name, and what is within them is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any

@@ -1,7 +1,5 @@
 """LiteLLM, which many applications call models through, as a client of the server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

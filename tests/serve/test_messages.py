@@ -1,7 +1,5 @@
 """/v1/messages and /v1/messages/count_tokens with Anthropic's client: whole and streamed, tools, structured output, refusals."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator

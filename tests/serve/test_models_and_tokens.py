@@ -1,7 +1,5 @@
 """/v1/models, /tokenize and /detokenize."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any

@@ -1,6 +1,4 @@
-"""``/openapi.json`` describes the bodies, so that ``/docs`` and generated clients can be used."""
-
-from __future__ import annotations
+"""The OpenAPI document and the routes."""
 
 import re
 from typing import Any
@@ -10,12 +8,18 @@ import jsonschema
 import pytest
 
 HI = [{"role": "user", "content": "Hi"}]
+
+
 CALL = {"id": "c1", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}
+
+
 HISTORY = [
     *HI,
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": "x", "tool_call_id": "c1"},
 ]
+
+
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
@@ -75,3 +79,10 @@ def test_every_reference_has_a_target(document: dict[str, Any], http: httpx.Clie
     """Breaks: /docs shows an error in place of a body."""
     text = http.get("/openapi.json").text
     assert {*re.findall('"#/components/schemas/([^"]+)"', text)} <= document["components"]["schemas"].keys()
+
+
+def test_unknown_route_has_openai_error(live_server):
+    """Breaks: a client's typo in the address comes back in a form that its error class cannot read."""
+    answer = httpx.get(f"{live_server}/v1/nothing")
+    assert answer.status_code == 404
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

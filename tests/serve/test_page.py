@@ -1,7 +1,5 @@
 """The chat page in a headless browser, before a live server and before one whose answers a test sets."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator

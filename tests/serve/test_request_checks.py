@@ -1,7 +1,5 @@
 """The checks of a request's fields: what is honoured, refused by its name, or accepted without effect and named in the log."""
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

@@ -1,7 +1,5 @@
 """/v1/responses with the official client: whole and streamed responses, tools, structured output, and refused requests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """What becomes of a request whose client leaves, whose time is over, or whose server stops."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

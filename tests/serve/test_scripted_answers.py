@@ -1,7 +1,5 @@
 """What becomes of the tokens of an answer on the way to a client: spaces, offsets, stop strings and calls, whole and streamed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """``response_format``: outputs that follow a schema, a pattern or a grammar."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

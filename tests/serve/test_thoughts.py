@@ -1,7 +1,5 @@
 """Thoughts of a model that thinks aloud, on their way to a client: apart from the answer, whole and streamed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Text, bytes and offsets of single tokens, for vocabularies of both kinds."""
 
-from __future__ import annotations
-
 import pytest
 import tokenizers
 from serve.live import Served

@@ -1,7 +1,5 @@
 """Tool calls in a model's output: found wherever the text is cut, and nothing else is taken for one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The grammar of a request's output: calls of its tools, with and without text, in every way a model may write them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

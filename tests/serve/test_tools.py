@@ -1,6 +1,4 @@
-"""``tools`` and ``tool_choice``: what the model is told, what it must write, and what the client gets."""
-
-from __future__ import annotations
+"""Tools of chats: calls, choices, results."""
 
 import asyncio
 import json
@@ -13,8 +11,11 @@ import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
+from runtime.text.test_template_turns import TEMPLATES, chat
 from serve.live import Served, serving
 from serve.sse import parsed, raw_events
+from tide_runtime.text.chat_template import render_chat, template_forms
+from tide_serve.request.prompt_ids import template_messages, with_calls_as_text, with_tools_described
 
 ASK = [{"role": "user", "content": "Hi"}]
 
@@ -259,3 +260,22 @@ def test_a_template_without_tools_gets_them_as_text(toolless: Callable[[], Abstr
         assert "<|im_start|>user\n<tool_response>\nnoon\n</tool_response><|im_end|>" in text
     assert "You can call" not in plain
     assert calls and calls[0].function.name == "get_time"
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "does it", "parameters": {"type": "object"}}}
+
+
+# Without the calls of the others, which these templates do not show.
+NO_TOOLS = {name: template.partition("{% for c in m.tool_calls")[0] + "]{% endfor %}" for name, template in TEMPLATES.items()}
+
+
+@pytest.mark.parametrize("roles", ["u", "su", "ucr", "uccrr", "ucru", "uccrrsu"])
+@pytest.mark.parametrize("name", NO_TOOLS)
+def test_described_tools_fit_every_template(name: str, roles: str) -> None:
+    """Breaks: every request with tools is refused for Gemma, Llama 2 and early Mistral models, or the turn after two calls is."""
+    template = NO_TOOLS[name]
+    assert not template_forms(template).shows_calls
+    turns = [with_calls_as_text(turn) for turn in template_messages(chat(roles))]
+    prompt = render_chat(template, with_tools_described(turns, [TOOL]), special_tokens={})
+    assert prompt.count("does it") == 1
+    assert [prompt.count(f"#{index}#") for index in range(len(roles))] == [1] * len(roles)

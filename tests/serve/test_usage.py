@@ -1,7 +1,5 @@
 """``usage.depth`` of an answer that left layers out."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Fake machines: a GPU, and a TensorRT module that records its calls."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ A plan holds a listing for each optimization profile: tensors with type and size
 and ``}``. The format is not documented; the tests that use it say so when a release changes it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Several targets of one traced model: shared files, separate files, and cleanup after a failure."""
 
-from __future__ import annotations
-
 import io
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Selection of an export's targets: by name, by machine, and the reasons for refused ones."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

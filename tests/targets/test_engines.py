@@ -1,7 +1,5 @@
 """Engine builds with a fake TensorRT: cache keys, progress, errors and interruption."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from pathlib import Path

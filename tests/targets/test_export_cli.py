@@ -1,7 +1,5 @@
 """Target options of the ``tide-export`` command: the table, engine options, exit code 3."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

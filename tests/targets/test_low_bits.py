@@ -1,7 +1,5 @@
 """Low-bit weights in the graphs of GPU targets: their numbers, computed by ONNX Runtime on the CPU, and what kernels take."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Optimization profiles in sequences and tokens; an engine refuses steps outside of them."""
 
-from __future__ import annotations
-
 import pytest
 from runtime.numpy_backend import tiny_manifest
 from runtime.tiny_transformer import TinyTransformer

@@ -1,7 +1,5 @@
 """TensorRT targets up to the builder's call, with a fake module that records its calls. No engine is built here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

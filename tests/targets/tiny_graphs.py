@@ -1,7 +1,5 @@
 """Graphs of tiny models as an RTX target lowers them, traced once each and retyped: tracing takes longer than building."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Captures: equality with the unmodified model, resuming after interruptions, and errors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Capture through compiled segments: PyTorch's states and logits, in any family, and PyTorch where that is not so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import tide_calibrate.capture.compiled_pass as compiled_module
 import torch
 from calibrate.capture.test_capture import CANDIDATES, SPLIT, files, loaded, ragged
 from export.architectures import FEW_LAYERS, LAYERS, VOCAB
+from slow_cases import slow_but
 from tide_calibrate.capture.capture import capture
 from tide_calibrate.capture.compiled_pass import CompiledPass, fastest_pass
 from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
@@ -27,7 +26,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> TemporaryBundle:
     return TemporaryBundle(loaded(), "fp32", CANDIDATES[:-1], tmp_path_factory.mktemp("bundle"))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "cohere", "granite", "mistral"])
+@pytest.mark.parametrize("name", slow_but(["llama", "gemma2", "gpt2", "cohere", "granite", "mistral"], "llama", "gemma2"))
 def test_states_and_logits_are_pytorchs(name: str, tmp_path: Path) -> None:
     """Heads are trained on the capture and run on the model: a soft-cap, scale or window that differed would mistrain them."""
     model, windows = loaded(name, layers=FEW_LAYERS), ragged()

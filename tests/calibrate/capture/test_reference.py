@@ -1,7 +1,5 @@
 """The reference's greedy tokens: equality with the model, alignment with the traces, and references that do not fit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Effective sample size of text whose tokens are correlated within documents."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tide_calibrate.certificate.effective_size import effective_size, student_quantile

@@ -1,7 +1,5 @@
 """The Hoeffding–Bentkus p-value: exact binomial tail, validity under H0, monotonicity, and edge cases."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Certificates against another model than the full one: rounded weights and early exits under one bound."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Certified exit thresholds on synthetic text with known rates: coverage of the guarantee, counts, and refusals with reasons."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Costs and policies are measured on the target in use: here that of a GPU, over host memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

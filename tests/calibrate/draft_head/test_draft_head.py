@@ -1,7 +1,5 @@
 """Tests of the draft head: formulas, training, and the exported graph against the trained module."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Exit heads on tiny random models: output of untrained heads, training, reproducibility, and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from threading import Thread
 

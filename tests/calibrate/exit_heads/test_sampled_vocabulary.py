@@ -1,7 +1,5 @@
 """The sampled vocabulary: the same logits as among all tokens, the right tokens, and training that carries over to all."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -1,12 +1,11 @@
 """Placement: prices against the simulation, invalid choices, ranking by both policies, and the gate of 1.02x."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from calibrate.cost_model import LAYERS, table, trace
+from slow_cases import slow_but
 from tide_calibrate.placement.candidates import exit_options, exit_speedup
 from tide_calibrate.placement.search import GATE, Placement, choose_exits, predict
 from tide_calibrate.simulation.exact import simulate_exact
@@ -108,7 +107,7 @@ def test_an_mlp_with_equal_scores_is_preferred_to_evaluating_the_head(placed):
     assert placed.predicted["exact"] >= choose_exits(easy_text(), table(), router="max_probability").predicted["exact"]
 
 
-@pytest.mark.parametrize(("seed", "gated"), [(1, False), (3, False), (0, True), (2, True)])
+@pytest.mark.parametrize("seed, gated", slow_but([(1, False), (3, False), (0, True), (2, True)], (3, False), (2, True)))
 def test_a_second_threshold_has_to_gain_a_percent(seed, gated):
     """A second threshold can overfit a few thousand tokens: its gain disappeared on other text."""
     text, random = easy_text(seed), np.random.default_rng(seed + 100)

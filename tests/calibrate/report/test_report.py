@@ -1,7 +1,5 @@
 """The report: non-empty charts, a self-contained page, reproducible bytes, and the data behind the charts."""
 
-from __future__ import annotations
-
 import io
 import re
 from html.parser import HTMLParser

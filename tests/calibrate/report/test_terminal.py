@@ -1,7 +1,5 @@
 """Summary sentences of a calibration: the recommended policy, its gain, and the reason when there are no exits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from calibrate.synthetic_calibration import synthetic_file

@@ -1,7 +1,5 @@
 """Routers: calibrated scores, labels, reproducibility; and traces aligned with the text."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

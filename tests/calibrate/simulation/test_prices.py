@@ -1,7 +1,5 @@
 """The simulator and the runtime price the same launches: one cost model, held over random tables."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from calibrate.cost_model import LAYERS, trace

@@ -1,7 +1,5 @@
 """Simulated policies: figures worked out by hand, closed forms, and bounds that hold for every text."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Copied drafts in the simulation: by hand, against the runtime itself, and mixed with exits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calibration text: splits by document, windows of tokens."""
 
-from __future__ import annotations
-
 import sysconfig
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Greedy continuations: equal to ``generate``, from the right splits, cut at end tokens, traced at generated tokens only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

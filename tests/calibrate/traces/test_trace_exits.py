@@ -1,7 +1,5 @@
 """Tracing in parallel parts gives what one pass over all windows gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from calibrate.captured import capture_of

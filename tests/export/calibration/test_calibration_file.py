@@ -1,7 +1,5 @@
 """calibration.json: what was written is what the exporter reads, and anything else is refused with the fix."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Nothing of tide_export or transformers computes here.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """EAGLE-3 heads as their tools write them: read in full and computed right, or refused with the names that do not fit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The search for the form in which a drafter was trained, and the shares that a bundle records."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

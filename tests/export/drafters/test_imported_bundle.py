@@ -1,7 +1,5 @@
 """`tide-export --draft-head`: the imported drafter is in the bundle, its origin in the manifest; texts are the model's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ from export.architectures import random_model, tiny_model
 from export.drafters.reference import Eagle3, mtp_tensors
 from runtime.depth.speculation.eager_head import guess_always
 from safetensors.torch import load_file, save_file
+from slow_cases import slow_but
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.errors import ModelFilesError, ParamsError
 from tiny_tokenizer import write_byte_tokenizer
@@ -47,7 +46,7 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+@pytest.mark.parametrize("kind", slow_but(["eagle3", "mtp"], "eagle3"))
 def test_texts_are_the_models_own(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

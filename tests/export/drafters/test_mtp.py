@@ -1,7 +1,5 @@
 """MTP layers of public families: read in full and computed right, or refused with the names that do not fit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

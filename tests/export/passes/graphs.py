@@ -1,7 +1,5 @@
 """Small graphs for the tests of passes: parsed from ONNX's text format, lowered by one pass, run in ONNX Runtime unoptimized."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A segment of projections and ONNX Runtime's GroupQueryAttention over partly filled caches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

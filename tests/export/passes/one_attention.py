@@ -1,7 +1,5 @@
 """A segment of one attention with the inputs of segments, and its float64 reference in NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 from export.passes.graphs import SLOTS, lowered, random_feeds, run

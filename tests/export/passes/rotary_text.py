@@ -1,7 +1,5 @@
 """Rotary position embedding as HuggingFace models trace to, in ONNX's text format, and the same in NumPy in float64."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

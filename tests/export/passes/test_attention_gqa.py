@@ -1,7 +1,5 @@
 """Traced attention lowered to GroupQueryAttention, with rotary embedding and transposes, against NumPy in float64."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Padded attention of several packed sequences against GroupQueryAttention of each sequence alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

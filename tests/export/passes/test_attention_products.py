@@ -1,7 +1,5 @@
 """Attention as batched products against NumPy in float64, including sequences that see no slot."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

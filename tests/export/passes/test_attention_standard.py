@@ -1,7 +1,5 @@
 """Attention and cache update in ONNX's operators of opset 24, against NumPy in float64."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 import pytest
 from export.passes.graphs import assert_untouched, lowered, operators, parse

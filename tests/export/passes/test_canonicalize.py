@@ -1,15 +1,15 @@
-"""Canonicalization removes redundant nodes of the traced graph and keeps its results."""
-
-from __future__ import annotations
+"""Canonical graphs: constants folded, dead code removed, functions inlined."""
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 from export.passes.graphs import assert_same_results, assert_untouched, lowered, operators, parse, random_feeds, run
 
-from tide_export.passes.canonicalize import canonicalize
+from tide_export.passes.canonicalize import canonicalize, inline_functions
 
 SIZES = {"batch": 3, "seq": 7}
+
+
 # Nodes from x [batch, seq, 11] to y, and the operators that remain. ``Tanh`` separates the tested nodes from the outputs.
 SIMPLER = {
     "a cast to its own type": ("a = Cast<to = 1>(x) y = Tanh(a)", {"Tanh": 1}),
@@ -24,6 +24,8 @@ SIMPLER = {
     "the same computed twice": ("a = Tanh(x) b = Tanh(x) y = Mul(a, b)", {"Tanh": 1, "Mul": 1}),
     "unused nodes": ("a = Exp(x) b = Log(a) y = Tanh(x)", {"Tanh": 1}),
 }
+
+
 CONSTANTS = "float zero = {0}, float one = {1}, float two = {2}, int64[1] first = {0}, int64[2] both = {0, 1}"
 
 
@@ -90,3 +92,29 @@ def test_functions_are_inlined_and_constants_are_initializers():
     after, _ = lowered(canonicalize, before)
     assert operators(after) == {"Mul": 1} and len(after.graph.initializers) == 1 and not after.functions
     assert_same_results(before, after, random_feeds(before, SIZES))
+
+
+GRAPH = """(float[batch, 7] x, float[batch, 7] y) => (float[batch, 7] z) {
+    first = tide.ScaledSum<factor = 2.0>(x, y)
+    z = tide.ScaledSum<factor = -0.5>(y, first)
+}
+<domain: "tide", opset_import: ["": 24]> ScaledSum<factor>(a, b) => (c) {
+    number = Constant<value_float: float = @factor>()
+    scaled = Mul(a, number)
+    c = Add(scaled, b)
+}"""
+
+
+def test_calls_become_their_bodies():
+    """A compiler would take the function for a plugin of that name; or two calls' attributes and operands would be mixed up."""
+    before = parse(GRAPH)
+    after, report = lowered(inline_functions, before)
+    assert (report.applied, report.skipped) == (2, [])
+    assert operators(after) == {"Constant": 2, "Mul": 2, "Add": 2} and not after.functions and "tide" not in after.opset_imports
+    assert all(value.dtype == ir.DataType.FLOAT and value.shape is not None for node in after.graph for value in node.outputs)
+    assert_same_results(before, after, random_feeds(before, {"batch": 3}))
+
+
+def test_a_graph_without_functions():
+    """Graphs that need nothing would be inferred and renamed anew, and no longer be the same bytes."""
+    assert_untouched(inline_functions, parse("(float[batch, 7] x) => (float[batch, 7] y) { y = Neg(x) }"))

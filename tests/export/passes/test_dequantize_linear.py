@@ -1,7 +1,5 @@
 """Products with low-bit weights, as each target takes them."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -1,7 +1,5 @@
 """The output ``token`` is -1 where logits are not finite."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -1,7 +1,5 @@
 """Products of integers: their formula, the same bits for a row in every launch, and inputs divided at no cost."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort

@@ -1,7 +1,5 @@
 """Query, key and value by one product."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

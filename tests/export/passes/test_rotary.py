@@ -1,7 +1,5 @@
 """Rotary embedding is recognised in the forms that models write it in, and tabulated as it is computed."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -1,7 +1,5 @@
 """A residual sum and the norm behind it as one kernel."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 import pytest
 from export.passes.graphs import assert_same_results, assert_untouched, lowered, only, operators, parse, random_feeds

@@ -1,7 +1,5 @@
 """The mask of cache slots that a token sees, against its definition."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from export.passes.graphs import finish, parse, run

@@ -1,7 +1,5 @@
 """Llamas of HuggingFace written to GGUF files, as llama.cpp's converter writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """llama.cpp as the reference of what a GGUF file means."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ Blocks: the exporter reads the low-bit file, llama.cpp the same values written a
 where the weights are low-bit. So a difference says whether the blocks are read right, and not what rounding costs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

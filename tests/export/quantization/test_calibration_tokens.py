@@ -1,7 +1,5 @@
 """The text for gptq: which of its tokens are read, what is refused, and that calibration and export read the same."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Quantised HuggingFace checkpoints: packed here from random integers, read back as exactly the weights that these mean."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

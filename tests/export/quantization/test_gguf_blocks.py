@@ -1,7 +1,5 @@
 """GGUF's block formats against `gguf.dequantize`, llama.cpp's own reading of them."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """GGUF files of embedding models: tiny random ones, exported from the file and from the HuggingFace folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

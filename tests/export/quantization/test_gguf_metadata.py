@@ -1,7 +1,5 @@
 """Every key and tensor of a GGUF file counts: the model is what llama.cpp computes of the file, or the key is named."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GGUF files of recurrent models: every key and tensor counts, and the model is what llama.cpp computes of the file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """GGUF files as models: a tiny random Llama, written as llama.cpp's converter writes it, and damaged in many ways."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokenizers of GGUF files: the ids that llama.cpp gives, or a refusal."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

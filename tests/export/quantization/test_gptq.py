@@ -1,7 +1,5 @@
 """GPTQ: less error in the products than rounding to nearest, on the inputs of the quantised model, the same each time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The form of a low-bit matrix: its meaning, its bytes for ONNX Runtime, and what may be done to it without a change."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quantising here: errors within the steps of each block, ONNX Runtime's own reading of the result, and what is left alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnxruntime as ort
 import pytest

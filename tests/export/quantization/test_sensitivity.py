@@ -1,7 +1,5 @@
 """Which matrices get more bits: the estimate against measured divergences, and the choice by it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from export.architectures import VOCAB, tiny_model

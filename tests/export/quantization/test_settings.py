@@ -1,7 +1,5 @@
 """The quantisation settings are found wherever the field's loaders look for them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

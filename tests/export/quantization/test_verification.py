@@ -1,7 +1,5 @@
 """Verification of bundles with low-bit weights: int8 activations must not hide a weight that is wrong."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path

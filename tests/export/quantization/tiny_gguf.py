@@ -1,7 +1,5 @@
 """Tiny random models as GGUF files, written as llama.cpp's converter writes them: every key and tensor of the architecture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Names are those of the package gguf, and every change is the converter's own direction, so nothing is shared with the reader.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

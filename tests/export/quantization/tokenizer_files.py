@@ -4,8 +4,6 @@ A vocabulary has tokens for pairs that occur in the texts across every border th
 differently, other pairs join, and the ids differ.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from functools import cache

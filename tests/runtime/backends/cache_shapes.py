@@ -1,7 +1,5 @@
 """Manifests and contents of KV caches for the tests of caches and prefix blocks."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 

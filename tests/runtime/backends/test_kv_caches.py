@@ -1,7 +1,5 @@
 """Rows of KV caches: only written slots take memory, released rows give theirs back and hide nothing that was NaN."""
 
-from __future__ import annotations
-
 import mmap
 import sys
 

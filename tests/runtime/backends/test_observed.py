@@ -1,7 +1,5 @@
 """Observed backends report how long graphs ran, not how long it took to queue them."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What passes through all layers take on this machine: measured by a clock that is made up."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Kept prefixes: what is loaded is what was saved, in the right row, and released blocks give their memory back."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """States of recurrent layers in host memory: which buffer holds them, and what a step without tokens of a row leaves alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

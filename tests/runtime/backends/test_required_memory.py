@@ -1,7 +1,5 @@
 """What targets take of a device's memory, told before they are loaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Packed and padded layouts of uneven steps."""
 
-from __future__ import annotations
-
 from tide_runtime.backends.step_arrays import Rounding, RowPadding, StepPositions, StepShape
 
 PADDED = RowPadding(Rounding(), Rounding(spare=1))

@@ -1,7 +1,5 @@
 """Steps whose sequences have different numbers of tokens, behind caches of different lengths."""
 
-from __future__ import annotations
-
 import numpy as np
 from tide_runtime import Engine
 

@@ -1,7 +1,5 @@
 """What steps of several rows are taken to cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Depth policies on a real bundle: options out of range, texts that end inside a draft, callers that leave or come together."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

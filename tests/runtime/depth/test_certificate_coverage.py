@@ -1,21 +1,18 @@
 """What a request says about itself: depth by token, promises kept or not, totals for monitoring."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import onnxruntime as ort
 import pytest
+from cli_in_process import Run
 from runtime.made_up_calibration import calibrate, exit_after
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.cli.depth_view import html_view, terminal_view
@@ -131,23 +128,21 @@ def test_a_stream_gives_each_token_its_depth(certified: Path, policy: str) -> No
         assert (len(set(depths)) == 1) == (policy == "full")
 
 
-def test_views_are_written_by_the_command(certified: Path, tmp_path: Path, command: Callable[..., CompletedProcess[str]]) -> None:
+def test_views_are_written_by_the_command(certified: Path, tmp_path: Path, command: Run) -> None:
     page = tmp_path / "depth.html"
     options = ("--policy", "exit", "--max-new-tokens", 8, "--ignore-eos", "--stats", "--show-depth", "--depth-html", page)
     done = command("run", certified, PROMPT, *options)
-    assert done.returncode == 0, done.stderr
-    assert "layers: " in done.stdout and "of 4 layers" in page.read_text()
-    said = " ".join(done.stderr.split())
+    assert done.code == 0, done.err
+    assert "layers: " in done.out and "of 4 layers" in page.read_text()
+    said = " ".join(done.err.split())
     for part in ("Launches, prompt included", "segment_0", "time: prompt", "the calibration predicts 1.50"):
         assert part in said
     assert "certified: at most 1.0% of tokens differ from the full model's, with 95% confidence" in said
 
 
-def test_a_folder_that_is_missing_is_said_before_anything_runs(
-    certified: Path, tmp_path: Path, command: Callable[..., CompletedProcess[str]]
-) -> None:
+def test_a_folder_that_is_missing_is_said_before_anything_runs(certified: Path, tmp_path: Path, command: Run) -> None:
     done = command("run", certified, PROMPT, "--depth-html", tmp_path / "none" / "depth.html")
-    assert (done.returncode, done.stdout) == (2, "") and "there is no folder" in done.stderr
+    assert (done.code, done.out) == (2, "") and "there is no folder" in done.err
 
 
 # --- Promises
@@ -276,10 +271,10 @@ def test_a_cancelled_stream_counts_as_far_as_it_came(certified: Path, policy: st
         assert generated == len(done.token_ids)
 
 
-def test_json_says_all_that_the_tables_say(certified: Path, command: Callable[..., CompletedProcess[str]]) -> None:
+def test_json_says_all_that_the_tables_say(certified: Path, command: Run) -> None:
     done = command(
         "run", certified, PROMPT, "--policy", "exit", "--threshold", 0.3, "--max-new-tokens", 8, "--ignore-eos", "--json"
     )
-    stats = json.loads(done.stdout)["stats"]
+    stats = json.loads(done.out)["stats"]
     assert stats["uncovered"] == ["threshold 0.3 was set by hand"] and stats["predicted_speedup"] is None
     assert stats["speedup"] > 0 and stats["launches"]["segment_0"] > 0 and stats["forced"] == 0

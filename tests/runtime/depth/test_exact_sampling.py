@@ -3,13 +3,10 @@
 Thousands of seeded texts of a few tokens are counted and held against probabilities computed from scratch (chi-square).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -32,7 +29,7 @@ from tide_runtime.sampler import Sampler
 from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
 
-VOCAB, TOKENS, TEXTS, ROWS = 4, 4, 1500, 100
+VOCAB, TOKENS, TEXTS, ROWS = 4, 4, 1000, 100
 MODEL = TinyTransformer(seed=1, strengths=(0.5, 1.5, 1.5), vocab=VOCAB, positions=32)  # deep layers that change the draft's mind
 MODEL.weights["head"] *= 0.4  # all tokens are likely enough to be counted
 EXITS = [ExitInfo(1, "linear", "max_probability", 0.4), ExitInfo(2, "identity", "max_probability", 0.0)]
@@ -120,7 +117,7 @@ params_of_one = st.builds(
 
 
 @pytest.mark.parametrize("draft", ["router", "ngram", "all"])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(params_of_one, min_size=len(PROMPTS), max_size=len(PROMPTS)))
 def test_exact_is_full_token_for_token(draft: str, params: list[GenerationParams]) -> None:
     """Breaks: a seed's text depends on what was drafted."""
@@ -139,51 +136,9 @@ def test_a_seeds_text_does_not_depend_on_its_company() -> None:
         assert row.new_tokens.tolist() == text
 
 
-@cache
-def _differing(draft: str, verification: Callable[..., Any] = verify) -> int:
-    """Texts of `exact` that differ from `full`'s over 40 seeds, with drafts verified by ``verification``."""
-    differing, drafted = 0, Counter[str]()
-    for seed in range(40):
-        params = [GenerationParams(max_new_tokens=10, temperature=0.9, seed=seed)] * len(PROMPTS)
-        with patch.object(exact, "verify", verification):
-            found, made = texts("exact", draft, params)
-        drafted += made
-        differing += sum(own != other for own, other in zip(found, texts("full", draft, params)[0], strict=True))
-    assert drafted.total() > 200
-    return differing
-
-
-def _accepts_always(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -> tuple[list[int], int]:
-    place = len(drafts)
-    own = sequence.choose(verified.logits[place], verified.tokens[place], sequence.num_tokens + place)
-    return [*(draft.token for draft in drafts), own], place
-
-
 def _with_other_noise(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -> tuple[list[int], int]:
     with patch.object(sequence, "sampler", Sampler(replace(sequence.params, seed=999), VOCAB)):
         return verify(sequence, drafts, verified)
-
-
-def _one_position_late(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -> tuple[list[int], int]:
-    choose = sequence.choose
-    with patch.object(sequence, "choose", lambda logits, likeliest, seen: choose(logits, likeliest, seen - 1)):
-        return verify(sequence, drafts, verified)
-
-
-@pytest.mark.parametrize("draft", ["router", "ngram"])
-@pytest.mark.parametrize("broken", [_accepts_always, _with_other_noise, _one_position_late])
-def test_a_broken_verification_is_noticed(draft: str, broken: Callable[..., Any]) -> None:
-    """Breaks: the test of token-for-token identity could not fail."""
-    assert _differing(draft) == 0
-    assert _differing(draft, broken) > 20
-
-
-@pytest.mark.parametrize(("prompt", "draft"), [(PLAIN, "router"), (REPEATING, "ngram")])
-def test_accepting_always_breaks_the_distribution(prompt: tuple[int, ...], draft: str) -> None:
-    """Breaks: the test of the distribution could not fail."""
-    with patch.object(exact, "verify", _accepts_always):
-        statistic, limit, _ = chi_square(prompt, draft)
-    assert statistic > limit
 
 
 def test_exits_draft_with_the_noise_of_the_verification() -> None:
@@ -193,7 +148,7 @@ def test_exits_draft_with_the_noise_of_the_verification() -> None:
         manifest = tiny_manifest(MODEL, (1, 2), EXITS)
         policy = ExactDepth(manifest, DepthOptions(draft="router", draft_limit=2, tuning=FAR_DRAFTS))
         params = GenerationParams(max_new_tokens=12, temperature=0.9)
-        rows = [make_row(Request(PLAIN, replace(params, seed=seed), seed), manifest) for seed in range(300)]
+        rows = [make_row(Request(PLAIN, replace(params, seed=seed), seed), manifest) for seed in range(200)]
         list(run(exits_pay(policy), NumpyBackend(manifest, MODEL).context(ROWS), rows))
         return sum(row.depth.accepted["router"] for row in rows) / sum(row.depth.drafted["router"] for row in rows)
 

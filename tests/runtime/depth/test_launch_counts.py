@@ -1,7 +1,5 @@
 """What is skipped is not run: launches counted where the graphs are run, for every policy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where lazy depth could go wrong and random examples seldom go: each test one way."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

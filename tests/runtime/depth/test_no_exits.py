@@ -1,7 +1,5 @@
 """A calibration that found no exit worth a cut: one chain of layers, on which `exact` still copies from the text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Policy `exact` where no padding of launches keeps a token's bits: what it may do, and what it says."""
 
-from __future__ import annotations
-
 import pytest
 from runtime.numpy_backend import NumpyBackend, NumpyContext, tiny_manifest
 from runtime.tiny_generation import FAR_DRAFTS, Request, exits_pay, make_row

@@ -1,11 +1,9 @@
 """All segments as one graph: what goes through every layer takes it, nothing else does, and a target may lack it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from runtime.bundle.corruption import edit
+from edited_bundle import edit
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.tiny_generation import Request, make_row
 from runtime.tiny_transformer import TinyTransformer

@@ -1,7 +1,5 @@
 """Policy `exact` with loops as rows over the NumPy backend: the texts of `full`, whatever runs beside them, in fewer launches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One loop for all callers: threads and event loops, failures of a sequence or of the backend, and the end of an engine."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import subprocess

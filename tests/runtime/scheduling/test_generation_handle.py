@@ -1,7 +1,5 @@
 """A handle gives the same request to threads and to event loops, and cancels what is not wanted any more."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """The engine's memory for keys and values: what the caller allows, or what the machine has."""
 
-from __future__ import annotations
-
 import mmap
 
 import pytest

@@ -1,7 +1,5 @@
 """The prefix cache of recurrent models against a plain list of texts: what it finds, and what goes when memory is short."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tide_runtime.scheduling.snapshot_tree import SnapshotTree

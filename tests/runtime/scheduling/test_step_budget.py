@@ -1,7 +1,5 @@
 """Prompt tokens beside decodes: enough for prompts to get on, few enough for the others' tokens to keep coming."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import pytest

@@ -4,8 +4,6 @@ The scheduler and a policy are driven step by step, without threads, over the Nu
 whose blocks forget what they held when they are given back.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -140,7 +138,7 @@ def sharing(requests: list[Wanted], random: np.random.Generator, positions: int)
     return changed
 
 
-@examples(max_examples=100)
+@examples(max_examples=45)
 @given(cases(sampling=True, positions=(24, 80)), st.integers(0, 2**32 - 1), st.sampled_from(["full", "exact", "loops"]))
 def test_full_and_exact_are_the_recomputed_model(case: Case, seed: int, name: str) -> None:
     """Breaks: a text that depends on who came when, on a preemption, on a chunk, or on what another request left in the cache."""
@@ -175,7 +173,7 @@ def wavefront(case: Case, random: np.random.Generator, kind: type[WavefrontDepth
     return case, policy
 
 
-@examples(max_examples=100)
+@examples(max_examples=45)
 @given(cases(sampling=True, positions=(24, 80)), st.integers(0, 2**32 - 1), st.booleans())
 def test_exit_says_what_its_exits_say(case: Case, seed: int, rows: bool) -> None:
     """Breaks: an exit that is taken, or not, because of traffic, or because of what was guessed while loops were rows."""

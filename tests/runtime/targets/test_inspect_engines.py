@@ -1,7 +1,5 @@
 """``tide-inspect`` on engines: builder, architectures, and whether they run here, with a stand-in for TensorRT-RTX."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Selection of a bundle's target by machine, and the error when no target runs."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Structured outputs: texts belong to their grammar under every policy, and `exact` drafts what the grammar forces."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a JSON schema allows can be finished, or the schema is refused before anything is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

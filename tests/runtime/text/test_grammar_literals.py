@@ -1,7 +1,5 @@
 """Grammars whose literals spell added tokens of the model, on a vocabulary like Qwen's."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Integers of a schema are exact, or the schema is refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a stream may not show yet, because a stop string, a tag or a call may begin there."""
 
-from __future__ import annotations
-
 import pytest
 from tide_runtime.text.held_back import held_back
 

@@ -1,7 +1,5 @@
 """Messages of OpenAI's API must reach each family's template in the form that it was written for."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chats that clients send must become prompts of any template, with every text in them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Budgets and grammars behind thoughts: whatever a model writes, its thoughts end in time and its answer is valid."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model that thinks aloud must be understood from its chat template alone, and its thoughts must not become its answer."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The fewest tokens of a text: a bound above the true number would refuse prompts that fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -80,7 +80,7 @@ def test_streamed_text_is_the_decoded_text(tokenizer, text, stops):
     assert_streams(tokenizer, tokenizer.encode(text), stops)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(ids=st.lists(st.integers(0, BYTES.vocab_size + 3), max_size=40), stops=stops, skip=st.booleans())
 def test_any_byte_level_ids_stream_as_they_decode(ids, stops, skip):
     """Breaks: a model that emits invalid bytes, special tokens or padding ids makes the stream lose text."""
@@ -88,7 +88,7 @@ def test_any_byte_level_ids_stream_as_they_decode(ids, stops, skip):
 
 
 @pytest.mark.parametrize("tokenizer", PIECES.values(), ids=PIECES.keys())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_any_pieces_stream_as_they_decode(tokenizer, data, skip):
     """Breaks: leading spaces vanish after a special token, or at the start of a line."""
@@ -97,7 +97,7 @@ def test_any_pieces_stream_as_they_decode(tokenizer, data, skip):
 
 
 @pytest.mark.parametrize("tokenizer", PIECES.values(), ids=PIECES.keys())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_invalid_byte_fallback_loses_no_text(tokenizer, data):
     """Breaks: one bad byte token swallows or repeats the words around it."""

@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on this machine, for tests of the server on it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """Which replica a request is sent to."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Two replicas of a tiny bundle on a Ray cluster of three nodes on this machine, behind one ingress."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

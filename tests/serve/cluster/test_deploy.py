@@ -1,7 +1,5 @@
 """The files in deploy/: what they promise, and that Ray takes them."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shlex

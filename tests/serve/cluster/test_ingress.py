@@ -1,7 +1,5 @@
 """The ingress: what it answers and refuses itself, and what it sends on."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

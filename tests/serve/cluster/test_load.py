@@ -1,7 +1,5 @@
 """Options of a deployment."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What a client gets while replicas answer, fail and are lost."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

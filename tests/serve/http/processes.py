@@ -1,7 +1,5 @@
 """Servers in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

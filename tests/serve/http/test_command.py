@@ -1,7 +1,5 @@
 """``tide-serve`` as a shell meets it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

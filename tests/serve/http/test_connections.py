@@ -1,7 +1,5 @@
 """Hostile clients at the sockets of a live server without a model."""
 
-from __future__ import annotations
-
 import json
 import resource
 import socket

@@ -1,7 +1,5 @@
 """How a server ends: signals to a process of its own, without a model."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The checks in front of the routes, called without a network."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -38,20 +36,13 @@ def access_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 # --- request ids, headers, logs
 
 
-def test_request_id_of_the_client_is_kept(caplog: pytest.LogCaptureFixture) -> None:
-    """Breaks: an operator cannot find in the log the request that a user reports."""
+@pytest.mark.parametrize("given", ["abc-1", None, "", "a b", "x" * 200, 'quote"', "a\tb"])
+def test_request_ids(given: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks: the request that a user reports is not in the log, or a client writes into log or headers what it likes."""
     caplog.set_level(logging.INFO, "tide_serve.access")
-    answer = call(guarded()[0], "POST", "/v1/count", json={}, headers={"X-Request-Id": "abc-1"})
-    assert answer.headers["x-request-id"] == "abc-1"
-    assert access_lines(caplog)[0]["id"] == "abc-1"
-
-
-@pytest.mark.parametrize("given", [None, "", "a b", "x" * 200, 'quote"', "a\tb"])
-def test_request_id_is_made_where_none_can_be_used(given: str | None) -> None:
-    """Breaks: a client writes into the log, or into headers, what it likes."""
-    headers = {} if given is None else {"X-Request-Id": given}
-    made = call(guarded()[0], "GET", "/v1/nothing", headers=headers).headers["x-request-id"]
-    assert made != given and len(made) == 32
+    answer = call(guarded()[0], "POST", "/v1/count", json={}, headers={} if given is None else {"X-Request-Id": given})
+    made = answer.headers["x-request-id"]
+    assert made == access_lines(caplog)[0]["id"] and (made == given if given == "abc-1" else made != given and len(made) == 32)
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/nothing", "/v1/count"])
@@ -153,6 +144,17 @@ async def run(app: ASGIApp, messages: list[Message], send: Send, *headers: tuple
     await app({**scope, "client": ("192.0.2.1", 1)}, receive, send)
 
 
+def answered(app: ASGIApp, messages: list[Message], *headers: tuple[bytes, bytes]) -> list[Message]:
+    """What the server sends for `run`."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(run(app, messages, send, *headers))
+    return sent
+
+
 def test_websockets_are_refused() -> None:
     """Breaks: a websocket route that is added one day is open to everybody, as the checks are for HTTP only."""
     sent: list[Message] = []
@@ -181,27 +183,20 @@ def test_without_a_right_key_is_401(headers: dict[str, str], path: str) -> None:
     assert not seen.bodies and KEY not in answer.text
 
 
-@pytest.mark.parametrize("key", [KEY, OTHER_KEY])
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
-def test_each_key_opens(key: str, scheme: str) -> None:
-    """Breaks: one of several users is locked out."""
-    answer = call(
-        guarded(api_keys=(KEY, OTHER_KEY))[0], "POST", "/v1/count", json={}, headers={"Authorization": f"{scheme} {key}"}
-    )
-    assert answer.status_code == 200
-
-
-def test_a_key_may_come_as_anthropics_clients_send_it() -> None:
-    """Breaks: Anthropic's clients are locked out, or a wrong key opens beside a right one."""
-    app, _ = guarded(api_keys=(KEY, OTHER_KEY))
-    for headers, status in (
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        *(({"Authorization": f"{scheme} {key}"}, 200) for key in (KEY, OTHER_KEY) for scheme in ("Bearer", "bearer")),
         ({"X-Api-Key": KEY}, 200),
         ({"X-Api-Key": "wrong"}, 401),
         ({"X-Api-Key": ""}, 401),
         ({"X-Api-Key": KEY, **bearer("wrong")}, 401),
         ({"X-Api-Key": "wrong", **bearer(KEY)}, 200),
-    ):
-        assert call(app, "POST", "/v1/count", json={}, headers=headers).status_code == status, headers
+    ],
+)
+def test_keys_as_clients_send_them(headers: dict[str, str], status: int) -> None:
+    """Breaks: one of several users, or Anthropic's clients, are locked out, or a wrong key opens beside a right one."""
+    assert call(guarded(api_keys=(KEY, OTHER_KEY))[0], "POST", "/v1/count", json={}, headers=headers).status_code == status
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
@@ -353,56 +348,31 @@ def test_declared_size_is_refused_before_the_body_is_read() -> None:
     assert call(guarded(seen, max_body_bytes=100)[0], "POST", "/v1/count", content=b"x" * 100).json() == {"bytes": 100}
 
 
-@pytest.mark.parametrize("length", [b"1e3", b"-1", b"\xb2", b"99999999999999999999999"])
-def test_odd_content_length_is_refused(length: bytes) -> None:
-    """Breaks: a server behind another one, which passes odd headers on, fails with 500."""
-    answers: list[Message] = []
-
-    async def send(message: Message) -> None:
-        answers.append(message)
-
-    asyncio.run(run(guarded()[0], [], send, (b"content-length", length)))
-    assert answers[0]["status"] == 413
+ENDLESS: list[Message] = [{"type": "http.request", "body": b"x" * 60, "more_body": True}] * 1000
 
 
-def test_chunked_body_is_cut_off_at_the_limit() -> None:
-    """Breaks: without Content-Length a body has no limit."""
-    answers: list[Message] = []
-
-    async def send(message: Message) -> None:
-        answers.append(message)
-
+@pytest.mark.parametrize(
+    ("messages", "header", "status", "kind"),
+    [
+        *(([], (b"content-length", length), 413, "") for length in (b"1e3", b"-1", b"\xb2", b"99999999999999999999999")),
+        (ENDLESS, (b"x", b"x"), 413, "invalid_request_error"),
+        (ENDLESS[:1], (b"x", b"x"), 408, "timeout_error"),
+    ],
+)
+def test_bodies_without_a_usable_length(messages: list[Message], header: tuple[bytes, bytes], status: int, kind: str) -> None:
+    """Breaks: odd headers that a proxy passes on fail with 500, a body has no limit, or one that never ends holds its place."""
     seen = Seen()
-    endless: list[Message] = [{"type": "http.request", "body": b"x" * 60, "more_body": True}] * 1000
-    asyncio.run(run(guarded(seen, max_body_bytes=100)[0], endless, send))
-    assert answers[0]["status"] == 413 and seen.bodies == []
-
-
-def test_slow_body_is_408() -> None:
-    """Breaks: clients that never finish a request hold their places for ever."""
-    answers: list[Message] = []
-
-    async def send(message: Message) -> None:
-        answers.append(message)
-
-    part: list[Message] = [{"type": "http.request", "body": b"{", "more_body": True}]
-    asyncio.run(run(guarded(body_timeout=0.05)[0], part, send))
-    assert answers[0]["status"] == 408
-    assert json.loads(answers[1]["body"])["error"]["type"] == "timeout_error"
+    answers = answered(guarded(seen, max_body_bytes=100, body_timeout=0.05)[0], messages, header)
+    assert answers[0]["status"] == status and seen.bodies == []
+    assert not kind or json.loads(answers[1]["body"])["error"]["type"] == kind
 
 
 def test_client_that_leaves_within_its_body_is_noted(caplog: pytest.LogCaptureFixture) -> None:
     """Breaks: such a request is answered by a route with half a body, or is missing in the log."""
     caplog.set_level(logging.INFO, "tide_serve.access")
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
     seen = Seen()
     app, service = guarded(seen)
-    asyncio.run(run(app, [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}], send))
-    assert sent == [] and seen.bodies == []
+    assert answered(app, [ENDLESS[0], {"type": "http.disconnect"}]) == [] and seen.bodies == []
     assert access_lines(caplog)[0]["status"] == 499 and "tide_http_aborted_total 1.0" in service.metrics.text()
 
 
@@ -480,13 +450,7 @@ def test_host_is_not_checked_where_no_hosts_are_given() -> None:
 @pytest.mark.parametrize("hosts", [[], [b"localhost", b"example.org"], [b"localhost", b"localhost"]])
 def test_one_host_is_needed(hosts: list[bytes]) -> None:
     """Breaks: a proxy in front looks at one header, and this server at the other one."""
-    answers: list[Message] = []
-
-    async def send(message: Message) -> None:
-        answers.append(message)
-
-    asyncio.run(run(guarded(allowed_hosts=())[0], [], send, *((b"host", host) for host in hosts)))
-    assert answers[0]["status"] == 421
+    assert answered(guarded(allowed_hosts=())[0], [], *((b"host", host) for host in hosts))[0]["status"] == 421
 
 
 ORIGIN = {"Origin": "https://example.org"}

@@ -1,7 +1,5 @@
 """The checks around real routes and a real engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

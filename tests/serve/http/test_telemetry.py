@@ -1,7 +1,5 @@
 """Traces, kept in memory instead of being sent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Which models a command line names, and what is refused before the server starts."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which models are loaded when, with stub engines."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import wraps

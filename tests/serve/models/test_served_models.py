@@ -1,7 +1,5 @@
 """Several tiny models behind one server, in memory for fewer."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -20,8 +18,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from edited_bundle import sign
 from fastapi import FastAPI
-from runtime.bundle.corruption import sign
 from serve.http.processes import ROOT, end_of
 from serve.live import listening
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions

@@ -1,7 +1,5 @@
 """A bundle on a disk that others write to."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The driver's virtual memory over no memory at all, with the rules that its documentation states, and cuda.bindings' types."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cuda.bindings import driver

@@ -3,8 +3,6 @@
 The attributes are read from the source: those of every expression that is listed with its class in `HELD`.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 from dataclasses import fields

@@ -1,9 +1,7 @@
-"""KV caches on a device that grow: rows get memory when they are used, and what is cached moves to where graphs with more slots
-read it."""
-
-from __future__ import annotations
+"""Caches on a device: rows get memory when they are used, and grow without losing a key."""
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from runtime.host_device import HostDevice
 from runtime.numpy_backend import tiny_manifest
+from runtime.test_engine import PROMPTS, params, tokens
 from runtime.tiny_transformer import TinyTransformer
+from tide_runtime import Engine, EngineOptions
 from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.element_types import FP32, INT8, ElementType
+from tide_runtime.bundle.engine_info import ProfileInfo
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo, Manifest
 from tide_runtime.errors import CacheFullError, DeviceMemoryError
 
@@ -124,3 +125,13 @@ def test_memory_that_is_short_leaves_the_caches_as_they_were() -> None:
     device.most_reserved = None
     caches.reserve(64, 4)
     assert caches.slots == 64 and caches.rows == 4
+
+
+def test_the_batch_size_is_limited_to_that_of_the_engines(engine: Engine) -> None:
+    """Guards against steps without an optimization profile, which would fail all 16 prompts of a service."""
+    target = replace(engine.manifest.targets["cpu"], profiles=[ProfileInfo("decode", [1, 1, 2], [1, 1, 1])])
+    bundle = replace(engine.bundle, manifest=replace(engine.manifest, targets={"cpu": target}))
+    alone = [tokens(engine.generate(prompt, params())[0]) for prompt in PROMPTS]
+    with Engine(bundle, EngineOptions(policy="full")) as narrow:
+        assert [tokens(r) for r in narrow.generate(PROMPTS, params())] == alone
+        assert narrow.max_batch == 2

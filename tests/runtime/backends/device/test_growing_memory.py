@@ -1,7 +1,5 @@
 """Memory that a device maps by need behaves as `Device.reserve` says: on a GPU where there is one, else over host memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

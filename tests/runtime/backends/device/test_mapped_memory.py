@@ -1,7 +1,5 @@
 """Memory that is mapped into reserved addresses, held to the rules of the driver's documentation."""
 
-from __future__ import annotations
-
 from threading import RLock
 from types import SimpleNamespace
 from typing import Any

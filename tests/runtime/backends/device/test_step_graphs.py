@@ -1,7 +1,5 @@
 """Steps that the host queues, captured as CUDA graphs on the simulated GPU: the same texts, in fewer launches."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 from weakref import ref

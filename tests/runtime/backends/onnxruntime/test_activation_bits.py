@@ -1,7 +1,5 @@
 """Bits of the inputs of integer products: 8 where a processor's products are exact with them, else 7."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Low-rank products beside the products of a graph that ONNX Runtime runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 Not tested: the CUDA provider's kernels and stream, and overlapping copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The distribution that brings the module ``onnxruntime``: several install the same folder."""
 
-from __future__ import annotations
-
 import onnxruntime
 import pytest
 from tide_runtime.backends.onnxruntime import distribution

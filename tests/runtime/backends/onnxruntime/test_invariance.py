@@ -1,7 +1,5 @@
 """How launches are padded: measured bit by bit, once per machine and product."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings

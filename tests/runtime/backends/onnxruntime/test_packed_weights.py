@@ -1,7 +1,5 @@
 """Packed weights in the machine's cache: every graph maps them, computes the same bits, and does without where it must."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Refitting of stripped engines, with a stand-in for TensorRT."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """A draft head that guesses whenever it has room, as if that cost nothing, and of which all guesses are verified."""
 
-from __future__ import annotations
-
 import pytest
 from tide_runtime.depth.speculation import speculator
 from tide_runtime.depth.speculation.lengths import Lengths

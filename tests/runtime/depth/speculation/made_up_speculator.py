@@ -1,7 +1,5 @@
 """A speculator with made-up prices, and sequences that run nowhere."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from runtime.numpy_backend import tiny_manifest

@@ -1,7 +1,5 @@
 """Tokens that followed the same ones in earlier replies."""
 
-from __future__ import annotations
-
 import numpy as np
 from runtime.depth.speculation.made_up_speculator import made_up_speculator, made_up_state
 from tide_runtime.bundle.calibration import CostTable, StepCost

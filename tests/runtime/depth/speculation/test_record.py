@@ -1,8 +1,6 @@
-"""Acceptance of guesses by what speaks for them: the length of a match, or a score."""
+"""The record of a sequence: how often guesses were right, and whether exits pay."""
 
-from __future__ import annotations
-
-from tide_runtime.depth.speculation.record import HitRates
+from tide_runtime.depth.speculation.record import Backoff, HitRates
 from tide_runtime.depth_tuning import DepthTuning
 
 
@@ -49,3 +47,38 @@ def test_scores_have_classes_of_their_own() -> None:
     assert rates.rate(0.49) == 0.1 and rates.rate(0.5) == rates.rate(0.99) == 0.7
     rates.observe([3, 4], [0.9, 0.2], [3, 5])
     assert rates.rate(0.6) > 0.7 and rates.rate(0.3) < 0.1
+
+
+LOSS, GAIN = (1.0, 1.5), (3.0, 1.5)  # tokens, cost
+
+
+def backoff() -> Backoff:
+    return Backoff(DepthTuning(), expected=1.0)
+
+
+def cooldowns(record: Backoff, outcomes: list[tuple[float, float]]) -> list[float]:
+    """The cooldowns that ``outcomes`` lead to; each one is waited for."""
+    found = []
+    for tokens, cost in outcomes:
+        record.observe(tokens, cost)
+        if not record.active:
+            found.append(record.cooldown)
+            record.pass_tokens(record.cooldown)
+    return found
+
+
+def test_cooldowns_grow_while_speculation_loses() -> None:
+    """Guards against endless retries on hopeless text; each costs up to half a step."""
+    assert cooldowns(backoff(), [LOSS] * 6) == [32, 64, 128, 256, 512, 1024]
+
+
+def test_a_clear_gain_resets_the_next_cooldown() -> None:
+    """Guards against giving up for good on a text whose easy parts come late."""
+    record = backoff()
+    assert cooldowns(record, [LOSS, LOSS, LOSS, GAIN]) == [32, 64, 128]
+    assert cooldowns(record, [LOSS] * 9)[0] == 32
+
+
+def test_speculation_that_pays_goes_on() -> None:
+    """Guards against a single loss among gains ending it."""
+    assert cooldowns(backoff(), [GAIN, GAIN, LOSS, GAIN, LOSS, GAIN]) == []
