@@ -155,7 +155,9 @@ def measure(archive: Path, policies: Sequence[str], batches: Sequence[int], cont
             packed.extractall(folder, filter="data")
         for policy in policies:
             begun = perf_counter()
-            options = EngineOptions(target="torch", device="cuda", policy=policy, max_batch=max(batches), verify=False)
+            options = EngineOptions(
+                target="torch", device="cuda", policy=policy, max_batch=max(batches), verify=False, prefix_cache=False
+            )
             engine = Engine.load(f"{folder}/{name}", options)
             loaded = perf_counter() - begun
             for context in contexts:

@@ -57,9 +57,10 @@ def with_fused_products(nodes: Sequence[GraphNode], graph: GraphFile) -> list[Gr
             for reader in readers if node.op == _SKIP_NORM else []:
                 parts[reader.outputs[0]] = parts[reader.outputs[0]]._replace(norm=node)
             gone.add(id(node))
-        if node.op == GATE and (source := _gated(node, parts, makers, uses)) is not None:
+        if node.op == GATE and (found := _gated(node, parts, makers, uses)) is not None:
+            source, between = found
             parts[source.outputs[0]] = parts[source.outputs[0]]._replace(gate=node.outputs[0])
-            gone.add(id(node))
+            gone |= {id(node), *map(id, between)}
     return [_fused(parts[node.outputs[0]]) if node.outputs[0] in parts else node for node in nodes if id(node) not in gone]
 
 
@@ -79,14 +80,19 @@ def _addition(node: GraphNode, parts: Mapping[str, _Fused], uses: Counter[str], 
     return None
 
 
-def _gated(node: GraphNode, parts: Mapping[str, _Fused], makers: Mapping[str, GraphNode], uses: Counter[str]) -> GraphNode | None:
-    """The product whose two outputs, or two halves, ``node`` takes as gate and what it opens."""
+def _gated(
+    node: GraphNode, parts: Mapping[str, _Fused], makers: Mapping[str, GraphNode], uses: Counter[str]
+) -> tuple[GraphNode, list[GraphNode]] | None:
+    """The product whose two outputs, or two halves, ``node`` takes as gate and what it opens; and the nodes between."""
     first, second = (makers.get(name) for name in node.inputs)
-    if first is None or first is not second or any(uses[name] != 1 for name in node.inputs):
+    if first is None or first is not second or any(uses[name] != 1 for name in node.inputs) or first.outputs != node.inputs:
         return None
-    if first.outputs[0] in parts and tuple(first.outputs) == tuple(node.inputs):
-        return first
-    return None
+    if first.op == "Split" and first.attributes.get("axis") == -1 and uses[first.inputs[0]] == 1:
+        between = [first]
+        first = makers.get(first.inputs[0])
+    else:
+        between = []
+    return (first, between) if first is not None and first.outputs[0] in parts else None
 
 
 def _fused(part: _Fused) -> GraphNode:
@@ -114,9 +120,8 @@ class FusedProduct:
         matrix: `skinny_product.Matrix`.
         sizes: rows of the matrix that belong to each product of the input.
         gains: weight of the norm before, or None.
-        gives_squares: whether a norm reads the sum with the residual.
-        takes: whether the kernel computes a product of so many tokens a sequence and so many in all.
-        kernel: `skinny_product.product`.
+        takes: whether the kernel is for so many tokens a sequence, and so many in all.
+        kernels: the module `fused_kernels`.
     """
 
     matrix: Any
