@@ -155,10 +155,10 @@ def test_prefixes_and_preemption_leave_the_text(exported):
 
 def test_cuts_and_exits_are_refused_with_the_reason(exported, tmp_path):
     """A graph behind a cut would read keys or token ids that it is not given, after minutes of work."""
-    case = exported("e4b")
+    case = exported("e2b")
     assert case.manifest.checkpoints == []
     with pytest.raises(UnsupportedModelError, match="later layers read the keys and values of earlier ones"):
-        write_bundle(LoadedModel(case.model, None, "e4b"), tmp_path, ExportConfig(checkpoints="2"), QUIET)
+        write_bundle(LoadedModel(case.model, None, "e2b"), tmp_path, ExportConfig(checkpoints="2"), QUIET)
     alone = random_model(config("sf", 0))
     with pytest.raises(UnsupportedModelError, match="each of its layers reads the token ids"):
         write_bundle(LoadedModel(alone, None, "alone"), tmp_path, ExportConfig(checkpoints="1"), QUIET)

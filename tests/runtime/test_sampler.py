@@ -90,6 +90,13 @@ def test_top_k_of_a_large_vocabulary_is_that_of_all_sorted(k, coarse):
     np.testing.assert_array_equal(kept, logits >= np.sort(logits)[max(0, 3_001 - k)])
 
 
+def test_top_k_keeps_all_tied_with_the_kth():
+    """Breaks: which of two equal tokens survives depends on their order in the vocabulary."""
+    logits = np.array([1, 3, 1, 0, 1], np.float32)
+    kept = Sampler(GenerationParams(temperature=1.0, top_k=2), 5).distribution(logits, NOTHING) > 0
+    assert kept.tolist() == [True, True, True, False, True]
+
+
 def test_top_p_drops_lower_ids_of_tied_tokens():
     """Breaks: the same seed gives other text on another machine, where the sort orders equal tokens differently."""
     logits = np.zeros(40, np.float32)
@@ -164,6 +171,32 @@ def test_seeds_follow_the_distribution(changes):
     samplers = [Sampler(GenerationParams(temperature=0.8, seed=seed, **changes), 8) for seed in range(3000)]
     drawn = [sampler.sample(logits, TEXT[:3]) for sampler in samplers]
     statistic, limit = chi_square(drawn, samplers[0].distribution(logits, TEXT[:3]))
+    assert statistic < limit
+
+
+def test_neighbouring_positions_and_seeds_are_independent():
+    """Breaks: a text's tokens depend on each other beyond the model, although each alone follows its probabilities."""
+    logits = np.zeros(6, np.float32)
+
+    def token(seed, position):
+        return Sampler(GenerationParams(temperature=1.0, seed=seed), 6).sample(logits, TEXT[:position])
+
+    pairs = [token(7, n) * 6 + token(7, n + 1) for n in range(0, 4000, 2)]
+    seeds = [token(n, 5) * 6 + token(n + 1, 5) for n in range(0, 4000, 2)]
+    for both in (pairs, seeds):
+        statistic, limit = chi_square(both, np.full(36, 1 / 36))
+        assert statistic < limit
+
+
+def test_large_vocabularies_are_drawn_from_like_small_ones():
+    """Breaks: tokens at the edges of the blocks that noise is made in come too often, or impossible ones come."""
+    logits, places = np.full(3 * 8192 + 7, -np.inf, np.float32), [0, 1, 8191, 8192, 16384, 24582]
+    weights = np.array([0.1, 0.2, 0.25, 0.15, 0.1, 0.2])
+    logits[places] = np.log(weights)
+    sampler = Sampler(GenerationParams(temperature=1.0, seed=3), logits.size)
+    drawn = [sampler.sample(logits, TEXT[:position]) for position in range(2500)]
+    assert set(drawn) == set(places)
+    statistic, limit = chi_square([places.index(token) for token in drawn], weights)
     assert statistic < limit
 
 
