@@ -4,7 +4,7 @@
 //   it ends at an eos id (1), at its limit (2), or where the model has no token (3)
 //   ring[turn % ring_turns] = verified, the tokens, then -1;  counts[0] = turn + 1
 //   hits and tries of a class count its guesses up to the first wrong one, verified or not, and are halved at 32 tries
-//   turns_left -= 1;  proceed = a row is running, each running one has 16 slots below its bound, and turns are left
+//   turns_left -= 1;  proceed = a row is running, each running one has 16 slots below its bound, none lacks a token, turns are left
 #pragma once
 
 #include "draft_class.cuh"
@@ -55,19 +55,19 @@ template <typename T>
 __device__ __forceinline__ void text_accept(const text_accept_params& v) {
   const int64_t turn = v.counts[0];
   int64_t* entries = v.ring + (turn % v.ring_turns) * v.rows * kEntry;
-  bool running = false, full = false;
+  bool running = false, needs_host = false;
   for (int row = threadIdx.x; row < v.rows; row += blockDim.x) {
     const int32_t* tokens = v.text + row * v.room + v.length[row] + 1;
     count_hits(v, row, tokens, append_tokens(v, row, entries + row * kEntry));
     const bool runs = v.finished[row] == kRunning;
     running = running || runs;
-    full = full || (runs && v.length[row] + kMaxDrafts + 1 > v.bound[row]);
+    needs_host = needs_host || v.finished[row] == kNoToken || (runs && v.length[row] + kMaxDrafts + 1 > v.bound[row]);
   }
   __threadfence_system();  // the host reads the entry when it sees the count
-  const bool any_running = __syncthreads_or(running) != 0, any_full = __syncthreads_or(full) != 0;
+  const bool any_running = __syncthreads_or(running) != 0, stops = __syncthreads_or(needs_host) != 0;
   if (threadIdx.x != 0) return;
   v.counts[0] = turn + 1;
-  const int32_t left = *v.turns_left - 1, proceed = any_running && !any_full && left > 0;
+  const int32_t left = *v.turns_left - 1, proceed = any_running && !stops && left > 0;
   *v.turns_left = left, *v.proceed = proceed;
   set_graph_condition(v.sets_condition, v.graph_condition, proceed);
 }

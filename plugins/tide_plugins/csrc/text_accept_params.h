@@ -23,7 +23,7 @@ struct text_accept_params {
   int32_t* turns_left;     // scalar, in and out
   int64_t* ring;           // [ring_turns, rows, 17] pinned: drafts verified, tokens, then -1
   int64_t* counts;         // turns written
-  int32_t* proceed;        // scalar: whether rows are running, have room, and turns are left
+  int32_t* proceed;        // scalar: whether rows are running, none needs the host, and turns are left
   uint64_t graph_condition;
   int64_t room;
   int32_t rows;

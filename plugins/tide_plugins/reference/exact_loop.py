@@ -69,8 +69,8 @@ def text_accept(given: Tensors) -> Tensors:
         _count_hits(given, made, row, taken)
     made["counts"][0] += 1
     left, runs = given["turns_left"] - 1, made["finished"] == 0
-    full = runs & (made["length"] + given["guess"].shape[1] + 1 > given["bound"])
-    return {**made, "turns_left": left, "proceed": np.array([runs.any() and not full.any() and left[0] > 0])}
+    stops = (made["finished"] == 3) | (runs & (made["length"] + given["guess"].shape[1] + 1 > given["bound"]))
+    return {**made, "turns_left": left, "proceed": np.array([runs.any() and not stops.any() and left[0] > 0])}
 
 
 def _take(given: Tensors, made: Tensors, row: int, choices: NDArray[np.int64], verified: int) -> list[int]:

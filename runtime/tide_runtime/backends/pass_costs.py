@@ -12,6 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -86,20 +87,19 @@ def measure_pass_costs(
     cached = min(_CACHED_TOKENS, max_seq_len // 2)
     shapes = PADDED_SHAPES if captured else SHAPES
     shapes = tuple(counts for counts in shapes if cached + max(counts) <= max_seq_len and takes(len(counts), max(counts)))
-    context = make_context(max(len(counts) for counts in shapes))
+    with closing(make_context(max(len(counts) for counts in shapes))) as context:
 
-    def run(counts: tuple[int, ...]) -> float:
-        _run(context, (1,) * len(counts), cached)
-        start = clock()
-        _run(context, counts, cached)
-        return clock() - start
+        def run(counts: tuple[int, ...]) -> float:
+            _run(context, (1,) * len(counts), cached)
+            start = clock()
+            _run(context, counts, cached)
+            return clock() - start
 
-    for counts in shapes if captured else ():
-        for _ in range(2):
-            run(counts)
-    ms = _fastest_ms(shapes, run, clock, len(shapes) if captured else _MIN_SHAPES)
-    drafts = _draft_head_ms(context, cached, clock) if context.has_draft_head else {}
-    context.close()
+        for counts in shapes if captured else ():
+            for _ in range(2):
+                run(counts)
+        ms = _fastest_ms(shapes, run, clock, len(shapes) if captured else _MIN_SHAPES)
+        drafts = _draft_head_ms(context, cached, clock) if context.has_draft_head else {}
     if not all(counts in ms for counts in shapes if len(counts) > 1):  # one size of a batch says nothing about others
         ms = {counts: time for counts, time in ms.items() if len(counts) == 1}
     return pass_table(ms, target, machine, drafts)

@@ -184,7 +184,7 @@ class LoopKernels(Protocol):
     def text_accept(self, state: LoopState, texts: TextState, chosen: int) -> Enqueue:
         """Append the drafts that are the model's tokens ``chosen`` [B, S] int64, and one more of these, to the running
         sequences; where a token is negative, the sequence needs the host. Writes the turn's ring values, and sets ``proceed``
-        if a sequence is running, every running one has 16 slots below its bound, and turns are left."""
+        if a sequence is running, every running one has 16 slots below its bound, none needs the host, and turns are left."""
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
         """Set ``chosen`` of sequences that did not exit to the full model's token [B], and clear the pending tokens."""

@@ -127,6 +127,7 @@ def test_requests_wait_where_memory_is_short(bundle: Path, reference: list[tuple
     device = HostDevice()
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full")) as engine:
         backend = load(engine.bundle, device)
+        backend.machine_key = []  # nothing is measured, which takes memory
         device.most_reserved = int(rows * engine.manifest.max_seq_len * backend.kv_bytes_per_token)
         with Engine(engine.bundle, engine.options, backend=backend) as short:
             with pytest.warns(RuntimeWarning, match="no memory left; at most . requests run at once from now on"):
@@ -140,6 +141,7 @@ def test_a_text_that_does_not_fit_alone_fails(bundle: Path) -> None:
     device = HostDevice()
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full")) as engine:
         backend = load(engine.bundle, device)
+        backend.machine_key = []  # as above
         device.most_reserved = engine.manifest.max_seq_len * backend.kv_bytes_per_token // 2
         with Engine(engine.bundle, engine.options, backend=backend) as short:
             for _ in range(4):

@@ -16,11 +16,12 @@ from tide_runtime.backends.torch.backend import TorchBackend
 from tide_runtime.backends.torch.stream import ProcessorStream
 from tide_runtime.bundle import Bundle
 from tide_runtime.depth.policy import DevicePlan
+from tide_runtime.device_loop import select
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.device_loop.row_sampling import DeviceRowSampling
-from tide_runtime.errors import CacheFullError
+from tide_runtime.errors import CacheFullError, TargetError
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4], [100] * 30, [17, 17, 17]]
 PARAMS = GenerationParams(max_new_tokens=24)
@@ -119,6 +120,10 @@ def test_drafts_are_verified_on_the_device(bundle: Path, rows: int) -> None:
     assert sum(row.stats.drafted.get("ngram", 0) for row in made) > 10 and drivers.execution is not None
 
 
+def no_kernels(name: str) -> None:
+    raise TargetError("no kernels here")
+
+
 @pytest.mark.parametrize("policy", ["exact", "auto"])
 def test_steps_are_graphs_and_drafts_are_priced(
     bundle: Path, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +136,7 @@ def test_steps_are_graphs_and_drafts_are_priced(
     backend.row_padding = NO_PADDING  # else auto is full
     vocab = backend.manifest.model.vocab_size
     backend.row_sampling = DeviceRowSampling(gpu, NumpyLoopKernels(gpu), backend.logits_element, vocab)
+    monkeypatch.setattr(select, "plugin", no_kernels)
     sampled = GenerationParams(max_new_tokens=24, temperature=0.8, top_k=20, seed=3)
     with load(bundle, "cpu") as cpu, Engine(cpu.bundle, EngineOptions(target="torch", policy=policy), backend=backend) as engine:
         assert engine.policy.name == "exact" and backend.pass_costs is not None
@@ -139,4 +145,4 @@ def test_steps_are_graphs_and_drafts_are_priced(
             texts = engine.generate(PROMPTS, params)
             assert [text.token_ids for text in texts] == [text.token_ids for text in cpu.generate(PROMPTS, params)]
         assert any(text.stats.drafted for text in texts) and gpu.graph_launches - before > 10
-        assert str(engine.drive).endswith("; steps are CUDA graphs")  # no kernels of the loop are built without a driver
+        assert str(engine.drive) == "host-driven: no kernels here; steps are CUDA graphs"
