@@ -84,7 +84,7 @@ def _differences(manifest: Manifest, backend: Backend, ids: list[int], tensors: 
     """(graph, output) → max |Δ| over a prompt, absolute for a score, relative to the largest value for a state."""
     assert manifest.calibration is not None
     step = backend.context(1).step(0, [len(ids)])
-    step.input_ids[:] = ids
+    step.input_ids[: len(ids)] = ids  # on a device a step may have more, as padding
     step.place([0])
     for segment in manifest.segments:
         step.run(segment.name)

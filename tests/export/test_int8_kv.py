@@ -12,6 +12,7 @@ from export.test_padded_attention import PLANS, check
 from runtime.backends.torch.test_backend import SimulatedStream
 from runtime.simulated_gpu import SimulatedGpu
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
+from tide_runtime.backends.pass_costs import pass_table
 from tide_runtime.backends.required_memory import required_memory
 from tide_runtime.backends.step_arrays import NO_PADDING
 from tide_runtime.backends.torch.backend import TorchBackend
@@ -119,6 +120,8 @@ def test_target_torch_rounds_as_target_cpu_does(exported, load, name, policy, tm
     bundle = Bundle.open(exported(name)[1])
     backend = TorchBackend(bundle, "torch", SimulatedStream(SimulatedGpu()))
     backend.least_slots, backend.machine_key, backend.row_padding = 16, ["the simulated GPU"], NO_PADDING
+    passes = {(tokens,) * rows: 1 + tokens / 100 for rows in (1, 2) for tokens in (1, 4, 16)}
+    backend.pass_costs = pass_table(passes, "torch", "prices at which drafts pay")
     prompts = [np.random.default_rng(n).integers(3, VOCAB, n + 1).tolist() * 4 for n in range(3)]
     params, on_cpu = GenerationParams(max_new_tokens=24, ignore_eos=True), load(name, policy="full")
     with Engine(bundle, EngineOptions(target="torch", policy=policy, max_batch=2), backend=backend) as engine:

@@ -171,7 +171,8 @@ def measure(archive: Path, policies: Sequence[str], batches: Sequence[int], cont
                         row = [policy, str(batch), str(context), kind, f"{ms:.3f}", f"{first:.1f}", "yes" if same else "NO"]
                         cells.append(row)
                         print(name, *row, flush=True)
-            print(f"{name} {policy}: {engine.drive}; loaded in {loaded:.1f} s", flush=True)
+            drive = str(engine.drive)
+            print(f"{name} {policy}: {drive}; loaded in {loaded:.1f} s", flush=True)
             engine.close()
             del engine
             gc.collect()
