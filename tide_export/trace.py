@@ -27,7 +27,6 @@ The model's own code runs during tracing: `traced_attention` and `traced_recurre
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -161,7 +160,7 @@ def export_module(step: nn.Module, args: tuple, dynamic: tuple, named: nn.Module
 
     Raises UnsupportedModelError, which names the class of ``named``, if torch cannot export its code.
     """
-    with torch.no_grad(), _quiet(), _without_collections():
+    with torch.no_grad(), _quiet():
         try:
             program = torch.onnx.export(
                 step, args, dynamo=True, opset_version=OPSET, dynamic_shapes=dynamic, optimize=False, verbose=False
@@ -170,18 +169,6 @@ def export_module(step: nn.Module, args: tuple, dynamic: tuple, named: nn.Module
             raise _reason(named, error) from error
     assert program is not None
     return program.model
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """No garbage collections: they visit all objects of torch's graphs again and again, for a quarter of a trace's time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _empty(layer: LayerInfo, kept: Sequence[LayerInfo], batch: int, slots: int, dtype: torch.dtype) -> list[torch.Tensor]:
