@@ -169,8 +169,9 @@ def low_bit_product(
     made = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
     parts = 1 if owners is None else len(owners)
     count, inner = x.numel() // width // parts, block * bits // 8
-    blocks = min(triton.next_power_of_2(stored // inner), max(1, _TILE_BYTES // 2 // inner))
-    columns = max(1, _TILE_BYTES // (blocks * inner))
+    tile = _TILE_BYTES // (2 if x.dtype == torch.float32 else 1)  # as registers allow
+    blocks = min(triton.next_power_of_2(stored // inner), max(1, tile // 2 // inner))
+    columns = max(1, tile // (blocks * inner))
     rows = min(MAX_ROWS, triton.next_power_of_2(count))
     pairs = x if bits == 8 else x.view(torch.int64 if x.dtype == torch.float32 else torch.int32)
     _dequantised_product[(triton.cdiv(outputs, columns), triton.cdiv(count, rows) if owners is None else parts)](

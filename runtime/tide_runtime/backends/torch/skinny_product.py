@@ -68,7 +68,9 @@ def _rows_tile(x, gains, factor, rows, row, start, width, NORM: tl.constexpr, BL
     return given
 
 
-_NIBBLES: tl.constexpr = tl.constexpr("""
+# Four bytes to their low and their high halves, each under the exponent of 1024 (fp16) or 128 (bf16): 1024 + n and 1024 + 16 n,
+# or 128 + n for both.
+_FP16_HALVES: tl.constexpr = tl.constexpr("""
 {
     .reg .b32 low, high;
     prmt.b32 low, $4, 0, 0x4140;
@@ -79,16 +81,34 @@ _NIBBLES: tl.constexpr = tl.constexpr("""
     lop3.b32 $3, high, 0x00f000f0, 0x64006400, 0xea;
 }
 """)
+_BF16_HALVES: tl.constexpr = tl.constexpr("""
+{
+    .reg .b32 low, high;
+    prmt.b32 low, $4, 0, 0x4140;
+    prmt.b32 high, $4, 0, 0x4342;
+    lop3.b32 $0, low, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $1, high, 0x000f000f, 0x43004300, 0xea;
+    shr.b32 low, low, 4;
+    shr.b32 high, high, 4;
+    lop3.b32 $2, low, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $3, high, 0x000f000f, 0x43004300, 0xea;
+}
+""")
 
 
 @triton.jit
 def _halves(packed, middle, DTYPE: tl.constexpr, ASSEMBLY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The low and the high halves of bytes less ``middle``. A half n under the exponent of 1024 is 1024 + n in fp16."""
+    """The low and the high halves of bytes less ``middle``."""
     if ASSEMBLY and tl.float16 == DTYPE:
         low, high = tl.inline_asm_elementwise(
-            _NIBBLES, "=r,=r,=r,=r,r", [packed], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+            _FP16_HALVES, "=r,=r,=r,=r,r", [packed], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
         )
         low, high = low - (middle + 1024.0), high * 0.0625 - (middle + 64.0)
+    elif ASSEMBLY:
+        low, high = tl.inline_asm_elementwise(
+            _BF16_HALVES, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+        low, high = low - (middle + 128.0), high - (middle + 128.0)
     else:
         low, high = (packed & 15).to(DTYPE) - middle, (packed >> 4).to(DTYPE) - middle
     return low, high
@@ -198,7 +218,7 @@ def tiling(outputs: int, width: int, bits: int) -> Tiling:
     split = 1
     while outputs // out * split < _PROGRAMS and width // (2 * split) >= 2 * block:
         split *= 2
-    return Tiling(out, block, split)
+    return Tiling(out, block, split, warps=4 if bits == 16 else 8)  # few bits are unpacked in registers
 
 
 @dataclass(frozen=True)
