@@ -14,7 +14,7 @@ def run_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def shared_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The folder ``name``, which ``make`` writes unless an earlier call did; nobody may change it."""
+    """Return the folder ``name``. The first call of any process has ``make`` write it. Tests must not change it."""
     folder = run_folder(factory) / "shared" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     done = folder.with_name(f"{folder.name}.done")

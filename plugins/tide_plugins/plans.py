@@ -80,7 +80,7 @@ def plan_exit_score(rows: int, vocab: int, element_bytes: int) -> LaunchPlan:
 
 
 def plan_choose_token(rows: int, vocab: int) -> LaunchPlan:
-    """Of each of the kernel's three launches."""
+    """One plan for all three launches: peak, cut and race."""
     some, blocks = max(rows, 1), _clamp(_divide_up(vocab, CHOOSE_THREADS * CHOOSE_TOKENS), 1, MAX_CHOOSE_BLOCKS)
     grid, scratch = (blocks, some, 1), some * CHOOSE_SCRATCH_BYTES
     return LaunchPlan(grid, (CHOOSE_THREADS, 1, 1), counters=some, workspace_bytes=scratch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tide_runtime.backends.device.device_step import DeviceBuffers, DeviceContext, DeviceStep
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES
@@ -75,7 +76,7 @@ def runs_of(step: DeviceStep, graphs: Sequence[str]) -> list[Run]:
 def choice_of(kernels: LoopKernels, state: LoopState, step: DeviceStep, graph: str) -> Run:
     """The choice of tokens from the logits of ``graph``, in place of their argmax: sequences need not be greedy."""
     logits = step.tensors(graph, ["logits"])["logits"]
-    tokens = 1 if logits.shape[1] == state.batch_size else step.shape.seq
+    tokens = prod(logits.shape[:-1]) // state.batch_size
     choice = ChooseToken(logits.pointer, logits.element, logits.shape[-1], step.address("token"), tokens)
     return Run("choose_token", kernels.choose_token(state, choice))
 
