@@ -27,7 +27,7 @@ test-all: ## `make test` with the slow tests and Triton's, before a release
 	$(MAKE) test-triton
 
 test-triton: $(READY) ## Triton's kernels of target torch in its interpreter, and compiled for four kinds of GPUs, without one
-	$(BIN)/python -m pip install --quiet --no-deps --target build/triton 'triton>=3.9,<3.10' # kept out of .venv, where torch has none
+	$(BIN)/python -m pip install --quiet --no-deps --target build/triton 'triton>=3.9,<3.10' # not into .venv, whose tests run without it
 	PYTHONPATH=build/triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -m "" tests/runtime/backends/torch
 	PYTHONPATH=build/triton $(BIN)/python -m pytest -q -s tests/runtime/backends/torch/test_kernels_compile.py
 
