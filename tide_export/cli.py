@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.exporter_process import step_behind
 from tide_runtime.cli.form import APP, COMMAND
 
 from tide_export.config import AUTO, ExportConfig
@@ -161,6 +162,7 @@ def export(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the model repository's own Python code. Read it first.")
     ] = False,
+    in_place: Annotated[int | None, typer.Option(hidden=True, help="See `exporter_process.run_exporter`.")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing bundle; the old one stays until the new one is whole.")
     ] = False,
@@ -205,7 +207,12 @@ def export(
     with progress.interruptible():
         from tide_export.export import export as run  # torch takes seconds to import; --help should not
 
-        manifest = run(model, out, config, revision=revision, trust_remote_code=trust_remote_code, force=force, progress=progress)
+        def step_aside() -> None:
+            console.quiet = True
+            step_behind(in_place)
+
+        options = {"revision": revision, "trust_remote_code": trust_remote_code, "force": force, "progress": progress}
+        manifest = run(model, out, config, **options, in_place=step_aside if in_place is not None else None)
     size = sum(info.bytes for info in manifest.files.values())
     console.print(
         f"[bold]{out}[/bold]: {manifest.model.architecture}, {manifest.model.parameters / 1e6:.1f}M parameters, "

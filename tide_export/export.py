@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from tide_runtime.backends.onnxruntime.distribution import distribution
 from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.bundle.manifest import (
     MANIFEST_NAME,
+    NOT_YET,
     SCHEMA_VERSION,
     Manifest,
     ModelInfo,
@@ -73,8 +75,13 @@ def export(
     trust_remote_code: bool = False,
     force: bool = False,
     progress: ExportProgress | None = None,
+    in_place: Callable[[], None] | None = None,
 ) -> Manifest:
     """Export the model in directory or hub id ``source`` to a bundle in ``out``; returns its manifest.
+
+    Args:
+        in_place: called when the bundle lies in ``out`` and runs, before it is verified; a bundle that fails is deleted. None: it
+            gets there verified.
 
     Raises a child of TideError if the model cannot be loaded or compiled, differs from the bundle, or ``out`` exists (unless
     ``force``); ``out`` is then unchanged. Raises IncompleteBundleError if ``out`` was written but lacks requested targets that
@@ -84,7 +91,7 @@ def export(
     targets, refused = choose_targets(config.targets, config.dtype, config.kv)
     check_options(config.trt, targets, refused)  # fails before minutes of work
     calibration = read_exit_calibration(Path(config.calibration)) if config.calibration is not None else None
-    with new_directory(Path(out), force) as directory, ExitStack() as stack:
+    with ExitStack() as stack, new_directory(Path(out), force) as directory:
         choices = (config.dtype, revision, trust_remote_code, config.weights, config.tokenizer)
         with progress.phase(f"load {source}"):
             loaded = load_model(source, *choices, stream=True, note=progress.note)
@@ -106,9 +113,25 @@ def export(
         if config.draft_head is not None:
             loaded = held_in_memory(loaded, "the draft head is measured on replies that it writes", progress.note)
             drafter = _imported(config.draft_head, loaded, progress)
-        manifest, _ = write_bundle(loaded, directory, config, progress, calibration, drafter=drafter)
+        written = write_unverified(loaded, directory, config, progress, calibration, drafter=drafter)
+        if in_place is None:
+            manifest, _ = written.verified(directory, progress)
+        manifest = _hashed(manifest if in_place is None else written.manifest, directory, progress)
+    if in_place is not None:
+        manifest = _verified_in_place(replace(written, manifest=manifest), Path(out), progress, in_place)
     if progress.failures:
         raise IncompleteBundleError(_incomplete(out, manifest, progress.failures, config))
+    return manifest
+
+
+def _verified_in_place(written: Written, out: Path, progress: ExportProgress, in_place: Callable[[], None]) -> Manifest:
+    in_place()
+    try:
+        manifest, _ = written.verified(out, progress)
+        _write_manifest(manifest, out)
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        raise
     return manifest
 
 
@@ -211,6 +234,55 @@ def write_bundle(
     traced: TracedModel | None = None,
     drafter: MeasuredDrafter | None = None,
 ) -> tuple[Manifest, list[Check]]:
+    """`write_unverified`, and verify the bundle; returns its manifest and the checks."""
+    written = write_unverified(loaded, directory, config, progress, calibration, traced, drafter)
+    manifest, checks = written.verified(directory, progress)
+    return _hashed(manifest, directory, progress), checks
+
+
+@dataclass(frozen=True)
+class Written:
+    """A bundle whose files are whole and whose targets are not verified yet; its ``manifest``, and what it was made of."""
+
+    manifest: Manifest
+    loaded: LoadedModel
+    config: ExportConfig
+    context: LoweringContext
+    calibration: ExitCalibration | OwnExits | None
+    head: _DraftHead | None
+
+    def verified(self, directory: Path, progress: ExportProgress) -> tuple[Manifest, list[Check]]:
+        """The manifest of the bundle in ``directory`` with what its targets were verified on, and the checks.
+
+        Raises VerificationError where the bundle differs from the model.
+        """
+        if not self.config.verify:
+            return self._with(unverified(self.manifest.targets, "the export had --no-verify")), []
+        calibration, loaded = self.calibration, self.loaded
+        exits = calibration.tensors if calibration is not None and calibration.info.exits else None
+        drafter = self.head.rounded if self.head is not None else None
+        kv_scales = self.context.kv_scales
+        verified = verify_targets(loaded, directory, self.config.dtype, progress, kv_scales, drafter, exits)
+        manifest = self._with(verified)
+        if loaded.rounding is not None:
+            with progress.phase("measure what rounding costs"):
+                manifest = replace(manifest, rounding=loaded.rounding())
+        return manifest, verified.checks
+
+    def _with(self, verified: Verified) -> Manifest:
+        targets = {name: replace(info, verified=verified.on[name]) for name, info in self.manifest.targets.items()}
+        return replace(self.manifest, targets=targets)
+
+
+def write_unverified(
+    loaded: LoadedModel,
+    directory: Path,
+    config: ExportConfig,
+    progress: ExportProgress,
+    calibration: ExitCalibration | OwnExits | None = None,
+    traced: TracedModel | None = None,
+    drafter: MeasuredDrafter | None = None,
+) -> Written:
     """Fill ``directory`` (existing, empty) with the bundle of a model in memory, with the exits of its ``calibration``, or of the
     model's own exit gate.
 
@@ -251,16 +323,21 @@ def write_bundle(
     write_smoothing(loaded.quantized, directory)
     manifest = _manifest(loaded, traced, built, directory, config, context, calibration, head)
     _write_manifest(manifest, directory)
-    verified = _verified(loaded, directory, manifest, config, context, progress, calibration, head)
-    targets_verified = {name: replace(info, verified=verified.on[name]) for name, info in manifest.targets.items()}
+    return Written(manifest, loaded, config, context, calibration, head)
+
+
+def _hashed(manifest: Manifest, directory: Path, progress: ExportProgress) -> Manifest:
     with progress.phase("hash"):
-        manifest = replace(manifest, targets=targets_verified, files=hash_files(manifest.files, directory))
+        manifest = replace(manifest, files=hash_files(manifest.files, directory))
     _write_manifest(manifest, directory)
-    return manifest, verified.checks
+    return manifest
 
 
 def _write_manifest(manifest: Manifest, directory: Path) -> None:
-    (directory / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    """In one step: an engine may be reading it."""
+    new = directory / f".{MANIFEST_NAME}"
+    new.write_text(manifest.to_json(), encoding="utf-8")
+    new.replace(directory / MANIFEST_NAME)
 
 
 def _job(
@@ -333,23 +410,6 @@ def _check_drafter(head: _DraftHead | None, config: ExportConfig, targets: Seque
         raise ParamsError("the draft head has keys and values of its own, which are not rounded to int8; leave out --kv int8")
 
 
-def _verified(
-    loaded: LoadedModel,
-    directory: Path,
-    manifest: Manifest,
-    config: ExportConfig,
-    context: LoweringContext,
-    progress: ExportProgress,
-    calibration: ExitCalibration | OwnExits | None,
-    head: _DraftHead | None,
-) -> Verified:
-    if not config.verify:
-        return unverified(manifest.targets, "the export had --no-verify")
-    exits = calibration.tensors if calibration is not None and calibration.info.exits else None
-    drafter = head.rounded if head is not None else None
-    return verify_targets(loaded, directory, config.dtype, progress, context.kv_scales, drafter, exits)
-
-
 def _manifest(
     loaded: LoadedModel,
     traced: TracedModel,
@@ -375,13 +435,12 @@ def _manifest(
         kv_dtype=None if config.kv == "model" else config.kv,
         weights=dict(Counter(weight.origin for weight in loaded.quantized.values())),
         head=loaded.head,
-        rounding=loaded.rounding,
         max_seq_len=context.max_seq_len,
         long_rotary_from=context.long_rotary_from,
         checkpoints=[g.layers[1] for g in built.graphs if g.layers is not None][:-1],
         layers=list(traced.layers),
         graphs=built.graphs,
-        targets=built.targets,
+        targets={name: replace(info, verified=NOT_YET) for name, info in built.targets.items()},
         generation=generation_info(loaded),
         calibration=replace(calibration.info, draft_head=None) if calibration is not None else None,
         draft_head=head.info if head is not None else None,

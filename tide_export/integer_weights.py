@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from platform import python_version
 
@@ -58,9 +59,7 @@ def in_integers(loaded: LoadedModel, data: str | None, progress: ExportProgress)
         made = {name: weight.made() for name, weight in parameters.low_bits.items()}
         dequantize_parameters(model, made)
         changed = replace(changed, quantized=made)
-    with progress.phase("measure what their rounding costs"):
-        rounding = _rounding(changed, smoothing, tokens[0])
-    return replace(changed, rounding=rounding)
+    return replace(changed, rounding=partial(_rounding, changed, smoothing, tokens[0]))
 
 
 def _rounding(loaded: LoadedModel, smoothing: Mapping[str, NDArray[np.float32]], ids: torch.Tensor) -> RoundingInfo:

@@ -75,7 +75,7 @@ class LoadedModel:
         streamed: the values of the fake parameters; None for a model in memory.
         code: file → SHA-256 of the code that came with it and ran; see `remote_code`.
         head: the bits of the head, where they were measured or asked for.
-        rounding: what rounding the inputs of integer products costs.
+        rounding: measures what rounding the inputs of its integer products costs; None: it has none.
         probed: its `layers`, where they are known.
         embedding: of an embedding model, which has no head: its logits are its final states. None: it writes text.
     """
@@ -90,7 +90,7 @@ class LoadedModel:
     text: str = ""
     notes: tuple[str, ...] = ()
     head: HeadInfo | None = None
-    rounding: RoundingInfo | None = None
+    rounding: Callable[[], RoundingInfo] | None = None
     streamed: ParameterSource | None = None
     code: Mapping[str, str] = field(default_factory=dict)
     probed: tuple[LayerInfo, ...] = ()

@@ -42,7 +42,12 @@ def traced_depth(model: PreTrainedModel, layers: nn.ModuleList) -> int:
 
 def layer_kinds(model: PreTrainedModel, layers: nn.ModuleList) -> list[Hashable]:
     types = getattr(model.config.get_text_config(), "layer_types", None) or [None] * len(layers)
-    return [(kind, *map(_form, layer.named_modules())) for kind, layer in zip(types, layers, strict=True)]
+    return [(kind, *module_forms(layer)) for kind, layer in zip(types, layers, strict=True)]
+
+
+def module_forms(model: nn.Module) -> list[Hashable]:
+    """What each module of ``model`` is, but for the values of its parameters."""
+    return [*map(_form, model.named_modules())]
 
 
 def _form(named: tuple[str, nn.Module]) -> Hashable:

@@ -48,8 +48,10 @@ from tide_export.boundaries import at_boundaries, decoder_layers
 from tide_export.long_rotary import both_factors
 from tide_export.model_code import failing_code
 from tide_export.parameters import ParameterSource
+from tide_export.passes.canonicalize import simplify
 from tide_export.probe import probe_layers
 from tide_export.repeated_layers import first_layers, of_first_layers, repeat_layers, traced_depth
+from tide_export.trace_cache import kept_trace
 from tide_export.traced_attention import DOMAIN, KEY_VALUES, TracedLayer, run_layers
 from tide_export.traced_recurrence import tide_layers
 
@@ -113,7 +115,8 @@ def trace(
 
     Args:
         parameters: the values of fake parameters, read when the graph's are.
-        repeat: trace the first layers of each kind only, see `repeated_layers`; for graphs that are verified.
+        repeat: trace the first layers of each kind only, see `repeated_layers`, or take their trace from the machine's cache; for
+            graphs that are verified.
         kept: what each layer keeps, where it was probed before.
 
     Raises UnsupportedModelError if torch cannot export the model's code.
@@ -122,7 +125,9 @@ def trace(
     layers = decoder_layers(model)
     depth = _depth_to_trace(model, layers, kept) if repeat else len(layers)
     with first_layers(model, layers, depth):
-        traced = _traced(model, of_first_layers(kept, len(layers), depth))
+        first = of_first_layers(kept, len(layers), depth)
+        make = partial(_traced, model, first)
+        traced = kept_trace(model, first, make) if repeat else make()
     if depth < len(layers) and not repeat_layers(traced, model, layers, kept, depth):
         traced = _traced(model, kept)
     if parameters is not None:
@@ -156,7 +161,7 @@ def _traced(model: PreTrainedModel, kept: Sequence[LayerInfo]) -> ir.Model:
 
 
 def export_module(step: nn.Module, args: tuple, dynamic: tuple, named: nn.Module) -> ir.Model:
-    """``step`` as a graph, with the dynamic dimensions of its ``args``.
+    """``step`` as a simplified graph, with the dynamic dimensions of its ``args``.
 
     Raises UnsupportedModelError, which names the class of ``named``, if torch cannot export its code.
     """
@@ -168,6 +173,7 @@ def export_module(step: nn.Module, args: tuple, dynamic: tuple, named: nn.Module
         except OnnxExporterError as error:
             raise _reason(named, error) from error
     assert program is not None
+    simplify(program.model, {name for name, _ in step.named_parameters(remove_duplicate=False)})
     return program.model
 
 

@@ -44,6 +44,17 @@ class CachedFolders:
                 return None
             return self._used(path, lock)
 
+    def discard(self, name: str) -> bool:
+        """Delete the folder ``name``, which this process has found, unless another one uses it; returns whether it is gone."""
+        path = self.folder / name
+        lock = _in_use[path]
+        if not _locked(lock, fcntl.LOCK_EX):
+            fcntl.flock(lock, fcntl.LOCK_SH)  # a failed conversion may lose the lock
+            return False
+        shutil.rmtree(path, ignore_errors=True)
+        _in_use.pop(path).close()
+        return True
+
     def make(self, name: str, build: Callable[[Path, IO[bytes]], None], waits: Callable[[], None] | None = None) -> Path | None:
         """The folder ``name``, in use until this process ends; ``build`` makes it unless another process does.
 

@@ -25,6 +25,7 @@ from tide_runtime.cli.exported_model import (
     is_model,
     load_engine,
 )
+from tide_runtime.cli.exporter_process import Verifications
 from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError
@@ -212,20 +213,21 @@ def serve(
     if several and lora:
         raise ParamsError("--lora is for a single model, without --memory or --idle-unload; serve it so, or merge the adapter")
     tls = tls_context(config)
-    with inherited_socket() or bound_socket(host, port) as listener:
+    with inherited_socket() or bound_socket(host, port) as listener, Verifications() as verifications:
         loopback = is_loopback(listener)
         if loopback and config.allowed_hosts is None:
             config = replace(config, allowed_hosts=())
         _warn(config, loopback, bool(api_key))
+        bundle = partial(bundle_of, weights=weights, max_seq_len=max_seq_len, verbose=verbose, verifications=verifications)
         load: Callable[[], ModelRegistry]  # from here on: what is wrong with the command is said before
         if several:
             size = None if memory is None else _bytes("memory", memory)
-            exporter = partial(bundle_of, weights=weights, max_seq_len=max_seq_len, verbose=verbose) if export or alone else None
+            exporter = bundle if export or alone else None
             load = partial(make_pool, several, engine_options, size, idle_unload, exporter)
         else:
             config = replace(config, model_names=config.model_names or (model_name_of(str(model)),))
-            load = partial(_one_engine, bundle_of(str(model), weights, max_seq_len, verbose=verbose), engine_options, config)
-        _run(load, config, listener, tls, otel)
+            load = partial(_one_engine, bundle(str(model)), engine_options, config)
+        _run(load, config, listener, tls, otel, verifications)
 
 
 def _with_same(kind: Callable[..., Config], options: Mapping[str, Any], **others: Any) -> Config:
@@ -254,7 +256,12 @@ def _check_exports(models: Mapping[str, str], option: str, export: bool) -> None
 
 
 def _run(
-    load: Callable[[], ModelRegistry], config: ServeConfig, listener: socket.socket, tls: ssl.SSLContext | None, otel: bool
+    load: Callable[[], ModelRegistry],
+    config: ServeConfig,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None,
+    otel: bool,
+    verifications: Verifications,
 ) -> None:
     """Serve what ``load`` gives until a signal ends the server."""
     from tide_serve.api.app import make_app
@@ -265,6 +272,7 @@ def _run(
     observer = _tracing_observer() if otel else None  # before the engine: the extra may be missing
     log_to_stderr(config.log_text, config.log_format)
     models = load()
+    verifications.end_process_on_failure()
     app = make_app(models, config)
     service: Service = app.state.service
     service.observer = observer or service.observer

@@ -35,6 +35,9 @@ class Fault:
     plant: Callable[[], AbstractContextManager[None]]
     check: str
 
+    def __str__(self) -> str:
+        return self.name
+
 
 def read_otherwise(module: str, edit: Callable[[dict[str, Any], Tensors], object]) -> AbstractContextManager[Any]:
     """Context in which ``module`` reads files whose keys and tensors ``edit`` has changed."""
@@ -150,11 +153,12 @@ BLOCKS = (Fault("a zero point off by one", zero_points_off, ""),)
 FACTORS = (Fault("frequency factors dropped", without_factors, "rotary embedding: "),)
 
 
-def caught_by(fault: Fault, file: Path, config: ExportConfig) -> str | None:
-    """The error of the export of ``file`` with the fault, as a message; None if there is none."""
+def caught_by(fault: Fault, file: Path, config: ExportConfig, in_place: Callable[[], None] | None = None) -> str | None:
+    """The error of the export of ``file`` with the fault, as a message; None if there is none. ``in_place``: see `export`."""
     with tempfile.TemporaryDirectory() as folder, fault.plant():
         try:
-            export(str(file), Path(folder) / "bundle", config)
+            export(str(file), Path(folder) / "bundle", config, in_place=in_place)
         except TideError as error:
+            assert not any(Path(folder).iterdir()), "the bundle is still there"
             return str(error)
     return None

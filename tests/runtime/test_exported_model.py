@@ -24,8 +24,9 @@ from huggingface_hub.errors import (
 )
 from tide_runtime.cached_folders import CachedFolders
 from tide_runtime.cli import exported_model
-from tide_runtime.cli.exported_model import bundle_of, is_model, run_exporter
-from tide_runtime.errors import MissingExtraError, ModelFilesError, OutputError, ParamsError
+from tide_runtime.cli.exported_model import bundle_of, is_model
+from tide_runtime.cli.exporter_process import Verifications, run_exporter
+from tide_runtime.errors import MissingExtraError, ModelFilesError, OutputError, ParamsError, VerificationError
 
 CONFIG = '{"architectures": ["LlamaForCausalLM"]}'
 
@@ -244,6 +245,80 @@ def test_a_limit_that_is_no_number(cache: Path, monkeypatch: pytest.MonkeyPatch)
         CachedFolders(cache)
 
 
+Says = Callable[[str], object]
+VERIFIES_BEHIND = """
+import pathlib, shutil, sys, time
+from tide_runtime.cli.exporter_process import step_behind
+out, in_place = (sys.argv[sys.argv.index(name) + 1] for name in ("--out", "--in-place"))
+out = pathlib.Path(out)
+out.mkdir()
+(out / "manifest.json").write_text('{"verified": "not verified yet"}')
+step_behind(int(in_place))
+word = pathlib.Path(sys.argv[1] + ".word")
+while not word.exists():
+    time.sleep(0.01)
+if word.read_text() == "equal":
+    (out / "manifest.json").write_text('{"verified": "on a processor"}')
+else:
+    shutil.rmtree(out)
+    sys.exit(2)
+"""
+
+
+@pytest.fixture
+def says(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """Lets the exporter, which has stepped behind, find its bundle ``equal`` to the model or not."""
+    (tmp_path / "tide_export").mkdir()
+    (tmp_path / "tide_export" / "__init__.py").touch()
+    (tmp_path / "tide_export" / "cli.py").write_text(VERIFIES_BEHIND, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.chdir(tmp_path)  # which comes before it
+    return gguf.with_name(f"{gguf.name}.word").write_text
+
+
+def test_a_bundle_is_used_before_it_is_verified(gguf: Path, says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: the first answer waits until the bundle was compared with its model, or others export it meanwhile."""
+    with Verifications() as verifications:
+        first = bundle_of(str(gguf), verifications=verifications)
+        assert verifications.running and bundle_of(str(gguf)) == first
+        says("equal")
+        verifications.finish()
+    release(monkeypatch)
+    assert bundle_of(str(gguf)) == first and "on a processor" in (first / "manifest.json").read_text(encoding="utf-8")
+
+
+def test_a_bundle_that_fails_behind_an_answer(gguf: Path, says: Says) -> None:
+    """Breaks: a wrong model goes on answering."""
+    with Verifications() as verifications:
+        bundle = bundle_of(str(gguf), verifications=verifications)
+        says("other")
+        with pytest.raises(VerificationError, match="no answer that it gave can be relied on"):
+            verifications.finish()
+    assert not bundle.exists()
+
+
+def test_a_command_ends_the_verification_with_itself(gguf: Path, says: Says) -> None:
+    """Breaks: the processor is busy for minutes after Ctrl-C."""
+    with Verifications() as verifications:
+        bundle_of(str(gguf), verifications=verifications)
+    assert not verifications.running
+
+
+def test_a_bundle_whose_exporter_was_killed_is_exported_again(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: a model that nobody has compared with its file runs for ever."""
+    manifests = ['{"verified": "not verified yet"}', '{"verified": "on a processor"}']
+
+    def export(arguments: list[str], lock: IO[bytes]) -> int:
+        Path(arguments[-1]).mkdir()
+        (Path(arguments[-1]) / "manifest.json").write_text(manifests.pop(0), encoding="utf-8")
+        return 0
+
+    for left in (1, 0, 0):
+        bundle_of(str(gguf), export=export)
+        assert len(manifests) == left
+        release(monkeypatch)
+
+
 SLOW_EXPORTER = """
 import pathlib, sys, time
 marker = pathlib.Path(sys.argv[1])
@@ -264,7 +339,7 @@ def test_ctrl_c_waits_for_the_exporter(tmp_path: Path, number: signal.Signals) -
     (tmp_path / "tide_export" / "cli.py").write_text(SLOW_EXPORTER, encoding="utf-8")
     marker = tmp_path / "marker"
     caller = (
-        f"import sys; from tide_runtime.cli.exported_model import run_exporter; "
+        f"import sys; from tide_runtime.cli.exporter_process import run_exporter; "
         f"sys.exit(run_exporter([{str(marker)!r}], open({str(tmp_path / 'lock')!r}, 'ab')))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}

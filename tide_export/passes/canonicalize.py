@@ -1,7 +1,8 @@
-"""Fold constants, remove dead code, turn constants into initializers; weights stay lazy, so nothing large is computed here."""
+"""Fold constants and remove dead code; weights stay lazy, so nothing large is computed here."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -54,15 +55,32 @@ _RULES = [
 ]
 
 
+def simplify(model: ir.Model, parameters: Collection[str]) -> None:
+    """`canonicalize` a trace in place before its layers are repeated, as it takes milliseconds a node; the values of the
+    initializers ``parameters`` are not read."""
+    values = [value for name, value in model.graph.initializers.items() if name in parameters]
+    held = [value.const_value for value in values]
+    for value in values:
+        value.const_value = None
+    onnxscript.optimizer.inline(model)
+    for _ in range(_ITERATIONS):
+        _fold(model)
+    for value, tensor in zip(values, held, strict=True):
+        value.const_value = tensor
+
+
+def _fold(model: ir.Model) -> None:
+    onnxscript.optimizer.fold_constants(
+        model, onnx_shape_inference=True, input_size_limit=_FOLD_LIMIT, output_size_limit=_FOLD_LIMIT
+    )
+    common.RemoveUnusedNodesPass()(model)  # a rule does not apply to a value that another node reads too
+    RewritePass(_RULES)(model)
+
+
 def canonicalize(model: ir.Model, context: LoweringContext) -> PassReport:
     before = model.graph.num_nodes()
     onnxscript.optimizer.inline(model)
-    for _ in range(_ITERATIONS):
-        onnxscript.optimizer.fold_constants(
-            model, onnx_shape_inference=True, input_size_limit=_FOLD_LIMIT, output_size_limit=_FOLD_LIMIT
-        )
-        common.RemoveUnusedNodesPass()(model)  # a rule does not apply to a value that another node reads too
-        RewritePass(_RULES)(model)
+    _fold(model)
     for tidy in (
         common.RemoveUnusedFunctionsPass(),
         common.RemoveUnusedOpsetsPass(),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -237,11 +238,11 @@ def _in_text(kind: int) -> bool:
 
 def _add_tokens(backend: Tokenizer, vocabulary: _Vocabulary) -> None:
     left, right = _stripping(vocabulary)
-    for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
-        if _in_text(kind):
-            special = kind != _USER_DEFINED
-            added = AddedToken(token, lstrip=token in left, rstrip=token in right, normalized=False, special=special)
-            (backend.add_special_tokens if special else backend.add_tokens)([added])
+    kinds = [pair for pair in zip(vocabulary.tokens, vocabulary.types, strict=True) if _in_text(pair[1])]
+    for special, group in groupby(kinds, lambda pair: pair[1] != _USER_DEFINED):  # each call builds the search for all anew
+        options = {"normalized": False, "special": special}
+        added = [AddedToken(token, lstrip=token in left, rstrip=token in right, **options) for token, _ in group]
+        (backend.add_special_tokens if special else backend.add_tokens)(added)
 
 
 def _stripping(vocabulary: _Vocabulary) -> tuple[set[str], set[str]]:

@@ -7,7 +7,7 @@ the pair that comes first in a list. Both are the same as long as no two tokens 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tide_runtime.errors import UnsupportedModelError
 
@@ -26,7 +26,7 @@ def spm_merges(tokens: Sequence[str], scores: Sequence[float], never_joined: Col
     known = set(tokens)
     splits: dict[str, list[Merge]] = {}
     for token in sorted(known - set(never_joined), key=len):
-        if found := list(_splits(token, known, splits)):
+        if found := _splits(token, known, splits):
             splits[token] = found
     score_of = dict(zip(tokens, scores, strict=True))
     _check_ties(splits, score_of)
@@ -35,20 +35,24 @@ def spm_merges(tokens: Sequence[str], scores: Sequence[float], never_joined: Col
     return [pair for token in ordered for pair in splits[token]]
 
 
-def _splits(token: str, known: set[str], joined: Collection[str]) -> Iterator[Merge]:
+def _splits(token: str, known: set[str], joined: Collection[str]) -> list[Merge]:
     """The pairs of characters and ``joined`` tokens that make ``token``, as llama.cpp prefers those that overlap.
 
     Of x|y and y|z, both ``token``, in a text x y z, it takes x|y: there the right part is also the token's beginning.
     """
-    pairs = [(token[:at], token[at:]) for at in range(len(token) - 1, 0, -1)]
-    found = [pair for pair in pairs if all(len(part) == 1 or part in joined for part in pair)]
+    last = len(token) - 1
+    found = [
+        (token[:at], token[at:])
+        for at in range(last, 0, -1)
+        if (at == 1 or token[:at] in joined) and (at == last or token[at:] in joined)
+    ]
     for pair in found:
         if not set(pair) <= known:
             raise UnsupportedModelError(
                 f"its tokenizer makes {token!r} of {pair[0]!r} and {pair[1]!r}, of which one is no token, which tokenizer.json "
                 f"cannot express; {OTHER}"
             )
-    return iter(sorted(found, key=lambda pair: not token.startswith(pair[1])))
+    return sorted(found, key=lambda pair: not token.startswith(pair[1]))
 
 
 def _check_ties(splits: Mapping[str, list[Merge]], score_of: Mapping[str, float]) -> None:

@@ -32,6 +32,7 @@ INTEGER_PRODUCTS = "int8 w8a8"  # origin of weights whose products are of intege
 SMOOTHING_FILE = "onnx/smoothing.safetensors"  # module → what its integer product's input is divided by [K], where not by ones
 STATES = "states"  # output of `UNCUT`, where there is a draft head: what that reads of each token; also of `DRAFT`
 DTYPES = ("fp32", "fp16", "bf16")
+NOT_YET = "not verified yet"  # `TargetInfo.verified` while the exporter compares a bundle that is in use already
 PAD_ATTENTION = "pad_attention"  # lowering pass, see `TargetInfo.pads_attention`
 KV_DTYPES = (*DTYPES, "int8")
 
@@ -95,7 +96,7 @@ class TargetInfo:
         engines: graph name → facts of its engine.
         products: file of a graph with one low-bit matrix product of each kind, which the runtime checks; None: there is none.
         verified: the machine on which the target was held to the eager model, as ``on NVIDIA L40``, or ``not verified: `` and the
-            reason; empty in older bundles.
+            reason, or `NOT_YET`; empty in older bundles.
     """
 
     backend: str

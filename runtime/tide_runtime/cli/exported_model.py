@@ -10,8 +10,6 @@ import hashlib
 import json
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +18,6 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from rich.console import Console
@@ -29,9 +26,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
 from tide_runtime.backends.onnxruntime.packed_weights import packed_weights
 from tide_runtime.bundle import Bundle
-from tide_runtime.bundle.manifest import MANIFEST_NAME, SCHEMA_VERSION
+from tide_runtime.bundle.manifest import MANIFEST_NAME, NOT_YET, SCHEMA_VERSION
 from tide_runtime.cached_folders import CachedFolders
 from tide_runtime.cli.errors import MODULES
+from tide_runtime.cli.exporter_process import Verifications, run_exporter
 from tide_runtime.engine import Engine
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import MissingExtraError, ModelFilesError, OutputError, ParamsError
@@ -76,6 +74,7 @@ def bundle_of(
     max_seq_len: int | None = None,
     export: Exporter | None = None,
     verbose: bool = False,
+    verifications: Verifications | None = None,
 ) -> Path:
     """The directory of the bundle ``model``; for a model, that of its bundle in the cache, exported where there is none yet.
 
@@ -83,6 +82,7 @@ def bundle_of(
         weights: as `tide-export --weights`; None: see `WEIGHTS_HELP`.
         max_seq_len: as `tide-export --max-seq-len`; None: see `MAX_SEQ_LEN_HELP`.
         verbose: show the export's figures too, and not only its phases.
+        verifications: gets the exporter of a new bundle, which it then verifies while the bundle is used; None: it is verified.
 
     Raises:
         MissingExtraError: the exporter is not installed.
@@ -108,12 +108,13 @@ def bundle_of(
     name = f"{found.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     folders, console = CachedFolders(cache_folder("bundles")), _stderr()
     with suppress(OSError):  # said below, where it is written
-        if (kept := folders.find(name)) is not None:
+        if (kept := folders.find(name)) is not None and not (_never_verified(kept) and folders.discard(name)):
             console.print(f"bundle {kept}", style="dim")
             return kept
     _check_exporter(model)
     console.print(f"exports {model} once{_estimate(found.bytes)}; later calls find its bundle")
-    build = partial(_build, [*found.arguments, *options], export or partial(run_exporter, verbose=verbose), console)
+    export = export or partial(run_exporter, verbose=verbose, verifications=verifications)
+    build = partial(_build, [*found.arguments, *options], export, console)
     try:
         made = folders.make(name, build, lambda: console.print(f"another process exports {model}; waiting for it"))
     except OSError as error:
@@ -123,6 +124,11 @@ def bundle_of(
         ) from error
     assert made is not None  # it waits
     return made
+
+
+def _never_verified(bundle: Path) -> bool:
+    """Whether its exporter has not finished: it does so now, or was killed."""
+    return f'"{NOT_YET}"' in (bundle / MANIFEST_NAME).read_text(encoding="utf-8")
 
 
 def is_model(model: str) -> bool:
@@ -161,35 +167,6 @@ def _build(arguments: list[str], export: Exporter, console: Console, path: Path,
 def _estimate(size: int) -> str:
     """What an export of ``size`` bytes takes; nothing for a model on the hub, whose size is not known yet."""
     return f" (about {max(1, round((_EXPORT_S + _EXPORT_S_PER_GB * size / 1e9) / 60))} min)" if size else ""
-
-
-def run_exporter(arguments: list[str], lock: IO[bytes], verbose: bool = False) -> int:
-    """Run `tide-export` and return its exit code; Ctrl-C and SIGTERM end it first, and then this process.
-
-    The exporter has a session of its own, so that a terminal's Ctrl-C reaches it once, through this process, and it can clean up.
-    """
-    command = [sys.executable, "-m", "tide_export.cli", *arguments, *([] if verbose else ["--brief"])]
-    inherited = lock.fileno()  # the lock holds as long as the exporter lives, even if this process is killed
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=sys.stderr, pass_fds=[inherited], start_new_session=True
-        )
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if code == -signal.SIGKILL:
-        raise OutputError("the export was killed, most likely because the machine has too little memory; see tide-export --help")
-    return code if code >= 0 else 128 - code
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _check_exporter(model: str) -> None:

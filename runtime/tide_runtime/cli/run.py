@@ -19,6 +19,7 @@ from tide_runtime.cli.conversation import KEYS, converse
 from tide_runtime.cli.depth_view import html_view, terminal_view
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, VERBOSE_HELP, WEIGHTS_HELP, bundle_of, load_engine
+from tide_runtime.cli.exporter_process import Verifications
 from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.cli.stats import print_stats
 from tide_runtime.depth.options import DepthOptions
@@ -173,7 +174,10 @@ def run(
         adapters={_LORA: lora} if lora is not None else {},
     )
     given = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty)
-    with load_engine(bundle_of(model, weights, max_seq_len, verbose=verbose), options) as engine:
+    with (
+        Verifications() as verifications,
+        load_engine(bundle_of(model, weights, max_seq_len, verbose=verbose, verifications=verifications), options) as engine,
+    ):
         params = engine.default_params(
             max_new_tokens=max_new_tokens,
             seed=seed,
@@ -187,6 +191,7 @@ def run(
         opening = [{"role": "system", "content": system}] if system is not None else []
         if text is None:
             converse(engine, opening, partial(_answer, engine, params, stats), _note)
+            _finish(verifications)
             return
         ids = engine.chat_prompt([*opening, {"role": "user", "content": text}]) if chat else text
         if as_json:
@@ -201,6 +206,13 @@ def run(
             print_stats(engine, generation)
         if depth_html is not None:
             depth_html.write_text(html_view(generation, engine.tokenizer, engine.depth), encoding="utf-8")
+        _finish(verifications)
+
+
+def _finish(verifications: Verifications) -> None:
+    if verifications.running:
+        _note("compares the new bundle with its model; Ctrl-C deletes it")
+    verifications.finish()
 
 
 def _depth_options(**options: Any) -> DepthOptions:
