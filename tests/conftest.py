@@ -84,6 +84,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _cache_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Breaks: a test finds what an earlier run, or the user, has left in the machine's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDE_CACHE_DIR", str(run_folder(tmp_path_factory) / "cache"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _packages_listed_once() -> None:
     """Each export asks which package brought ONNX Runtime: half of its time, where its graph was traced before."""
     distribution.packages_distributions = functools.cache(distribution.packages_distributions)

@@ -61,7 +61,7 @@ def export(
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="Text like what the model will write: a file, a directory or a hub data set. --weights w8a8 reads 1,024 tokens "
+            help="Text like what the model will write: a file, a directory or a hub data set. --weights w8a8 reads 256 tokens "
             "of it, by default of Python's documentation; --quantizer gptq and gptq_mixed need some 16,000. With --data they "
             "read that. With --calibration give the text that tide-calibrate read.",
         ),

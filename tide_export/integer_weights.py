@@ -32,8 +32,9 @@ from tide_export.quantized_parameters import QuantizedParameters
 from tide_export.smoothing import smoothing_scales
 from tide_export.source_tokenizer import check_embedded
 
-_PRICED = 256  # tokens on which the price of rounding is measured
-_WINDOWS, _WINDOW = 2, 512  # windows, and tokens of each
+# Tokens of the text that inputs, and the price of rounding them, are measured on. With 128, 512 or 1,024 the perplexity of
+# SmolLM2 is the same within half a percent, and the export of a 7B is shorter by a minute than with 1,024.
+_TOKENS = 256
 
 
 def in_integers(loaded: LoadedModel, data: str | None, progress: ExportProgress) -> LoadedModel:
@@ -64,7 +65,7 @@ def in_integers(loaded: LoadedModel, data: str | None, progress: ExportProgress)
 
 def _rounding(loaded: LoadedModel, smoothing: Mapping[str, NDArray[np.float32]], ids: torch.Tensor) -> RoundingInfo:
     """Perplexities of ``ids`` [T], in one pass of the model with the rounded matrices."""
-    model, windows = loaded.model, ids[-_PRICED:].expand(3, -1)
+    model, windows = loaded.model, ids.expand(3, -1)
 
     def rounded(scales: torch.Tensor) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
         def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -105,19 +106,16 @@ def write_smoothing(weights: Mapping[str, LowBits], directory: Path) -> None:
 
 
 def _tokens(loaded: LoadedModel, data: str | None, progress: ExportProgress) -> torch.Tensor:
-    """Ids [B, T] of the text."""
+    """Ids [1, T] in the middle of the text."""
     config = loaded.model.config.get_text_config()
-    window = min(_WINDOW, getattr(config, "max_position_embeddings", None) or _WINDOW)
+    window = min(_TOKENS, getattr(config, "max_position_embeddings", None) or _TOKENS)
     if data is not None:
         tokens = calibration_tokens(data, loaded.tokenizer, window, progress.note)
         check_embedded(int(tokens.max()), loaded.model, data)
-        return tokens[:: -(-len(tokens) // _WINDOWS)]
+        return tokens[len(tokens) // 2 :][:1, :window]
     ids = documentation(loaded.tokenizer) if loaded.tokenizer is not None else []
-    if len(ids) < _WINDOWS * window or max(ids) >= config.vocab_size:
+    if len(ids) < 2 * window or max(ids) >= config.vocab_size:
         progress.note("the inputs of products are measured on random ids: the tokenizer knows no English")
-        return torch.randint(config.vocab_size, (_WINDOWS, window), generator=torch.Generator().manual_seed(0))
-    progress.note(
-        f"the inputs of products are measured on {_WINDOWS * window} tokens of Python {python_version()}'s documentation"
-    )
-    step = len(ids) // _WINDOWS
-    return torch.tensor([ids[end - window : end] for end in range(step, len(ids) + 1, step)])
+        return torch.randint(config.vocab_size, (1, window), generator=torch.Generator().manual_seed(0))
+    progress.note(f"the inputs of products are measured on {window} tokens of Python {python_version()}'s documentation")
+    return torch.tensor([ids[len(ids) // 2 :][:window]])

@@ -29,12 +29,12 @@ _FIRST_OUTPUT = 1
 
 
 def traced_depth(model: PreTrainedModel, layers: nn.ModuleList) -> int:
-    """How many layers to trace: after them come only kinds that two of them have, the very first one aside."""
+    """How many layers to trace: after them come only kinds that two of them have."""
     kinds = layer_kinds(model, layers)
     if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):  # one table holds the inputs of all layers
         return len(kinds)
-    for depth in range(3, len(kinds) - 1):
-        seen = Counter(kinds[1:depth])
+    for depth in range(2, len(kinds) - 1):
+        seen = Counter(kinds[:depth])
         if all(seen[kind] > 1 for kind in kinds[depth:]):
             return depth
     return len(kinds)
@@ -238,7 +238,7 @@ def _repeat(
     begin = ir.node(
         "Boundary", [hidden], {"index": boundary}, domain=region.begin.domain, outputs=[copy(region.begin.outputs[0])]
     )
-    begin.version = region.begin.version
+    begin.version, begin.name = region.begin.version, f"{region.begin.name}.layer_{boundary}"
     nodes = [begin]
     caches = [copy(cache) for cache in region.caches]
     for node in region.nodes:
@@ -256,6 +256,7 @@ def _repeat(
                 overload=node.overload,
                 outputs=outputs,
                 version=node.version,
+                name=f"{node.name}.layer_{boundary}",
             )
         )
     graph.insert_before(end, nodes)

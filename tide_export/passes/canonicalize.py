@@ -29,6 +29,7 @@ _EXACT_RULES = [
 ]
 # The rules of `onnxscript.optimizer.optimize` without those for convolutions, which decoders lack, and without slice_split_rule,
 # which compares every slice with every node: it takes two thirds of the time and applied to no model tried.
+_LIFT = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
 _RULES = [
     *_EXACT_RULES,
     rules.cast_cast_rule,
@@ -65,6 +66,7 @@ def simplify(model: ir.Model, parameters: Collection[str]) -> None:
     onnxscript.optimizer.inline(model)
     for _ in range(_ITERATIONS):
         _fold(model)
+    _LIFT(model)  # a constant that several layers read belongs to none
     for value, tensor in zip(values, held, strict=True):
         value.const_value = tensor
 
@@ -84,7 +86,7 @@ def canonicalize(model: ir.Model, context: LoweringContext) -> PassReport:
     for tidy in (
         common.RemoveUnusedFunctionsPass(),
         common.RemoveUnusedOpsetsPass(),
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        _LIFT,
         common.LiftSubgraphInitializersToMainGraphPass(),
         common.DeduplicateInitializersPass(),
         common.CommonSubexpressionEliminationPass(),
