@@ -1,14 +1,13 @@
-"""Trace the first layers of a model and repeat their nodes for the others, as tracing a layer costs a second.
+"""Trace two layers of each kind and repeat their nodes for the others, as tracing a layer costs a second.
 
-Layers are of one *kind* if they have the same modules with the same attributes and shapes. The nodes of a kind are taken from its
-last layer that was traced, and only if those of the traced layer before it are the same: code that reads its layer's number
-would differ. Code that treats every fourth layer in another way without an attribute that says so would not, so layers are
-repeated only where verification then compares each segment with the unmodified model.
+Layers are of one *kind* if they have the same modules with the same attributes and shapes. The nodes of a kind are taken from the
+second layer that was traced, and only if those of the first are the same: code that reads its layer's number would differ. Code
+that treats every fourth layer in another way without an attribute that says so would not, so layers are repeated only where
+verification then compares each segment with the unmodified model.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,16 +27,14 @@ _FIRST_CACHE = 3  # inputs before the caches
 _FIRST_OUTPUT = 1
 
 
-def traced_depth(model: PreTrainedModel, layers: nn.ModuleList) -> int:
-    """How many layers to trace: after them come only kinds that two of them have."""
+def traced_layers(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo]) -> list[int]:
+    """The layers to trace: the first two of each kind, or all where that saves little or layers read what others keep."""
     kinds = layer_kinds(model, layers)
-    if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):  # one table holds the inputs of all layers
-        return len(kinds)
-    for depth in range(2, len(kinds) - 1):
-        seen = Counter(kinds[:depth])
-        if all(seen[kind] > 1 for kind in kinds[depth:]):
-            return depth
-    return len(kinds)
+    chosen = sorted(number for kind in set(kinds) for number in [i for i, other in enumerate(kinds) if other == kind][:2])
+    per_layer_inputs = getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0)  # one table has those of all
+    if per_layer_inputs or len(chosen) > len(kinds) - 2 or any(layer.kv_source is not None for layer in kept):
+        return [*range(len(kinds))]
+    return chosen
 
 
 def layer_kinds(model: PreTrainedModel, layers: nn.ModuleList) -> list[Hashable]:
@@ -63,32 +60,44 @@ def _form(named: tuple[str, nn.Module]) -> Hashable:
     return name, type(module), tuple(attributes), tuple(parameters), tuple(buffers)
 
 
-def of_first_layers(kept: Sequence[LayerInfo], layers: int, depth: int) -> tuple[LayerInfo, ...]:
-    """What the first ``depth`` of ``layers`` layers keep, in each loop."""
-    return tuple(one for call, one in enumerate(kept) if call % layers < depth)
+def of_layers(kept: Sequence[LayerInfo], layers: int, numbers: Sequence[int]) -> tuple[LayerInfo, ...]:
+    """What those of ``layers`` layers with the ``numbers`` keep, in each loop."""
+    return tuple(one for call, one in enumerate(kept) if call % layers in numbers)
 
 
 @contextmanager
-def first_layers(model: PreTrainedModel, layers: nn.ModuleList, depth: int) -> Iterator[nn.ModuleList]:
-    """Context in which ``model`` has its first ``depth`` layers only."""
-    if depth == len(layers):
+def only_layers(model: PreTrainedModel, layers: nn.ModuleList, numbers: Sequence[int]) -> Iterator[nn.ModuleList]:
+    """Context in which ``model`` has only the layers ``numbers``, which are numbered from 0 on."""
+    if len(numbers) == len(layers):
         yield layers
         return
     owner = next(module for module in model.modules() if any(child is layers for child in module.children()))
     name = next(name for name, child in owner.named_children() if child is layers)
-    config, shortened = model.config.get_text_config(), nn.ModuleList(layers[:depth])
+    config, chosen = model.config.get_text_config(), nn.ModuleList(layers[number] for number in numbers)
+    settings = vars(config)
+    by_layer = {key: one for key, one in settings.items() if isinstance(one, (list, tuple)) and len(one) == len(layers)}
+    numbered = [(module, place) for place, layer in enumerate(chosen) for module in layer.modules() if _NUMBER in vars(module)]
+    before = [vars(module)[_NUMBER] for module, _ in numbered]
     count = config.num_hidden_layers
-    setattr(owner, name, shortened)
-    config.num_hidden_layers = depth
+    setattr(owner, name, chosen)
+    config.num_hidden_layers = len(numbers)
+    settings |= {key: type(one)(one[number] for number in numbers) for key, one in by_layer.items()}
+    for module, place in numbered:
+        setattr(module, _NUMBER, place)
     try:
-        yield shortened
+        yield chosen
     finally:
         setattr(owner, name, layers)
+        settings |= by_layer
         config.num_hidden_layers = count
+        for (module, _), number in zip(numbered, before, strict=True):
+            setattr(module, _NUMBER, number)
 
 
-def repeat_layers(traced: ir.Model, model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo], depth: int) -> bool:
-    """Add the layers from ``depth`` on to each loop of a trace of the first, in place; False where the nodes of a kind differ.
+def repeat_layers(
+    traced: ir.Model, model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo], numbers: Sequence[int]
+) -> bool:
+    """Add the other layers to each loop of a trace of the layers ``numbers``, in place; False where the nodes of a kind differ.
 
     Inputs of ``traced``: three, and what each layer keeps; outputs: logits, and the same.
 
@@ -97,33 +106,55 @@ def repeat_layers(traced: ir.Model, model: PreTrainedModel, layers: nn.ModuleLis
     """
     graph, kinds = traced.graph, layer_kinds(model, layers)
     prefix = next(f"model.{name}" for name, module in model.named_modules() if module is layers)
-    regions = _regions(graph, of_first_layers(kept, len(layers), depth), depth)
-    loops = [regions[first : first + depth] for first in range(0, len(regions), depth)]
+    _rename_parameters(graph, prefix, numbers)
+    regions = _regions(graph, of_layers(kept, len(layers), numbers), numbers)
+    loops = [regions[first : first + len(numbers)] for first in range(0, len(regions), len(numbers))]
     sources: dict[tuple[int, Hashable], _Region] = {}
-    for (loop, own), kind in product(enumerate(loops), dict.fromkeys(kinds[depth:])):
-        before, last = [own[i] for i in range(depth) if kinds[i] == kind][-2:]
+    untraced = [kinds[number] for number in range(len(layers)) if number not in numbers]
+    for (loop, own), kind in product(enumerate(loops), dict.fromkeys(untraced)):
+        before, last = (region for region in own if kinds[region.number] == kind)
         if not last.is_closed(graph) or not _same(last, before, prefix):
             return False
         sources[loop, kind] = last
     caches, results = list[ir.Value](), list[ir.Value]()
     for loop, own in enumerate(loops):
-        end, hidden = own[-1].end, own[-1].end.inputs[0]
-        for number, region in enumerate(own):
-            region.begin.attributes["index"] = ir.AttrInt64("index", loop * len(layers) + number)
-            caches += region.caches
-            results += region.results
-        for number in range(depth, len(layers)):
-            assert hidden is not None
+        by_number = {region.number: region for region in own}
+        outputs = {region.number: region.end.inputs[0] for region in own}
+        begins = [*((region.number, region.begin) for region in own), (len(layers), own[-1].end)]
+        hidden: ir.Value | None = None
+        for number in range(len(layers)):
             boundary = loop * len(layers) + number
-            copied = _repeat(graph, model, sources[loop, kinds[number]], prefix, number, boundary, hidden, end)
+            if region := by_number.get(number):
+                if hidden is not None:
+                    region.begin.replace_input_with(0, hidden)
+                region.begin.attributes["index"] = ir.AttrInt64("index", boundary)
+                hidden = outputs[number]
+                caches += region.caches
+                results += region.results
+                continue
+            assert hidden is not None
+            following = next(node for other, node in begins if other > number)
+            copied = _repeat(graph, model, sources[loop, kinds[number]], prefix, number, boundary, hidden, following)
             hidden = copied.output
             caches += copied.caches
             results += copied.results
-        end.replace_input_with(0, hidden)
-        end.attributes["index"] = ir.AttrInt64("index", (loop + 1) * len(layers))
+        assert hidden is not None
+        own[-1].end.replace_input_with(0, hidden)
+        own[-1].end.attributes["index"] = ir.AttrInt64("index", (loop + 1) * len(layers))
     graph.inputs[_FIRST_CACHE:] = caches
     graph.outputs[_FIRST_OUTPUT:] = results
     return True
+
+
+def _rename_parameters(graph: ir.Graph, prefix: str, numbers: Sequence[int]) -> None:
+    """The trace names the layers 0, 1, … that are ``numbers`` of the model."""
+    values = [graph.initializers.pop(name) for name in [*graph.initializers]]
+    for value in values:
+        name = value.name or ""
+        if name.startswith(f"{prefix}."):
+            place, _, rest = name.removeprefix(f"{prefix}.").partition(".")
+            value.name = f"{prefix}.{numbers[int(place)]}.{rest}"
+        graph.register_initializer(value)
 
 
 @dataclass(frozen=True)
@@ -148,8 +179,8 @@ class _Region:
         return outer == set(self.results) and all(node in inside for value in made for node, _ in value.uses())
 
 
-def _regions(graph: ir.Graph, kept: Sequence[LayerInfo], depth: int) -> list[_Region]:
-    """Those of all calls of ``depth`` layers."""
+def _regions(graph: ir.Graph, kept: Sequence[LayerInfo], numbers: Sequence[int]) -> list[_Region]:
+    """Those of all calls of the layers ``numbers``."""
     nodes, places = list(graph), {}
     counts = [2 * layer.attends + len(layer.states) for layer in kept]
     begins = [0, *accumulate(counts)]
@@ -158,7 +189,7 @@ def _regions(graph: ir.Graph, kept: Sequence[LayerInfo], depth: int) -> list[_Re
             places[int(node.attributes["index"].value)] = place
     return [
         _Region(
-            call % depth,
+            numbers[call % len(numbers)],
             nodes[places[call]],
             nodes[places[call] + 1 : places[call + 1]],
             nodes[places[call + 1]],
@@ -226,9 +257,9 @@ def _repeat(
     number: int,
     boundary: int,
     hidden: ir.Value,
-    end: ir.Node,
+    following: ir.Node,
 ) -> _Copied:
-    """Insert the nodes of ``region`` before ``end`` as those of layer ``number``, which reads ``hidden`` at ``boundary``."""
+    """Insert the nodes of ``region`` before ``following``, as those of layer ``number``, which reads ``hidden``."""
     copies: dict[ir.Value, ir.Value] = {}
 
     def copy(value: ir.Value) -> ir.Value:
@@ -259,7 +290,7 @@ def _repeat(
                 name=f"{node.name}.layer_{boundary}",
             )
         )
-    graph.insert_before(end, nodes)
+    graph.insert_before(following, nodes)
     last = region.end.inputs[0]
     assert last is not None
     return _Copied(copies[last], caches, [copies[result] for result in region.results])

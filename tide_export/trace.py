@@ -50,7 +50,7 @@ from tide_export.model_code import failing_code
 from tide_export.parameters import ParameterSource
 from tide_export.passes.canonicalize import simplify
 from tide_export.probe import probe_layers
-from tide_export.repeated_layers import first_layers, of_first_layers, repeat_layers, traced_depth
+from tide_export.repeated_layers import of_layers, only_layers, repeat_layers, traced_layers
 from tide_export.trace_cache import kept_trace
 from tide_export.traced_attention import DOMAIN, KEY_VALUES, TracedLayer, run_layers
 from tide_export.traced_recurrence import tide_layers
@@ -115,7 +115,7 @@ def trace(
 
     Args:
         parameters: the values of fake parameters, read when the graph's are.
-        repeat: trace the first layers of each kind only, see `repeated_layers`, or take their trace from the machine's cache; for
+        repeat: trace two layers of each kind only, see `repeated_layers`, or take their trace from the machine's cache; for
             graphs that are verified.
         kept: what each layer keeps, where it was probed before.
 
@@ -123,28 +123,28 @@ def trace(
     """
     kept = tuple(kept or probe_layers(model))
     layers = decoder_layers(model)
-    depth = _depth_to_trace(model, layers, kept) if repeat else len(layers)
-    with first_layers(model, layers, depth):
-        first = of_first_layers(kept, len(layers), depth)
-        make = partial(_traced, model, first)
-        traced = kept_trace(model, first, make) if repeat else make()
-    if depth < len(layers) and not repeat_layers(traced, model, layers, kept, depth):
+    numbers = _layers_to_trace(model, layers, kept) if repeat else range(len(layers))
+    with only_layers(model, layers, numbers):
+        of_these = of_layers(kept, len(layers), numbers)
+        make = partial(_traced, model, of_these)
+        traced = kept_trace(model, of_these, make) if repeat else make()
+    if len(numbers) < len(layers) and not repeat_layers(traced, model, layers, kept, numbers):
         traced = _traced(model, kept)
     if parameters is not None:
         _defer_values(traced.graph, parameters)
     return TracedModel(traced, kept)
 
 
-def _depth_to_trace(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo]) -> int:
-    """How many layers to trace. Of a looped model all, unless its code numbers the caches of fewer layers as `repeat_layers`
-    does."""
-    depth = traced_depth(model, layers)
-    if len(kept) == len(layers) or depth == len(layers):
-        return depth
-    with first_layers(model, layers, depth), contextlib.suppress(UnsupportedModelError):
-        if probe_layers(model) == of_first_layers(kept, len(layers), depth):
-            return depth
-    return len(layers)
+def _layers_to_trace(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo]) -> Sequence[int]:
+    """Numbers of the layers to trace. Of a looped model all, unless its code numbers the caches of fewer layers as
+    `repeat_layers` does."""
+    numbers = traced_layers(model, layers, kept)
+    if len(kept) == len(layers) or len(numbers) == len(layers):
+        return numbers
+    with only_layers(model, layers, numbers), contextlib.suppress(UnsupportedModelError):
+        if probe_layers(model) == of_layers(kept, len(layers), numbers):
+            return numbers
+    return range(len(layers))
 
 
 def _traced(model: PreTrainedModel, kept: Sequence[LayerInfo]) -> ir.Model:

@@ -15,17 +15,21 @@ from tide_export.boundaries import decoder_layers
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.load import LoadedModel
+from tide_export.probe import probe_layers
 from tide_export.progress import ExportProgress
-from tide_export.repeated_layers import traced_depth
+from tide_export.repeated_layers import traced_layers
 from tide_export.trace import TracedModel, trace
 
 LAYERS = 5
 
 
-def deep(architecture: str, layers: int) -> PreTrainedModel:
+def deep(architecture: str, layers: int, period: int = 2) -> PreTrainedModel:
+    """``period``: of layers with a window, of which the last has none."""
     config = ARCHITECTURES[architecture]()
     config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        config.layer_types = [["full_attention", "sliding_attention"][(i + 1) % period > 0] for i in range(layers)]
+    elif getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[i % len(config.layer_types)] for i in range(layers)]
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -44,14 +48,19 @@ def traced(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> tuple[Tra
     return trace(model, repeat=True), depths
 
 
-def test_repeated_layers_are_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer would have another one's weights or caches."""
-    model = deep("qwen3", LAYERS)  # its config names the type of each layer
+@pytest.mark.parametrize(("architecture", "layers", "traced_ones"), [("qwen3", LAYERS, 2), ("gemma3", 9, 4)])
+def test_repeated_layers_are_the_models(
+    architecture: str, layers: int, traced_ones: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer would have another one's weights or caches; of Gemma's, 0, 1, 2 and 5 are traced."""
+    model = deep(architecture, layers, 3)  # its config names the type of each layer
+    before = model.config.to_dict()
     graph, depths = traced(model, monkeypatch)
-    assert depths == [2] and graph.num_layers == LAYERS
+    assert depths == [traced_ones] and graph.num_layers == layers
     config = ExportConfig(max_seq_len=64, checkpoints="2")  # verified: the bundle computes what the eager model does
     write_bundle(LoadedModel(model, None, "deep"), tmp_path, config, ExportProgress(quiet=True), traced=graph)
-    assert model.config.num_hidden_layers == len(decoder_layers(model)) == LAYERS
+    assert model.config.to_dict() == before and len(decoder_layers(model)) == layers
+    assert [layer.self_attn.layer_idx for layer in decoder_layers(model)] == [*range(layers)]
 
 
 @pytest.mark.slow
@@ -66,11 +75,20 @@ def test_code_that_reads_the_layers_number(monkeypatch: pytest.MonkeyPatch) -> N
     assert traced(deep("llama", LAYERS), monkeypatch)[1] == [2, LAYERS]
 
 
-@pytest.mark.parametrize(("architecture", "layers", "depth"), [("llama", 3, 3), ("llama", 24, 2), ("gemma2", 26, 4)])
-def test_how_many_are_traced(architecture: str, layers: int, depth: int) -> None:
+KINDS = {
+    "llama of 3": ("llama", 3, [0, 1, 2]),
+    "llama": ("llama", 24, [0, 1]),
+    "gemma2": ("gemma2", 26, [0, 1, 2, 3]),
+    "gemma3": ("gemma3", 18, [0, 1, 5, 11]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_many_are_traced(kind: str) -> None:
     """Each kind needs two layers to compare; the rest of a model would be traced for nothing."""
-    model = deep(architecture, layers)
-    assert traced_depth(model, decoder_layers(model)) == depth
+    architecture, layers, numbers = KINDS[kind]
+    model = deep(architecture, layers, 6 if architecture == "gemma3" else 2)
+    assert traced_layers(model, decoder_layers(model), probe_layers(model)) == numbers
 
 
 def test_a_layer_of_its_own_kind_is_traced() -> None:
@@ -79,4 +97,4 @@ def test_a_layer_of_its_own_kind_is_traced() -> None:
         model = deep("llama", 8)
         layers = decoder_layers(model)
         change(layers[6])
-        assert traced_depth(model, layers) == 8
+        assert traced_layers(model, layers, ()) == [0, 1, 6]
