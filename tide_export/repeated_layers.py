@@ -119,7 +119,6 @@ def repeat_layers(
     caches, results = list[ir.Value](), list[ir.Value]()
     for loop, own in enumerate(loops):
         by_number = {region.number: region for region in own}
-        outputs = {region.number: region.end.inputs[0] for region in own}
         begins = [*((region.number, region.begin) for region in own), (len(layers), own[-1].end)]
         hidden: ir.Value | None = None
         for number in range(len(layers)):
@@ -128,7 +127,7 @@ def repeat_layers(
                 if hidden is not None:
                     region.begin.replace_input_with(0, hidden)
                 region.begin.attributes["index"] = ir.AttrInt64("index", boundary)
-                hidden = outputs[number]
+                hidden = region.output
                 caches += region.caches
                 results += region.results
                 continue
@@ -159,7 +158,8 @@ def _rename_parameters(graph: ir.Graph, prefix: str, numbers: Sequence[int]) -> 
 
 @dataclass(frozen=True)
 class _Region:
-    """The ``nodes`` of layer ``number`` in one loop, from after the boundary node ``begin`` to the boundary node ``end``.
+    """The ``nodes`` of layer ``number`` in one loop, from after the boundary node ``begin`` to the boundary node ``end``, which
+    reads ``output``.
 
     ``caches``, ``results``: inputs and outputs of the graph for what the layer keeps.
     """
@@ -168,6 +168,7 @@ class _Region:
     begin: ir.Node
     nodes: list[ir.Node]
     end: ir.Node
+    output: ir.Value | None
     caches: tuple[ir.Value, ...]
     results: tuple[ir.Value, ...]
 
@@ -193,6 +194,7 @@ def _regions(graph: ir.Graph, kept: Sequence[LayerInfo], numbers: Sequence[int])
             nodes[places[call]],
             nodes[places[call] + 1 : places[call + 1]],
             nodes[places[call + 1]],
+            nodes[places[call + 1]].inputs[0],
             tuple(graph.inputs)[_FIRST_CACHE + begin : _FIRST_CACHE + begin + count],
             tuple(graph.outputs)[_FIRST_OUTPUT + begin : _FIRST_OUTPUT + begin + count],
         )
@@ -215,7 +217,7 @@ def _same(region: _Region, other: _Region, prefix: str) -> bool:
         if not all(_same_value(a, b, pairs, *names) for a, b in zip(node.inputs, twin.inputs, strict=True)):
             return False
         pairs |= zip(node.outputs, twin.outputs, strict=True)
-    ends = ((region.end.inputs[0], other.end.inputs[0]), *zip(region.results, other.results, strict=True))
+    ends = ((region.output, other.output), *zip(region.results, other.results, strict=True))
     return all(a is not None and pairs.get(a) is b for a, b in ends)
 
 
@@ -291,9 +293,8 @@ def _repeat(
             )
         )
     graph.insert_before(following, nodes)
-    last = region.end.inputs[0]
-    assert last is not None
-    return _Copied(copies[last], caches, [copies[result] for result in region.results])
+    assert region.output is not None
+    return _Copied(copies[region.output], caches, [copies[result] for result in region.results])
 
 
 def _parameter(graph: ir.Graph, model: PreTrainedModel, like: ir.Value, old: str, new: str) -> ir.Value:
