@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,9 @@ from tide_runtime.cli.form import APP, COMMAND
 from tide_export.config import AUTO, ExportConfig
 from tide_export.progress import ExportProgress, peak_memory_bytes
 
+# Before torch is imported: its threads spin while they wait for each other, which beside another busy process takes three times as
+# long as sleeping.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 app = typer.Typer(**APP)
 _DEFAULTS = ExportConfig()
 

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tide_bench.arms.genai import build_model_folder
@@ -17,10 +16,9 @@ from tide_bench.arms.process import ArmError
 from tide_bench.build_cache import cached_folder, files_digest, run_in_process
 from tide_bench.bundles import export_bundle
 from tide_bench.source_model import huggingface_folder
-from tokenizers.pre_tokenizers import ByteLevel
 
 from benchmarks.models.gguf_files import prose_windows
-from benchmarks.models.random_gguf import Qwen2Shape, write_random_gguf
+from benchmarks.models.random_gguf import Qwen2Shape, byte_vocabulary, write_random_gguf
 
 QWEN = "qwen-1.5b"
 QWEN_SHAPE = Qwen2Shape(28, 1536, 8960, 12, 2, 151936, True, "Q4_0")
@@ -81,21 +79,4 @@ def peer_files(model: str, cache: Path) -> PeerFiles:
 
 
 def _write_qwen(file: Path) -> None:
-    write_random_gguf(QWEN_SHAPE, file, _add_byte_vocabulary)
-
-
-def _add_byte_vocabulary(writer: Any, size: int) -> None:
-    """Bytes and made-up tokens, with all the metadata that OpenVINO GenAI's reader wants."""
-    from gguf import TokenType
-
-    spelled = sorted(ByteLevel.alphabet())
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([*spelled, "ab", *(f"<w{i}>" for i in range(len(spelled) + 1, size))])
-    writer.add_token_types([TokenType.NORMAL] * (len(spelled) + 1) + [TokenType.CONTROL] * (size - len(spelled) - 1))
-    writer.add_token_merges(["a b"])
-    for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id, writer.add_unk_token_id):
-        add(len(spelled) + 1)
-    writer.add_add_bos_token(False)
-    writer.add_file_type(2)  # mostly Q4_0
-    writer.add_chat_template("{{ messages[0]['content'] }}")
+    write_random_gguf(QWEN_SHAPE, file, byte_vocabulary)

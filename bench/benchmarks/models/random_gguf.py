@@ -1,6 +1,6 @@
 """GGUF files of random weights in the shapes of real models, written one tensor at a time: 7 billion parameters take no memory.
 
-Exports of them take the time and memory of the real file. Without a tokenizer's texts, prompts are token ids.
+Exports of them take the time and memory of the real file. Without a vocabulary prompts are token ids.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import ByteLevel
 
 from benchmarks.models.random_blocks import BLOCKS
 
@@ -78,7 +79,6 @@ class Qwen2Shape:
 
 SHAPES = {
     "05b": Qwen2Shape(24, 896, 4864, 14, 2, 151936, True, "Q4_K"),
-    "18b": Qwen2Shape(28, 1536, 8960, 12, 2, 151936, False, "Q4_0"),
     "7b": Qwen2Shape(28, 3584, 18944, 28, 4, 152064, False, "Q4_0"),
 }
 
@@ -104,6 +104,26 @@ def write_random_gguf(shape: Qwen2Shape, file: Path, vocabulary: Callable[[Any, 
     for tensor in tensors:
         writer.write_tensor_data(_values(tensor, rng))
     writer.close()
+
+
+def byte_vocabulary(writer: Any, size: int, many_control: bool = True) -> None:
+    """Bytes and made-up tokens, with all the metadata that OpenVINO GenAI's reader wants. ``many_control``: the made-up ones are
+    control tokens, which no text becomes."""
+    from gguf import TokenType
+
+    spelled = sorted(ByteLevel.alphabet())
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([*spelled, "ab", *(f"<w{i}>" for i in range(len(spelled) + 1, size))])
+    others = TokenType.CONTROL if many_control else TokenType.NORMAL
+    plain = [*[TokenType.NORMAL] * (len(spelled) + 1), TokenType.CONTROL]
+    writer.add_token_types([*plain, *[others] * (size - len(plain))])
+    writer.add_token_merges(["a b"])
+    for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id, writer.add_unk_token_id):
+        add(len(spelled) + 1)
+    writer.add_add_bos_token(False)
+    writer.add_file_type(2)  # mostly Q4_0
+    writer.add_chat_template("{{ messages[0]['content'] }}")
 
 
 def _values(tensor: RandomTensor, rng: np.random.Generator) -> NDArray:
