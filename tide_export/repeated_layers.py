@@ -28,9 +28,14 @@ _FIRST_OUTPUT = 1
 
 
 def traced_layers(model: PreTrainedModel, layers: nn.ModuleList, kept: Sequence[LayerInfo]) -> list[int]:
-    """The layers to trace: the first two of each kind, or all where that saves little or layers read what others keep."""
+    """The layers to trace: the first two of each kind, or all where that saves little or layers read what others keep.
+
+    In a looped model the first one aside, which begins with what ends a loop.
+    """
     kinds = layer_kinds(model, layers)
-    chosen = sorted(number for kind in set(kinds) for number in [i for i, other in enumerate(kinds) if other == kind][:2])
+    aside = int(len(kept) > len(kinds))
+    of_kind = ([i for i, other in enumerate(kinds) if other == kind and i >= aside][:2] for kind in set(kinds))
+    chosen = sorted({*range(aside), *(number for numbers in of_kind for number in numbers)})
     per_layer_inputs = getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0)  # one table has those of all
     if per_layer_inputs or len(chosen) > len(kinds) - 2 or any(layer.kv_source is not None for layer in kept):
         return [*range(len(kinds))]
@@ -112,7 +117,7 @@ def repeat_layers(
     sources: dict[tuple[int, Hashable], _Region] = {}
     untraced = [kinds[number] for number in range(len(layers)) if number not in numbers]
     for (loop, own), kind in product(enumerate(loops), dict.fromkeys(untraced)):
-        before, last = (region for region in own if kinds[region.number] == kind)
+        before, last = [region for region in own if kinds[region.number] == kind][-2:]
         if not last.is_closed(graph) or not _same(last, before, prefix):
             return False
         sources[loop, kind] = last

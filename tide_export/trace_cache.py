@@ -39,22 +39,17 @@ def kept_trace(model: PreTrainedModel, kept: Sequence[LayerInfo], trace: Callabl
     files, key = CachedFiles(cache_folder("traces")), hashlib.sha256(described.encode()).hexdigest()
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
         if (found := files.load(key)) is not None:
-            facts, content = found
-            return _with_parameters(ir.from_proto(onnx.ModelProto.FromString(content)), model, facts["initializers"])
+            return _with_parameters(found[1], model, found[0]["initializers"])
     traced = trace()
+    names, content = [*traced.graph.initializers], _without_parameters(traced, model)
     with suppress(OSError, RuntimeError):
-        files.store(key, {"initializers": [*traced.graph.initializers]}, _without_parameters(traced, model))
-    return traced
+        files.store(key, {"initializers": names}, content)
+    return _with_parameters(content, model, names)  # as it is found the next time: nodes are numbered on from those of a graph
 
 
 def _without_parameters(traced: ir.Model, model: PreTrainedModel) -> bytes:
-    """``traced`` without the initializers that are parameters of ``model``: inputs take their place. Nor does it keep where in
-    the model each node is from: such notes are 19 of 20 bytes, and nothing reads them."""
+    """``traced`` without the initializers that are parameters of ``model``: inputs take their place."""
     copy, parameters = traced.clone(), _parameters(model)
-    for node in copy.graph.all_nodes():
-        node.metadata_props.clear()
-        for value in node.outputs:
-            value.metadata_props.clear()
     for name in [name for name in copy.graph.initializers if name in parameters]:
         value = copy.graph.initializers.pop(name)
         value.const_value = None
@@ -62,8 +57,9 @@ def _without_parameters(traced: ir.Model, model: PreTrainedModel) -> bytes:
     return ir.to_proto(copy).SerializeToString()
 
 
-def _with_parameters(traced: ir.Model, model: PreTrainedModel, names: Sequence[str]) -> ir.Model:
-    """``traced`` with all its initializers, ``names`` in their order."""
+def _with_parameters(content: bytes, model: PreTrainedModel, names: Sequence[str]) -> ir.Model:
+    """The trace in ``content`` with all its initializers, ``names`` in their order."""
+    traced = ir.from_proto(onnx.ModelProto.FromString(content))
     graph, parameters = traced.graph, _parameters(model)
     constants = {name: graph.initializers.pop(name) for name in [*graph.initializers]}
     values = {value.name: value for value in graph.inputs}

@@ -267,6 +267,7 @@ def test_a_wrong_set_of_factors_is_refused(
     saved: LoadedModel, tmp_path: Path, length: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bundle would be another model for texts of one length."""
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path / "cache"))  # a trace of the honest one is no trace of this
     honest = BothFactors.__init__
 
     def faulty(self: BothFactors, *given: Any) -> None:

@@ -22,10 +22,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def content(traced: TracedModel) -> bytes:
-    """The graph, without notes on where its nodes are from."""
-    for node in traced.model.graph.all_nodes():
-        for noted in (node, *node.outputs):
-            noted.metadata_props.clear()
     return ir.to_proto(traced.model).SerializeToString()
 
 
