@@ -51,7 +51,7 @@ MAX_SEQ_LEN_HELP = (
 )
 _TOOLS = ("tide-llm", "torch", "transformers", "gguf", "onnx-ir", "onnxscript", "onnxruntime")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_EXPORT_S, _EXPORT_S_PER_GB = 30, 45  # of an export on two cores: in any case, and for each GB of the model
+_FIRST_S, _FIRST_S_PER_GB = 25, 25  # until the first answer on two cores: in any case, and for each GB of the model
 _SAMPLES, _SAMPLE, _ENDS = 64, 2**16, 2**23  # of a file's content: number, bytes of each, bytes of its beginning and end
 
 # Exports a model with the arguments of `tide-export` while the file of the lock stays open; returns the exit code.
@@ -165,8 +165,9 @@ def _build(arguments: list[str], export: Exporter, console: Console, path: Path,
 
 
 def _estimate(size: int) -> str:
-    """What an export of ``size`` bytes takes; nothing for a model on the hub, whose size is not known yet."""
-    return f" (about {max(1, round((_EXPORT_S + _EXPORT_S_PER_GB * size / 1e9) / 60))} min)" if size else ""
+    """How long the first answer of ``size`` bytes takes; nothing for a model on the hub, whose size is not known yet."""
+    seconds = _FIRST_S + _FIRST_S_PER_GB * size / 1e9
+    return f" (first answer after about {f'{seconds:.0f} s' if seconds < 100 else f'{seconds / 60:.0f} min'})" if size else ""
 
 
 def _check_exporter(model: str) -> None:
