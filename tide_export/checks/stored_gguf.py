@@ -1,13 +1,13 @@
 """Which numbers of a GGUF file a parameter is, by another path than the loader's.
 
-The loader takes names, orders of rows and offsets of norms from transformers or from tables of its own, and blocks from this package.
-Here the names are the converter's, its changes (conversion/*.py of https://github.com/ggml-org/llama.cpp) are written down once more
-in its own direction, and the package gguf decodes the blocks.
+The loader takes names, orders of rows and offsets of norms from transformers or tables of its own, and blocks from this package.
+Here the names are the converter's, its changes (conversion/*.py of https://github.com/ggml-org/llama.cpp) are written down once
+more in its own direction, and the package gguf decodes the blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,7 @@ class _GgufRows:
 
 @dataclass(frozen=True)
 class _Computed:
-    """A parameter that ``make`` computes of tensors; ``each``: a row of it from the same row of each, as an expert's matrices are."""
+    """A parameter that ``make`` computes of tensors. ``each``: every row of it from that row of each, as an expert's matrices are."""
 
     tensors: tuple[GgufTensor, ...]
     shape: tuple[int, ...]
@@ -177,7 +177,7 @@ def _by_key_head(config: PreTrainedConfig, joined: Numbers, gate: Numbers) -> Nu
 
 
 def _tiled(config: PreTrainedConfig, count: int) -> Rows:
-    """Qwen3.5: where ``count`` rows or columns of all value heads are in the file, which has one head of each key head after the other."""
+    """Where the file of a Qwen3.5 has ``count`` rows or columns of all value heads: one of each key head, then the next of each."""
     keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
     written = np.arange(count).reshape(keys, heads // keys, -1).swapaxes(0, 1).reshape(-1)
     return np.argsort(written)

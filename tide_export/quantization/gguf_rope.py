@@ -99,7 +99,7 @@ def _longrope(keys: Metadata, rotated: int, tensors: Mapping[str, GgufTensor]) -
 
 
 def divide_frequencies(model: PreTrainedModel, factors: torch.Tensor) -> None:
-    """Divide the rotary frequencies [D/2], of full layers where they differ, by ``factors``, as Llama 3.1's file stores its scaling."""
+    """Divide the rotary frequencies [D/2] by ``factors``, as Llama 3.1's file stores its scaling; where they differ, full layers'."""
     found = [
         (module, name)
         for module in model.modules()

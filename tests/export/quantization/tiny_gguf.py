@@ -44,7 +44,7 @@ _GEMMA4_KEYS = {
     "final_logit_softcapping": 10.0,
 }
 
-# Architecture, and what makes the model another one of it → model type, config, and keys beside those that every architecture has.
+# Architecture, and what makes the model another one of it → model type, config, keys beside those that every architecture has.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {**SIZES, "head_dim": 16, "rms_norm_eps": 1e-3}, {}),
     "qwen2": ("qwen2", {**SIZES, "rms_norm_eps": 1e-3}, {}),
