@@ -23,7 +23,7 @@ from tide_export.quantization.gguf_parameters import GgufParameters
 from tide_export.quantization.gguf_rope import FREQUENCY_FACTORS, divide_frequencies
 
 # What transformers raises for values of a file that make no model; NotImplementedError is a RuntimeError.
-_UNREADABLE = (
+UNREADABLE = (
     ValueError,
     LookupError,
     TypeError,
@@ -60,7 +60,7 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, GgufPara
             divide_frequencies(model, torch.from_numpy(np.array(factors.data, np.float32)))
     except TideError:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise UnsupportedModelError(
             f"{path.name} cannot be loaded, architecture {keys.architecture!r} ({first_line(error)}); convert the model from "
             "its HuggingFace checkpoint, or export that checkpoint itself"
