@@ -59,7 +59,7 @@ class _GgufRows:
 
 @dataclass(frozen=True)
 class _Computed:
-    """A parameter that ``make`` computes of tensors. ``each``: every row of it from that row of each, as an expert's matrices are."""
+    """What ``make`` computes of tensors. ``each``: every row of it from that row of each, as the matrices of experts are."""
 
     tensors: tuple[GgufTensor, ...]
     shape: tuple[int, ...]
@@ -177,7 +177,7 @@ def _by_key_head(config: PreTrainedConfig, joined: Numbers, gate: Numbers) -> Nu
 
 
 def _tiled(config: PreTrainedConfig, count: int) -> Rows:
-    """Where the file of a Qwen3.5 has ``count`` rows or columns of all value heads: one of each key head, then the next of each."""
+    """Where the file of a Qwen3.5 has ``count`` rows or columns of value heads: one of each key head, then the next of each."""
     keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
     written = np.arange(count).reshape(keys, heads // keys, -1).swapaxes(0, 1).reshape(-1)
     return np.argsort(written)

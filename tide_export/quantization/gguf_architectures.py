@@ -220,7 +220,7 @@ def _gemma4(keys: Metadata, values: Values) -> Values:
             _FULL: rope_parameters(keys, full, False, {}),
             "sliding_attention": {"rope_type": "default", "rope_theta": float(keys.take("rope.freq_base_swa", 10000.0))},
         },
-        "final_logit_softcapping": keys.take("final_logit_softcapping", 0) or None,
+        "final_logit_softcapping": keys.take("final_logit_softcapping", 30.0) or None,
     }
 
 

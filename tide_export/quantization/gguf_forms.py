@@ -18,8 +18,8 @@ from transformers import PreTrainedConfig
 
 Make = Callable[..., NDArray[Any]]
 FORMED = (
-    "gpt-oss", "qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe",
-    "mamba2",
+    "gpt-oss", "qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "falcon-h1", "nemotron_h",
+    "nemotron_h_moe", "mamba2",
 )  # fmt: skip
 
 

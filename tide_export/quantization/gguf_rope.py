@@ -53,6 +53,8 @@ def _scaling(keys: Metadata) -> dict[str, Any]:
         raise keys.refused(
             "rope.scaling.type", f"is none of none, linear and yarn; longrope has the tensors {LONG_FACTORS} and {SHORT_FACTORS}"
         )
+    if kind == "none" and factor != 1.0:
+        raise keys.refused("rope.scaling.factor", "is one of no scaling, which llama.cpp applies in some layers only")
     if mixed not in ((1.0,) if kind == "yarn" else (0.0,)) and mixed >= 0:
         raise keys.refused("rope.scaling.yarn_ext_factor", f"mixes frequencies in another way than {kind} does")
     if kind == "yarn" and factor < 1.0:
@@ -99,7 +101,7 @@ def _longrope(keys: Metadata, rotated: int, tensors: Mapping[str, GgufTensor]) -
 
 
 def divide_frequencies(model: PreTrainedModel, factors: torch.Tensor) -> None:
-    """Divide the rotary frequencies [D/2] by ``factors``, as Llama 3.1's file stores its scaling; where they differ, full layers'."""
+    """Divide the rotary frequencies [D/2] by ``factors``, as Llama 3.1's file stores its scaling: Gemma 4's of full layers."""
     found = [
         (module, name)
         for module in model.modules()

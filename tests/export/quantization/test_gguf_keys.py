@@ -45,7 +45,7 @@ NUMBERS = (
     "beta_fast", "beta_slow",
 )  # fmt: skip
 _DEEP = 16  # layers: a model that deep is there for its windows, and the architecture's shallow one for the other keys
-PLACES = {"context_length": [300], "rope.scaling.original_context_length": [16, 100]}
+PLACES = {"rope.scaling.attn_factor": [1.3], "context_length": [300], "rope.scaling.original_context_length": [16, 100]}
 
 
 def unusual(key: str, present: Any, layers: int) -> Sequence[Any]:

@@ -252,9 +252,11 @@ def tiny(name: str, config: Mapping[str, Any] | None = None, **keys: Any) -> Ggu
     made = AutoConfig.for_model(model_type, **{**settings, **(config or {})})
     model = AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim == 1 or parameter.shape[0] <= 4:  # norms of ones and biases of zeros would hide what is missing
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+            if architecture == "gemma4" and name.endswith("q_norm.weight"):  # its scores are not scaled
+                parameter.mul_(0.2)
     general = {**_keys(architecture, model), **own_keys, **keys}
     prefixed = {f"{architecture}.{key}": value for key, value in general.items() if value is not None}
     divisors = {}
