@@ -44,7 +44,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen35": ("qwen35", "qwen3_5_text", {**_SIZES, **_DELTA}),
     "qwen35 with as many key heads": ("qwen35", "qwen3_5_text", {**_SIZES, **_DELTA, "linear_num_key_heads": 6}),
     "qwen35moe": ("qwen35moe", "qwen3_5_moe_text", {**_SIZES, **_DELTA, **_SHARED, "initializer_range": 0.15}),
-    "qwen3next": ("qwen3next", "qwen3_next", {**_SIZES, **_DELTA, **_SHARED}),
+    "qwen3next": ("qwen3next", "qwen3_next", {**_SIZES, **_DELTA, **_SHARED, "initializer_range": 0.15}),
     "lfm2": (
         "lfm2",
         "lfm2",
