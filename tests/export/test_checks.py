@@ -13,6 +13,7 @@ from export.planted_faults import BLOCKS, FACTORS, KEYS, TENSORS, TOKENS, Fault,
 from export.quantization.test_gguf_source import written
 from export.quantization.tiny_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
 from export.quantization.tiny_gguf import VOCAB, byte_tokens, tiny
+from export.quantization.tiny_recurrent import MODELS, tiny_recurrent
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 from tide_runtime.bundle.manifest import NOT_YET, Manifest, read_manifest
 from tide_runtime.errors import VerificationError
@@ -37,10 +38,11 @@ def compare(loaded: LoadedModel) -> set[str]:
     return values.compared
 
 
-@pytest.mark.parametrize("architecture", GGUF_ARCHITECTURES)
-def test_files_of_every_architecture_pass(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*GGUF_ARCHITECTURES, *MODELS])
+def test_files_of_every_architecture_pass(name: str, tmp_path: Path) -> None:
     """Right models would be refused, or a parameter of the architecture compared with nothing."""
-    loaded = load_model(str(tiny(architecture).write(tmp_path / "tiny.gguf")), "fp32")
+    content = tiny(name) if name in GGUF_ARCHITECTURES else tiny_recurrent(name)
+    loaded = load_model(str(content.write(tmp_path / "tiny.gguf")), "fp32")
     tied = {"lm_head.weight"} if loaded.model.config.tie_word_embeddings else set()
     assert compare(loaded) == {name for name, _ in loaded.model.named_parameters(remove_duplicate=False)} - tied
 

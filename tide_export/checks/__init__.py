@@ -12,7 +12,8 @@ import numpy as np
 from tide_runtime.bundle.manifest import Manifest
 
 from tide_export.checks import rotary
-from tide_export.checks.stored_values import StoredValues, gguf_tensors, safetensors_tensors
+from tide_export.checks.stored_gguf import gguf_tensors
+from tide_export.checks.stored_values import StoredValues, safetensors_tensors
 from tide_export.checks.tokens import check_gguf_tokens, check_round_trips, check_tokenizer_file
 from tide_export.load import LoadedModel, quantization_method
 from tide_export.parameters import ParameterSource

@@ -60,6 +60,8 @@ def gguf_rotations(model: PreTrainedModel, keys: Metadata, tensors: Mapping[str,
         value = keys.full(f"{keys.architecture}.{name}")
         return default if value is None else value
 
+    if not _frequencies(model):
+        return {}
     heads = key("attention.head_count")
     heads = heads[0] if isinstance(heads, list) else heads
     width = key("rope.dimension_count", key("attention.key_length", key("embedding_length") // heads))
@@ -67,8 +69,10 @@ def gguf_rotations(model: PreTrainedModel, keys: Metadata, tensors: Mapping[str,
     kind, factor = key("rope.scaling.type", "linear"), key("rope.scaling.factor", key("rope.scale_linear", 0.0)) or 1.0
     if kind == "yarn":
         original = key("rope.scaling.original_context_length", key("context_length"))
-        scale = key("rope.scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(factor))
-        scaled = Rotation(_yarn(base, width, factor, original, 32.0, 1.0, truncate=True), scale)
+        growth = 0.1 * math.log(factor)
+        scale = key("rope.scaling.attn_factor", 1.0) * (1 + growth) / (1 + key("rope.scaling.yarn_log_multiplier", 0.0) * growth)
+        fast, slow = key("rope.scaling.yarn_beta_fast", 32.0), key("rope.scaling.yarn_beta_slow", 1.0)
+        scaled = Rotation(_yarn(base, width, factor, original, fast, slow, truncate=True), scale)
     else:
         scaled = Rotation(_plain(base, width) / (factor if kind == "linear" else 1.0))
     if (long := tensors.get(LONG_FACTORS)) is not None:
@@ -76,12 +80,14 @@ def gguf_rotations(model: PreTrainedModel, keys: Metadata, tensors: Mapping[str,
         short = np.asarray(tensors[SHORT_FACTORS].data, np.float64)
         scale = key("rope.scaling.attn_factor", 1.0)
         scaled = Rotation(plain / short, scale, plain / np.asarray(long.data, np.float64), original)
-    local = Rotation(_plain(key("rope.freq_base_swa", 10000.0), width))
+    local_base = key("rope.freq_base_swa", base if keys.architecture == "olmo2" else 10000.0)
+    local = Rotation(_plain(local_base, key("rope.dimension_count_swa", width)))
     found = {name: local if "sliding" in name else scaled for name in _frequencies(model)}
     if (divisors := tensors.get("rope_freqs.weight")) is None:
         return found
     factors = np.asarray(divisors.data, np.float64)
-    return {name: Rotation(one.frequencies / factors, one.factor) for name, one in found.items()}
+    divided = Rotation(scaled.frequencies / factors, scaled.factor)
+    return {name: divided if one is scaled else one for name, one in found.items()}
 
 
 def config_rotations(model: PreTrainedModel) -> dict[str, Rotation]:

@@ -1,8 +1,7 @@
 """Hold parameters against the numbers in the model's files, read by another path than the loader's.
 
-The loader takes names, orders of rows and offsets of norms from transformers and blocks from this package. Here the names are the
-converter's own, its changes are written down once more, and the package gguf decodes the blocks. A wrong order of the rows of one
-matrix, or another layer's norm, changes a model's loss by less than a hundredth, and nothing but this sees it.
+A wrong order of the rows of one matrix, or another layer's norm, changes a model's loss by less than a hundredth, and nothing but
+this sees it. The tensors of GGUF files: `stored_gguf`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tide_export.accounting import tensors_by_parameter
-from tide_export.quantization.gguf_file import GgufTensor, read_file
 
 _WHOLE = 1 << 28  # numbers of a model that are all compared; of larger ones a share of the rows
 _NEARLY = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # relative, of the largest value of a row
@@ -44,57 +42,6 @@ class StoredTensor(Protocol):
 
 
 @dataclass(frozen=True)
-class _GgufRows:
-    """A tensor of a GGUF file, and what the converter did to the parameter.
-
-    Args:
-        order: the tensor's row for each row of the parameter.
-        shift: what was added.
-        transposed: whether the parameter's rows are the tensor's columns.
-    """
-
-    tensor: GgufTensor
-    shape: tuple[int, ...]
-    order: Rows | None = None
-    shift: float = 0.0
-    transposed: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
-
-    def rows(self, rows: Rows) -> NDArray[np.float32]:
-        wanted = rows if self.order is None else self.order[rows]
-        if self.transposed:
-            values = self._dequantized(self.tensor.data).T[wanted]
-        elif len(self.shape) == 1:
-            values = self._dequantized(self.tensor.data)[wanted]
-        else:
-            values = self._dequantized(np.ascontiguousarray(self.tensor.data.reshape(self.shape[0], -1)[wanted]))
-        return np.asarray(values, np.float32).reshape(len(rows), *self.shape[1:]) - np.float32(self.shift)
-
-    def _dequantized(self, data: NDArray) -> NDArray[np.float32]:
-        import gguf
-
-        return gguf.dequantize(data, gguf.GGMLQuantizationType[self.tensor.kind])
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """The matrices of experts, which transformers keeps together: gate and up joined along their outputs, [E, 2N, K]."""
-
-    parts: tuple[_GgufRows, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        return " and ".join(part.name for part in self.parts)
-
-    def rows(self, rows: Rows) -> NDArray[np.float32]:
-        return np.concatenate([part.rows(rows) for part in self.parts], 1)
-
-
-@dataclass(frozen=True)
 class _SafetensorsRows:
     file: Path
     name: str
@@ -105,45 +52,6 @@ class _SafetensorsRows:
             part = opened.get_slice(self.name)
             first, last = int(rows[0]), int(rows[-1])
             return part[first : last + 1][torch.from_numpy(rows - first)].float().numpy()
-
-
-def gguf_tensors(path: Path, model: PreTrainedModel) -> dict[str, StoredTensor]:
-    """Parameter name → the tensor of the file that it comes from."""
-    import gguf
-
-    keys, tensors = read_file(path)
-    kinds = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-    config = model.config.get_text_config()
-    table = gguf.get_tensor_name_map(kinds[keys.architecture], config.num_hidden_layers)
-    found: dict[str, StoredTensor] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        shape = tuple(parameter.shape)
-        stored = table.get_name(name, try_suffixes=(".weight", ".bias"))
-        if name.endswith("experts.gate_up_proj"):
-            block = f"blk.{name.split('.')[2]}.ffn_"
-            halves = (shape[0], shape[1] // 2, *shape[2:])
-            found[name] = _Joined(
-                tuple(_GgufRows(tensors[f"{block}{part}_exps.weight"], halves) for part in ("gate", "up")), shape
-            )
-            continue
-        if name.endswith("experts.down_proj"):
-            stored = f"blk.{name.split('.')[2]}.ffn_down_exps.weight"
-        if stored in tensors:
-            found[name] = _as_parameter(keys.architecture, tensors[stored], shape, config)
-    return found
-
-
-def _as_parameter(architecture: str, tensor: GgufTensor, shape: tuple[int, ...], config: object) -> StoredTensor:
-    """What llama.cpp's converter (conversion/*.py of https://github.com/ggml-org/llama.cpp) did to the parameter, undone."""
-    if architecture == "llama" and (".attn_q." in tensor.name or ".attn_k." in tensor.name):  # it rotates neighbours, not halves
-        heads = config.num_attention_heads if ".attn_q." in tensor.name else config.num_key_value_heads  # type: ignore[attr-defined]
-        order = np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
-        return _GgufRows(tensor, shape, order)
-    if architecture in ("gemma2", "gemma3", "nemotron") and tensor.name.endswith("norm.weight"):
-        return _GgufRows(tensor, shape, shift=1.0)
-    if architecture == "gpt2" and len(shape) == 2 and tensor.name.startswith("blk."):
-        return _GgufRows(tensor, shape, transposed=True)
-    return _GgufRows(tensor, shape)
 
 
 def safetensors_tensors(files: tuple[Path, ...], model: PreTrainedModel) -> dict[str, StoredTensor]:

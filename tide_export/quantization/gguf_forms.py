@@ -17,8 +17,9 @@ from tide_runtime.errors import ModelFilesError
 from transformers import PreTrainedConfig
 
 Make = Callable[..., NDArray[Any]]
-RECURRENT = (
-    "qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "falcon-h1", "nemotron_h", "nemotron_h_moe", "mamba2",
+FORMED = (
+    "gpt-oss", "qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe", "granitehybrid", "falcon-h1", "nemotron_h",
+    "nemotron_h_moe", "mamba2",
 )  # fmt: skip
 
 
@@ -46,10 +47,10 @@ class Form:
         return made if self.columns is None else made[:, self.columns]
 
 
-def recurrent_forms(
+def tensor_forms(
     architecture: str, config: PreTrainedConfig, parameters: Collection[str], stored: Collection[str]
 ) -> dict[str, Form]:
-    """The form of each parameter of a recurrent model that has one.
+    """The form of each parameter that has one.
 
     ``parameters``: transformers' names of parameters and persistent buffers. ``stored``: names of the file's tensors, as releases
     of the converter differ in what they join.
@@ -96,7 +97,7 @@ _MODULES = {
     "conv.conv": "shortconv.conv",
     "conv.in_proj": "shortconv.in_proj",
     "conv.out_proj": "shortconv.out_proj",
-    "mlp.gate feed_forward.gate mixer.gate block_sparse_moe.router": "ffn_gate_inp",
+    "mlp.gate mlp.router feed_forward.gate mixer.gate block_sparse_moe.router": "ffn_gate_inp",
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj mixer.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj mixer.shared_experts.down_proj": "ffn_down_shexp",
@@ -117,6 +118,9 @@ _WHOLE: Mapping[str, tuple[str, ...]] = {
     "feed_forward.expert_bias": ("exp_probs_b.bias",),
     "mixer.gate.e_score_correction_bias": ("exp_probs_b.bias",),
     "pre_ff_layernorm.weight": ("ffn_norm",),
+    "self_attn.sinks": ("attn_sinks.weight",),
+    "mlp.experts.gate_up_proj_bias": ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
+    "mlp.experts.down_proj_bias": ("ffn_down_exps.bias",),
 }
 _JOINED = {
     ("ffn_gate_exps.weight", "ffn_up_exps.weight"): "ffn_gate_up_exps.weight",
@@ -140,8 +144,10 @@ def _tensors(architecture: str, config: PreTrainedConfig, name: str) -> tuple[st
 def _undone(architecture: str, config: PreTrainedConfig, tensors: tuple[str, ...]) -> tuple[Make, NDArray[np.int64] | None]:
     """`Form.make` and `Form.columns` of the parameter that is made of ``tensors``, named without their layer."""
     tensor = tensors[0]
-    if tensor in _SHAPED:
-        make: Make = _SHAPED[tensor]
+    if architecture == "gpt-oss" and "_exps." in tensor:
+        make: Make = _transposed if tensor.endswith("weight") else _side_by_side
+    elif tensor in _SHAPED:
+        make = _SHAPED[tensor]
     elif tensors == ("attn_qkv.weight", "attn_gate.weight"):
         make = partial(_by_key_head, config.linear_num_key_heads, config.linear_num_key_heads * config.linear_key_head_dim)
     elif len(tensors) > 1:
@@ -196,6 +202,17 @@ _SHAPED: Mapping[str, Make] = {
 def _above_each_other(*parts: NDArray) -> NDArray:
     """[N, K], or of several experts [E, N, K], joined along N."""
     return np.concatenate(parts, -2)
+
+
+def _side_by_side(*parts: NDArray) -> NDArray:
+    """[E, N] of several experts, or [E, N, K], with the rows of ``parts`` in turn."""
+    first = parts[0]
+    return np.stack(parts, 2).reshape(len(first), -1, *first.shape[2:])
+
+
+def _transposed(*parts: NDArray) -> NDArray:
+    """`_side_by_side` of [E, N, K] → [E, K, N]."""
+    return _side_by_side(*parts).swapaxes(1, 2)
 
 
 def _halves(heads: int, values: NDArray) -> NDArray:

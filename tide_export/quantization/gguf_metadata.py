@@ -60,7 +60,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tensor_data_layout": ("Meta AI original pth",),  # rows of query and key as the architecture llama has them
     "rope.scaling.alpha": (0,),
     "rope.scaling.yarn_log_multiplier": (0,),
-    # llama.cpp drops other values of these in the architectures that are read, so what they mean for a file is open.
+    # llama.cpp drops other values of these in most architectures, so what they mean for a file is open.
     "rope.scaling.yarn_attn_factor": (1,),
     "rope.scaling.yarn_beta_fast": (32,),
     "rope.scaling.yarn_beta_slow": (1,),

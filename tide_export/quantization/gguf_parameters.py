@@ -23,10 +23,25 @@ from tide_export.accounting import check_shapes, first_names
 from tide_export.quantization.deferred_weight import DeferredWeight, RecentWeights, deferred
 from tide_export.quantization.gguf_blocks import mapped
 from tide_export.quantization.gguf_file import PLAIN, GgufTensor
-from tide_export.quantization.gguf_forms import RECURRENT, Form, recurrent_forms
-from tide_export.quantization.gguf_rope import FREQUENCY_FACTORS, LONG_FACTORS, SHORT_FACTORS, WITH_LONG_FACTORS
+from tide_export.quantization.gguf_forms import FORMED, Form, tensor_forms
+from tide_export.quantization.gguf_rope import (
+    FREQUENCY_FACTORS,
+    LONG_FACTORS,
+    SHORT_FACTORS,
+    WITH_FREQUENCY_FACTORS,
+    WITH_LONG_FACTORS,
+)
 from tide_export.quantization.quantized_weight import QuantizedWeight, block_order, stacked
 
+# Architectures whose tensors the converter changes as it does those of another that transformers reads.
+_CONVERTED_AS = {
+    "granite": "llama",
+    "smollm3": "llama",
+    "mistral3": "llama",
+    "arcee": "llama",
+    "olmoe": "qwen2moe",
+    "gemma": "gemma2",
+}
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _REMEDY = "the file was changed or its conversion went wrong: download it again, or convert the model again"
 
@@ -180,9 +195,11 @@ def _dequantized(tensor: GgufTensor, data: NDArray) -> NDArray[np.float32]:
 
 
 def _forms(model: PreTrainedModel, architecture: str, stored: Collection[str]) -> dict[str, Form]:
-    if architecture in RECURRENT:
-        return recurrent_forms(architecture, model.config, model.state_dict(), stored)
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    if architecture in FORMED:
+        return tensor_forms(architecture, model.config, model.state_dict(), stored)
+    processor = TENSOR_PROCESSORS.get(_CONVERTED_AS.get(architecture, architecture), TensorProcessor)(
+        config=model.config.to_dict()
+    )
     mapping = _parameter_names(model, architecture, processor)
     tensors: dict[str, list[str]] = defaultdict(list)
     for tensor, name in mapping.items():
@@ -217,7 +234,7 @@ def _parameter_names(model: PreTrainedModel, architecture: str, processor: Tenso
     for own in model.state_dict():
         name = processor.preprocess_name(own)
         suffix = next((suffix for suffix in (".weight", ".bias") if name.endswith(suffix)), "")
-        found = table.get_name(name.removesuffix(suffix))
+        found = table.get_name(name.removesuffix(suffix)) or _scales(name)
         if found is None:
             processor.perform_fallback_tensor_mapping(mapping, suffix, "", name)
         else:
@@ -225,13 +242,20 @@ def _parameter_names(model: PreTrainedModel, architecture: str, processor: Tenso
     return mapping
 
 
+def _scales(name: str) -> str | None:
+    """Gemma 4's scales of the router and of experts, which have no name in gguf's table."""
+    prefix, _, inner = name.replace("model.layers.", "blk.", 1).partition(".router.")
+    tensors = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}
+    return f"{prefix}.{tensors[inner]}" if inner in tensors else None
+
+
 def _with_suffix(name: str) -> str:
     """transformers' table has the experts' tensors without it."""
-    return name if name.endswith((".weight", ".bias")) else f"{name}.weight"
+    return name if name.endswith((".weight", ".bias", ".scale")) else f"{name}.weight"
 
 
 def _without_effect(name: str, architecture: str) -> bool:
     """Rotary frequencies that llama.cpp skips; factors that it divides by are applied where the model is made."""
-    divides = name == FREQUENCY_FACTORS and architecture == "llama"
+    divides = name == FREQUENCY_FACTORS and architecture in WITH_FREQUENCY_FACTORS
     extends = name in (LONG_FACTORS, SHORT_FACTORS) and architecture in WITH_LONG_FACTORS
     return name.endswith("attn_rot_embd.weight") or divides or extends

@@ -13,6 +13,7 @@ from tide_export.quantization.gguf_metadata import Metadata
 
 Values = dict[str, Any]
 _SIGMOID = 2  # expert_gating_func
+_DELTA_EPSILON = 1e-6  # of the lengths of queries and keys: transformers has this number, llama.cpp that of the other norms
 _LINEAR, _FULL = "linear_attention", "full_attention"
 
 
@@ -55,7 +56,16 @@ def _mamba(keys: Metadata, scan: _Scan) -> Values:
     }
 
 
-def granite(keys: Metadata, values: Values) -> Values:
+def granite_multipliers(keys: Metadata, values: Values) -> Values:
+    return {
+        "attention_multiplier": keys.take("attention.scale", 0) or values["head_dim"] ** -0.5,
+        "embedding_multiplier": keys.take("embedding_scale", 0) or 1.0,
+        "residual_multiplier": keys.take("residual_scale", 0) or 1.0,
+        "logits_scaling": keys.take("logit_scale", 0) or 1.0,
+    }
+
+
+def granite_hybrid(keys: Metadata, values: Values) -> Values:
     """A layer without keys and values is recurrent."""
     if keys.take("rope.scaling.finetuned", True):  # llama.cpp's switch of all rotation
         raise keys.refused("rope.scaling.finetuned", "is not false: queries and keys rotate, as in Bamba")
@@ -67,10 +77,7 @@ def granite(keys: Metadata, values: Values) -> Values:
         "mamba_expand": _expansion(keys, scan, values["hidden_size"]),
         "layer_types": [_FULL if count else _LINEAR for count in keys.take_each("attention.head_count_kv", layers)],
         "position_embedding_type": "nope",
-        "attention_multiplier": keys.take("attention.scale", 0) or values["head_dim"] ** -0.5,
-        "embedding_multiplier": keys.take("embedding_scale", 0) or 1.0,
-        "residual_multiplier": keys.take("residual_scale", 0) or 1.0,
-        "logits_scaling": keys.take("logit_scale", 0) or 1.0,
+        **granite_multipliers(keys, values),
         "num_local_experts": experts,
         "num_experts_per_tok": keys.take("expert_used_count", 0),
         "shared_intermediate_size": shared if experts else values["intermediate_size"],
@@ -156,6 +163,10 @@ def lfm2_moe(keys: Metadata, values: Values) -> Values:
 
 def qwen_next(keys: Metadata, values: Values) -> Values:
     """The gated delta rule in all layers but every fourth, or those that the file names."""
+    if abs(values["rms_norm_eps"] - _DELTA_EPSILON) > 1e-9:
+        raise keys.refused(
+            "attention.layer_norm_rms_epsilon", f"is not {_DELTA_EPSILON}, by which the model divides queries and keys"
+        )
     inner, heads, every = keys.take("ssm.inner_size"), keys.take("ssm.time_step_rank"), keys.take("full_attention_interval", 4)
     groups = keys.take("ssm.group_count")
     if not heads or not groups or inner % heads or heads % groups:

@@ -20,6 +20,8 @@ from tide_export.quantization.gguf_metadata import Metadata
 
 FREQUENCY_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+WITH_BETAS = ("mistral3",)  # architectures whose file says where YaRN begins and ends, and what it divides attention by
+WITH_FREQUENCY_FACTORS = ("llama", "gemma4", "mistral3", "granite", "arcee", "exaone4")
 WITH_LONG_FACTORS = ("phi3",)  # architectures; llama.cpp chooses the set by the size of its context, for all texts
 
 
@@ -45,21 +47,33 @@ def _scaling(keys: Metadata) -> dict[str, Any]:
     factor = keys.take("rope.scale_linear", 0.0)  # the name of the first GGUF files
     factor = float(keys.take("rope.scaling.factor", factor)) or 1.0
     attention = keys.take("rope.scaling.attn_factor", 1.0)
+    divisor = keys.take("rope.scaling.yarn_log_multiplier", 0.0) if keys.architecture in WITH_BETAS else 0.0
     mixed = keys.take("rope.scaling.yarn_ext_factor", -1.0)  # below 0: 1 for YaRN, else 0
     if kind not in ("none", "linear", "yarn"):
         raise keys.refused(
             "rope.scaling.type", f"is none of none, linear and yarn; longrope has the tensors {LONG_FACTORS} and {SHORT_FACTORS}"
         )
+    if kind == "none" and factor != 1.0:
+        raise keys.refused("rope.scaling.factor", "is one of no scaling, which llama.cpp applies in some layers only")
     if mixed not in ((1.0,) if kind == "yarn" else (0.0,)) and mixed >= 0:
         raise keys.refused("rope.scaling.yarn_ext_factor", f"mixes frequencies in another way than {kind} does")
+    if kind == "yarn" and factor < 1.0:
+        raise keys.refused("rope.scaling.factor", "is below 1, which shortens the context")
     if kind == "yarn" and (factor, attention) != (1.0, 1.0):
         original = keys.take("rope.scaling.original_context_length", keys.take("context_length"))
-        spread = attention * (1 + 0.1 * math.log(factor))
+        spread = attention * (1 + 0.1 * math.log(factor)) / (1 + 0.1 * divisor * math.log(factor))
         scaled = {"factor": factor, "original_max_position_embeddings": original, "attention_factor": spread}
-        return {"rope_type": "yarn", **scaled, "beta_fast": 32.0, "beta_slow": 1.0}
+        return {"rope_type": "yarn", **scaled, **_betas(keys)}
     if attention != 1.0:
         raise keys.refused("rope.scaling.attn_factor", f"scales attention, which {kind} scaling of the model does not")
     return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1.0 else {"rope_type": "default"}
+
+
+def _betas(keys: Metadata) -> dict[str, float]:
+    usual = {"beta_fast": 32.0, "beta_slow": 1.0}
+    if keys.architecture not in WITH_BETAS:
+        return usual
+    return {name: float(keys.take(f"rope.scaling.yarn_{name}", value)) for name, value in usual.items()}
 
 
 def _longrope(keys: Metadata, rotated: int, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
@@ -87,13 +101,19 @@ def _longrope(keys: Metadata, rotated: int, tensors: Mapping[str, GgufTensor]) -
 
 
 def divide_frequencies(model: PreTrainedModel, factors: torch.Tensor) -> None:
-    """Divide the rotary frequencies [D/2] by ``factors``, as Llama 3.1's file stores its scaling."""
-    rotary = [module for module in model.modules() if "inv_freq" in dict(module.named_buffers(recurse=False))]
-    if not rotary or any(module.inv_freq.shape != factors.shape for module in rotary):
+    """Divide the rotary frequencies [D/2] by ``factors``, as Llama 3.1's file stores its scaling: Gemma 4's of full layers."""
+    found = [
+        (module, name)
+        for module in model.modules()
+        for name, _ in module.named_buffers(recurse=False)
+        if name in ("inv_freq", "full_attention_inv_freq")
+    ]
+    if not found or any(getattr(module, name).shape != factors.shape for module, name in found):
         raise UnsupportedModelError(
             f"{FREQUENCY_FACTORS} has {factors.numel()} factors, for other rotary frequencies than {type(model).__name__} has; "
             "export the HuggingFace checkpoint that the file was made from"
         )
-    for module in rotary:
-        module.inv_freq = module.inv_freq / factors
-        module.original_inv_freq = module.inv_freq
+    for module, name in found:
+        divided = getattr(module, name) / factors
+        setattr(module, name, divided)
+        setattr(module, name.replace("inv_freq", "original_inv_freq"), divided)

@@ -23,7 +23,7 @@ from tide_export.quantization.gguf_parameters import GgufParameters
 from tide_export.quantization.gguf_rope import FREQUENCY_FACTORS, divide_frequencies
 
 # What transformers raises for values of a file that make no model; NotImplementedError is a RuntimeError.
-_UNREADABLE = (
+UNREADABLE = (
     ValueError,
     LookupError,
     TypeError,
@@ -50,18 +50,17 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, GgufPara
         if embedding is not None:
             give_states(model)
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("output.")}
-        drafting = _draft_tensors(keys, config, tensors)
-        parameters = GgufParameters(path.name, model, keys.architecture, {n: t for n, t in tensors.items() if n not in drafting})
-        if drafting:
+        unused = _unused(keys, config, tensors)
+        parameters = GgufParameters(path.name, model, keys.architecture, {n: t for n, t in tensors.items() if n not in unused})
+        if unused:
             parameters.notes.append(
-                f"{len(drafting)} tensors were left out, such as {min(drafting)}: they draft further tokens, and the model's own "
-                "output does not depend on them"
+                f"{len(unused)} tensors were left out, such as {min(unused)}: the model's own output does not depend on them"
             )
         if (factors := tensors.get(FREQUENCY_FACTORS)) is not None:
             divide_frequencies(model, torch.from_numpy(np.array(factors.data, np.float32)))
     except TideError:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise UnsupportedModelError(
             f"{path.name} cannot be loaded, architecture {keys.architecture!r} ({first_line(error)}); convert the model from "
             "its HuggingFace checkpoint, or export that checkpoint itself"
@@ -72,10 +71,14 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, GgufPara
     return model, parameters, embedding
 
 
-def _draft_tensors(keys: Metadata, config: PreTrainedConfig, tensors: Collection[str]) -> set[str]:
-    """Those of the layers that `read_config` did not count, as they draft further tokens only."""
-    layers = range(config.num_hidden_layers, keys.take("block_count")) if keys.take("nextn_predict_layers", 0) else ()
-    return {name for name in tensors for layer in layers if name.startswith(f"blk.{layer}.")}
+def _unused(keys: Metadata, config: PreTrainedConfig, tensors: Collection[str]) -> set[str]:
+    """Those of layers that only draft further tokens, and keys and values of layers that take an earlier layer's."""
+    layers = config.num_hidden_layers
+    drafting = range(layers, keys.take("block_count")) if keys.take("nextn_predict_layers", 0) else ()
+    taking = range(layers - keys.take("attention.shared_kv_layers", 0), layers)
+    prefixes = [f"blk.{layer}." for layer in drafting]
+    prefixes += [f"blk.{layer}.{name}." for layer in taking for name in ("attn_k", "attn_v", "attn_k_norm")]
+    return {name for name in tensors if name.startswith(tuple(prefixes))}
 
 
 def first_line(error: Exception) -> str:

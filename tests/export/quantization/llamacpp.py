@@ -2,6 +2,9 @@
 
 import json
 import os
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -48,3 +51,30 @@ class LlamaCpp:
         request = Request(self._server.listening_address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urlopen(request) as answer:
             return json.load(answer)
+
+
+class LlamaCppProcess:
+    """It in a process of its own: for some files it aborts."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+
+    def log_probs(self, file: Path, context: int, ids: list[int], vocab: int) -> NDArray[np.float64] | None:
+        """Those of `LlamaCpp`; None for a file that it does not read."""
+        self._pool = self._pool or ProcessPoolExecutor(1, get_context("spawn"))
+        try:
+            return self._pool.submit(_log_probs, file, context, ids, vocab).result()
+        except BrokenProcessPool:
+            self._pool = None
+            return None
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _log_probs(file: Path, context: int, ids: list[int], vocab: int) -> NDArray[np.float64] | None:
+    try:
+        return LlamaCpp(file, context).log_probs(ids, vocab)
+    except (RuntimeError, OSError):
+        return None

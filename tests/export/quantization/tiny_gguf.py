@@ -21,8 +21,30 @@ SIZES: dict[str, Any] = dict(
 _GPT2 = dict(vocab_size=VOCAB, n_embd=64, n_inner=96, n_layer=2, n_head=4, n_positions=CONTEXT, initializer_range=0.25)
 _GEMMA = {**SIZES, "head_dim": 32, "tie_word_embeddings": True, "query_pre_attn_scalar": 32, "sliding_window": 16}
 _PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_WHOLE = {"rope_type": "default", "rope_theta": 10000.0}
+_GROWING = {**_WHOLE, "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 16}
+_TIED = {"tie_word_embeddings": True}
+_GEMMA4 = {
+    **{key: value for key, value in _GEMMA.items() if key != "query_pre_attn_scalar"},
+    "num_hidden_layers": 5,
+    "global_head_dim": 64,
+    "layer_types": ["full_attention" if layer in (2, 4) else "sliding_attention" for layer in range(5)],
+    "vocab_size_per_layer_input": VOCAB,
+    "final_logit_softcapping": 10.0,
+}
+_GEMMA4_KEYS = {
+    "attention.key_length": 64,
+    "attention.value_length": 64,
+    "attention.key_length_swa": 32,
+    "attention.value_length_swa": 32,
+    "rope.dimension_count": 64,
+    "rope.dimension_count_swa": 32,
+    "attention.sliding_window": 16,
+    "attention.sliding_window_pattern": [True, True, False, True, False],
+    "final_logit_softcapping": 10.0,
+}
 
-# Architecture → model type, config, and keys beside those that every architecture has.
+# Architecture, and what makes the model another one of it → model type, config, keys beside those that every architecture has.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {**SIZES, "head_dim": 16, "rms_norm_eps": 1e-3}, {}),
     "qwen2": ("qwen2", {**SIZES, "rms_norm_eps": 1e-3}, {}),
@@ -59,8 +81,112 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT2, {}),
     "starcoder2": ("starcoder2", {**SIZES, "norm_epsilon": 1e-3}, {}),
     "nemotron": ("nemotron", {**SIZES, "rope_parameters": _PARTIAL, "norm_eps": 1e-3}, {"rope.dimension_count": 8}),
+    "smollm3": ("smollm3", {**SIZES, "num_hidden_layers": 5, "rms_norm_eps": 1e-3, "pad_token_id": 0}, {}),
+    "mistral3": (
+        "ministral3",
+        {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3, "rope_parameters": _GROWING, "pad_token_id": 0},
+        {"attention.temperature_scale": 0.7, "rope.scaling.original_context_length": 16},
+    ),
+    "granite": (
+        "granite",
+        {**SIZES, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2, "logits_scaling": 3.0},
+        {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.2, "logit_scale": 3.0},
+    ),
+    "gemma": ("gemma", {**_GEMMA, "rms_norm_eps": 1e-3}, {}),
+    "arcee": ("arcee", {**SIZES, "head_dim": 16, "rms_norm_eps": 1e-3}, {}),
+    "olmo2": ("olmo2", {**SIZES, "rms_norm_eps": 1e-3, "pad_token_id": 0}, {}),
+    "olmo2 with windows": (
+        "olmo3",
+        {**SIZES, "num_hidden_layers": 5, "sliding_window": 16, "pad_token_id": 0},
+        {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True, True, True, False, True]},
+    ),
+    "olmoe": (
+        "olmoe",
+        {
+            **SIZES,
+            "num_key_value_heads": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "pad_token_id": 0,
+        },
+        {"expert_count": 4, "expert_used_count": 2},
+    ),
+    "glm4": (
+        "glm4",
+        {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3, "rope_parameters": _PARTIAL, "pad_token_id": 0},
+        {"rope.dimension_count": 16},
+    ),
+    "exaone4": (
+        "exaone4",
+        {**SIZES, "sliding_window": None, "layer_types": ["full_attention"] * 2, "rms_norm_eps": 1e-3},
+        {},
+    ),
+    "exaone4 of 64 layers": (
+        "exaone4",
+        {**SIZES, "num_hidden_layers": 64, "sliding_window": 16, "sliding_window_pattern": 4, "initializer_range": 0.02},
+        {"attention.sliding_window": 16},
+    ),
+    "ernie4_5": ("ernie4_5", {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3}, {}),
+    "hunyuan-dense": ("hunyuan_v1_dense", {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3}, {}),
+    "seed_oss": ("seed_oss", {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3, "attention_out_bias": False}, {}),
+    "command-r": ("cohere", {**SIZES, "layer_norm_eps": 1e-3, "logit_scale": 0.3, **_TIED}, {"logit_scale": 0.3}),
+    "command-r of 64 layers": (
+        "cohere",
+        {**SIZES, "num_hidden_layers": 64, "initializer_range": 0.05, "use_qk_norm": True, **_TIED},
+        {"logit_scale": 0.0625},
+    ),
+    "cohere2": (
+        "cohere2",
+        {**SIZES, "num_hidden_layers": 5, "layer_norm_eps": 1e-3, "logit_scale": 0.3, "sliding_window": 16, **_TIED},
+        {"logit_scale": 0.3, "attention.sliding_window": 16},
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            **SIZES,
+            "head_dim": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 16,
+            "rope_parameters": _WHOLE,
+        },
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96, "attention.sliding_window": 16},
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {**_GEMMA4, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+        {
+            **_GEMMA4_KEYS,
+            "embedding_length_per_layer_input": 16,
+            "attention.shared_kv_layers": 2,
+            "feed_forward_length": [96] * 3 + [192] * 2,
+        },
+    ),
+    "gemma4 with experts": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+        {
+            **_GEMMA4_KEYS,
+            "embedding_length_per_layer_input": 0,
+            "attention.head_count_kv": [2, 2, 1, 2, 1],
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+        },
+    ),
 }
-_LAYER_NORM = {"stablelm", "gpt2", "starcoder2", "nemotron"}
+_NEIGHBOURS = {"llama", "mistral3", "smollm3", "granite", "arcee"}
+_LAYER_NORM = {"command-r", "cohere2", "stablelm", "gpt2", "starcoder2", "nemotron"}
 
 
 @dataclass
@@ -118,22 +244,28 @@ def byte_tokens(count: int, controls: Iterable[str] = ("<|endoftext|>",)) -> lis
     return [*tokens, "ĠĠ", *(f"w{i}" for i in range(count - len(tokens) - 1 - len(ends))), *ends]
 
 
-def tiny(architecture: str, config: Mapping[str, Any] | None = None, **keys: Any) -> GgufFile:
-    """A random model of ``architecture``; ``config`` over the table's, ``keys`` (without the architecture) over the file's."""
-    model_type, settings, own_keys = ARCHITECTURES[architecture]
+def tiny(name: str, config: Mapping[str, Any] | None = None, **keys: Any) -> GgufFile:
+    """A random model of `ARCHITECTURES`; ``config`` over the table's, ``keys`` (without the architecture) over the file's."""
+    model_type, settings, own_keys = ARCHITECTURES[name]
+    architecture = name.split()[0]
     torch.manual_seed(0)
     made = AutoConfig.for_model(model_type, **{**settings, **(config or {})})
     model = AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms of ones and biases of zeros would hide what is missing
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 or parameter.shape[0] <= 4:  # norms of ones and biases of zeros would hide what is missing
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+            if architecture == "gemma4" and name.endswith("q_norm.weight"):  # its scores are not scaled
+                parameter.mul_(0.2)
     general = {**_keys(architecture, model), **own_keys, **keys}
     prefixed = {f"{architecture}.{key}": value for key, value in general.items() if value is not None}
+    divisors = {}
+    if architecture == "gemma4":  # a quarter of each head of the full layers rotates
+        divisors = {"rope_freqs.weight": np.repeat(np.array([1, 1e30], np.float32), [8, 24])}
     return GgufFile(
         model,
         {"general.architecture": architecture, **prefixed, "tokenizer.ggml.eos_token_id": VOCAB - 1},
-        _tensors(architecture, model),
+        {**_tensors(architecture, model), **divisors},
     )
 
 
@@ -154,11 +286,11 @@ def _keys(architecture: str, model: PreTrainedModel) -> dict[str, Any]:
     }
     if architecture == "gpt2":
         return keys
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
     parameters = config.rope_parameters
     return {
         **keys,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": config.to_dict()["num_key_value_heads"],
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "rope.dimension_count": head_dim,
@@ -176,23 +308,38 @@ def _tensors(architecture: str, model: PreTrainedModel) -> dict[str, NDArray[np.
         values = tensor.numpy().astype(np.float32)
         if name == "lm_head.weight" and tied:
             continue
-        if name.endswith("experts.gate_up_proj"):
+        if architecture == "gpt-oss" and ".experts." in name:
+            found |= _experts_of_gpt_oss(name, values)
+            continue
+        if name.endswith("experts.gate_up_proj") and architecture != "gemma4":
             block = name.split(".")[2]
             found[f"blk.{block}.ffn_gate_exps.weight"], found[f"blk.{block}.ffn_up_exps.weight"] = np.split(values, 2, axis=1)
             continue
-        if name.endswith("experts.down_proj"):
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj", "sinks", "layer_scalar")):
             name += ".weight"
+        if ".router." in name and name.endswith("scale"):
+            tensor = "ffn_down_exps" if name.endswith("per_expert_scale") else "ffn_gate_inp"
+            found[f"blk.{name.split('.')[2]}.{tensor}.scale"] = values
+            continue
         gguf_name = table.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         found[gguf_name] = _converted(architecture, gguf_name, values, model)
     return found
 
 
+def _experts_of_gpt_oss(name: str, values: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+    block, kind = f"blk.{name.split('.')[2]}.ffn_", "bias" if name.endswith("bias") else "weight"
+    values = values if kind == "bias" else values.swapaxes(1, 2)
+    if "down_proj" in name:
+        return {f"{block}down_exps.{kind}": values}
+    return {f"{block}gate_exps.{kind}": values[:, ::2], f"{block}up_exps.{kind}": values[:, 1::2]}
+
+
 def _converted(architecture: str, name: str, values: NDArray[np.float32], model: PreTrainedModel) -> NDArray[np.float32]:
     config = model.config
-    if architecture in ("gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
+    if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
         return values + 1
-    if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):  # it rotates neighbours, not halves
+    if architecture in _NEIGHBOURS and (".attn_q." in name or ".attn_k." in name):  # they rotate neighbours, not halves
         heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
         return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
     if architecture == "gpt2" and values.ndim == 2 and name.startswith("blk."):

@@ -19,10 +19,9 @@ _SIZES: dict[str, Any] = dict(
     vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
     max_position_embeddings=CONTEXT, initializer_range=0.25, tie_word_embeddings=False,
 )  # fmt: skip
-# llama.cpp normalises queries and keys with this epsilon, transformers with 1e-6, which it is in the real models.
 _DELTA = dict(
     linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=16, linear_value_head_dim=16, linear_conv_kernel_dim=4,
-    head_dim=32, layer_types=[LINEAR, LINEAR, LINEAR, FULL], rms_norm_eps=1e-5,
+    head_dim=32, layer_types=[LINEAR, LINEAR, LINEAR, FULL], rms_norm_eps=1e-6,
     rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
 )  # fmt: skip
 _MAMBA = dict(
@@ -44,8 +43,8 @@ _GRANITE = {
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen35": ("qwen35", "qwen3_5_text", {**_SIZES, **_DELTA}),
     "qwen35 with as many key heads": ("qwen35", "qwen3_5_text", {**_SIZES, **_DELTA, "linear_num_key_heads": 6}),
-    "qwen35moe": ("qwen35moe", "qwen3_5_moe_text", {**_SIZES, **_DELTA, **_SHARED}),
-    "qwen3next": ("qwen3next", "qwen3_next", {**_SIZES, **_DELTA, **_SHARED}),
+    "qwen35moe": ("qwen35moe", "qwen3_5_moe_text", {**_SIZES, **_DELTA, **_SHARED, "initializer_range": 0.15}),
+    "qwen3next": ("qwen3next", "qwen3_next", {**_SIZES, **_DELTA, **_SHARED, "initializer_range": 0.15}),
     "lfm2": (
         "lfm2",
         "lfm2",
