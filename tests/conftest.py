@@ -4,7 +4,7 @@ import functools
 import gc
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,28 +98,25 @@ def _packages_listed_once() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def trace_in_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., object] | None]:
-    """`torch.onnx.export` itself: tests find one in its place that traces a structure once in a run."""
+def _traced_once() -> Iterator[None]:
+    """Tests find the trace of a whole model in the cache of this run, also where its bundle is not verified."""
     if "torch" not in sys.modules:  # importing it takes seconds, and no test of this run uses it
-        yield None
+        yield
         return
-    import torch.onnx
     from torch.onnx._internal.exporter._registration import ONNXRegistry
-    from traced_once import remembering
+
+    from tide_export import trace
+    from tide_export.trace_cache import kept_trace
 
     # Every export reads the signatures of hundreds of operators anew, for more than half a second.
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]
-    original = torch.onnx.export
-    traces = run_folder(tmp_path_factory) / "traces"
-    traces.mkdir(exist_ok=True)
-    torch.onnx.export = remembering(original, traces)
-    yield original
-    torch.onnx.export = original
+    traced = trace._traced
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "_traced", lambda model, kept: kept_trace(model, kept, lambda: traced(model, kept)))
+        yield
 
 
 @pytest.fixture
-def traced_anew(trace_in_torch: Callable[..., object] | None) -> Iterator[None]:
+def traced_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch traces in this test, whatever was traced before."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.onnx.export", trace_in_torch)
-        yield
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path / "cache"))

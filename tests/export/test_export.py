@@ -43,12 +43,12 @@ CONFIG = ExportConfig(checkpoints="2,4", max_seq_len=48, explain=True)
 
 
 @pytest.fixture(scope="module")
-def bundle(model_directory, tmp_path_factory, trace_in_torch):
+def bundle(model_directory, tmp_path_factory):
     """Folder, manifest and printed lines of one verified export, which torch traced; shared by the tests."""
     out, printed = tmp_path_factory.mktemp("bundle") / "engine", io.StringIO()
     progress = ExportProgress(Console(file=printed, force_terminal=False, width=200))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.onnx.export", trace_in_torch)
+        patch.setenv("TIDE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         return out, export(str(model_directory), out, CONFIG, progress=progress), printed.getvalue()
 
 
