@@ -35,7 +35,7 @@ def _model(name: str) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "w8a8"])
 @pytest.mark.parametrize("name", slow_but(ARCHITECTURES, "llama", "qwen2", "gemma3", "gpt2", "gpt_oss"))
 def test_every_architecture_with_biases(name: str, weights: str, tmp_path: Path) -> None:
     """An export in few bits would end in a traceback, or lose a bias: the export itself compares with the rounded model."""

@@ -33,10 +33,9 @@ class _Projection:
 
     @property
     def width(self) -> int:
-        """Output features, as the weight has them: outputs of torch's biased products have no shape."""
-        if self.product.op_type == QUANTIZED_MATMUL:
+        if self.product.op_type == QUANTIZED_MATMUL:  # its output may have no shape: a biased product of torch's has none
             return int(self.product.attributes["N"].value)
-        return int(self.product.inputs[1].shape[-1])
+        return int(self.output.shape[-1])
 
     def form(self) -> tuple[object, ...]:
         """Products of one form can be computed as one."""
