@@ -393,8 +393,8 @@ def check_supported(config: PreTrainedConfig) -> None:
         )
     if getattr(text, "altup_num_inputs", 0):
         raise UnsupportedModelError(
-            f"{name} is not supported, because its layers pass on several hidden states of a token (AltUp); TIDE compiles "
-            "decoders with one"
+            f"{name} is not supported, because its layers pass on copies of the whole batch (AltUp); TIDE compiles layers that "
+            "pass on each token's state, of one residual stream or several"
         )
     if getattr(text, "alibi", False) or name in ("bloom", "mpt"):
         raise UnsupportedModelError(f"{name} is not supported, because ALiBi position biases have no compiled attention kernel")
