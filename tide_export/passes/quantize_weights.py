@@ -67,7 +67,7 @@ class QuantizeWeights:
         factor = node.inputs[1]
         transpose = produced_by(factor, "Transpose")
         parameter = transpose.inputs[0] if transpose is not None else factor
-        by_rows = transpose is not None or _attribute(node, "transB", 0) == 1
+        by_rows = (transpose is not None) != (_attribute(node, "transB", 0) == 1)
         weight = context.quantized_weight(parameter.name) if is_weight(parameter) else None
         if weight is None:
             return
