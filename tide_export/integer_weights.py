@@ -108,7 +108,7 @@ def write_smoothing(weights: Mapping[str, LowBits], directory: Path) -> None:
 def _tokens(loaded: LoadedModel, data: str | None, progress: ExportProgress) -> torch.Tensor:
     """Ids [B, T] of the text."""
     config = loaded.model.config.get_text_config()
-    window = min(_WINDOW, getattr(config, "max_position_embeddings", None) or _WINDOW)
+    window = min(_WINDOW, loaded.positions or _WINDOW)
     if data is not None:
         tokens = calibration_tokens(data, loaded.tokenizer, window, progress.note)
         check_embedded(int(tokens.max()), loaded.model, data)

@@ -112,6 +112,12 @@ class LoadedModel:
         return self.num_layers // len(decoder_layers(self.model))
 
     @property
+    def positions(self) -> int | None:
+        """Positions that the model knows; None: its config has no limit. Decoders of speech models have another name for it."""
+        text = self.model.config.get_text_config()
+        return getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None)
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether a layer keeps a state of all tokens before."""
         return any(layer.states for layer in self.layers)
