@@ -2,6 +2,9 @@
 
 A looped model calls its L layers several times over; boundary n is the residual stream after n calls. The end of a loop lies
 behind its last layer, in front of the final norm, as the end of the model does, so that the head reads both alike.
+
+Layers with hyper-connections (Xie et al. 2026) pass on n residual streams [B, S, n, D]: the hidden state of a token is then all
+of them, and H = n · D.
 """
 
 from __future__ import annotations
@@ -76,13 +79,13 @@ def at_boundaries(model: PreTrainedModel, visit: Visit, begin_loop: Visit = lamb
             )
         calls.count += 1
         begins = number and not number % len(layers)  # its boundary was visited when the loop before it ended
-        visited = (begin_loop if begins else visit)(number, args[0] if args else kwargs["hidden_states"])
+        visited = _visited(begin_loop if begins else visit, number, args[0] if args else kwargs["hidden_states"])
         if visited is None:
             return None
         return ((visited, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": visited})
 
     def after(_module: nn.Module, _args: object, output: Any) -> Any:
-        visited = visit(calls.count, output[0] if isinstance(output, tuple) else output)
+        visited = _visited(visit, calls.count, output[0] if isinstance(output, tuple) else output)
         return (visited, *output[1:]) if visited is not None and isinstance(output, tuple) else visited
 
     with ExitStack() as hooks:
@@ -91,3 +94,11 @@ def at_boundaries(model: PreTrainedModel, visit: Visit, begin_loop: Visit = lamb
             hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
         hooks.callback(layers[-1].register_forward_hook(after).remove)
         yield
+
+
+def _visited(visit: Visit, number: int, hidden: torch.Tensor) -> torch.Tensor | None:
+    """What ``visit`` gives for a hidden state, in the shape of that state."""
+    if hidden.ndim == 3:
+        return visit(number, hidden)
+    visited = visit(number, hidden.flatten(2))
+    return None if visited is None else visited.unflatten(2, hidden.shape[2:])

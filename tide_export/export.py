@@ -175,8 +175,7 @@ def quantize_loaded(
             assert data is not None
             loaded = held_in_memory(loaded, f"{quantizer} runs text through it", progress.note)
             with progress.phase(f"read {data}"):
-                positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-                tokens = calibration_tokens(data, loaded.tokenizer, positions, progress.note)
+                tokens = calibration_tokens(data, loaded.tokenizer, loaded.positions, progress.note)
                 check_embedded(int(tokens.max()), loaded.model, data)
         with progress.steps(f"quantize to {weights} by {quantizer}") as steps:
 
@@ -451,18 +450,12 @@ def _manifest(
 
 
 def _cache_slots(loaded: LoadedModel, config: ExportConfig, note: Callable[[str], None]) -> int:
-    limit = _positions(loaded) or _DEFAULT_MAX_SEQ_LEN
+    limit = loaded.positions or _DEFAULT_MAX_SEQ_LEN
     if config.max_seq_len is not None and config.max_seq_len > limit:
         raise ParamsError(f"max_seq_len is {config.max_seq_len}, the model knows {limit} positions; set it to at most {limit}")
     if config.max_seq_len is None and limit > _DEFAULT_MAX_SEQ_LEN:
         note(f"the context is {_DEFAULT_MAX_SEQ_LEN} tokens of the model's {limit}; --max-seq-len takes more")
     return config.max_seq_len or min(limit, _DEFAULT_MAX_SEQ_LEN)
-
-
-def _positions(loaded: LoadedModel) -> int:
-    """Positions that the model knows; 0: its config has no limit. Decoders of speech models have another name for it."""
-    text = loaded.model.config.get_text_config()
-    return getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None) or 0
 
 
 def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelInfo:
@@ -477,7 +470,7 @@ def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelIn
         hidden_size=text.hidden_size,
         vocab_size=vocab,
         parameters=model.num_parameters(),
-        max_position_embeddings=_positions(loaded),
+        max_position_embeddings=loaded.positions or 0,
         fingerprint=fingerprint(loaded),
         loops=loaded.loops,
         exit_threshold=own_threshold(loaded.model),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tide_runtime.bundle.manifest import GenerationInfo
@@ -9,14 +10,30 @@ from transformers import GenerationConfig
 
 from tide_export.load import LoadedModel
 
-# Settings of transformers that change a text and have no counterpart in the runtime → the values that change nothing. Those of
-# the second list count where tokens are drawn.
-_NOT_APPLIED: dict[str, tuple[Any, ...]] = {
-    "no_repeat_ngram_size": (0,), "forced_bos_token_id": (), "forced_eos_token_id": (), "begin_suppress_tokens": ([],),
-    "min_length": (0,), "min_new_tokens": (0,), "sequence_bias": ({},), "exponential_decay_length_penalty": (), "num_beams": (1,),
-    "guidance_scale": (1.0,), "encoder_repetition_penalty": (1.0,), "stop_strings": ([],), "watermarking_config": (),
-}  # fmt: skip
-_NOT_APPLIED_TO_DRAWS = {"typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "top_h": ()}
+# Settings of transformers that change a text and have no counterpart in the runtime → the values that change nothing, and what
+# others do. Those of the second list count where tokens are drawn.
+_NOT_APPLIED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "no_repeat_ngram_size": ((0,), "no sequence of so many tokens is written twice"),
+    "encoder_no_repeat_ngram_size": ((0,), "no sequence of so many tokens of the prompt is written"),
+    "forced_bos_token_id": ((), "an answer to a prompt of one token begins with it"),
+    "forced_eos_token_id": ((), "a text that reaches its limit ends with it"),
+    "begin_suppress_tokens": (([],), "no answer begins with them"),
+    "min_length": ((0,), "prompt and answer have so many tokens at least"),
+    "min_new_tokens": ((0,), "an answer has so many tokens at least"),
+    "sequence_bias": (({},), "sequences of tokens are more or less likely"),
+    "exponential_decay_length_penalty": ((), "the end becomes likelier with the length"),
+    "num_beams": ((1,), "the likeliest of several texts is taken"),
+    "guidance_scale": ((1.0,), "the logits without the prompt count too"),
+    "encoder_repetition_penalty": ((1.0,), "tokens of the prompt are more or less likely"),
+    "stop_strings": (([],), "they end a text"),
+    "watermarking_config": ((), "texts are watermarked"),
+}
+_NOT_APPLIED_TO_DRAWS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "typical_p": ((1.0,), "tokens far from the expected surprise are not drawn"),
+    "epsilon_cutoff": ((0.0,), "tokens below a probability are not drawn"),
+    "eta_cutoff": ((0.0,), "tokens below a probability that depends on the entropy are not drawn"),
+    "top_h": ((), "the tokens drawn from have a limited entropy"),
+}
 
 
 def generation_info(loaded: LoadedModel) -> GenerationInfo:
@@ -26,7 +43,9 @@ def generation_info(loaded: LoadedModel) -> GenerationInfo:
         return GenerationInfo([])
     eos = config.eos_token_id
     ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-    always = {"repetition_penalty": config.repetition_penalty or 1.0, "suppress_tokens": _suppressed(config)}
+    vocabulary = loaded.model.config.get_text_config().vocab_size
+    never = [token for token in _suppressed(config, ids) if 0 <= token < vocabulary]
+    always = {"repetition_penalty": config.repetition_penalty or 1.0, "suppress_tokens": never}
     if not config.do_sample:
         return GenerationInfo(ids, **always)
     return GenerationInfo(
@@ -44,9 +63,14 @@ def generation_note(loaded: LoadedModel) -> str | None:
     config = loaded.model.generation_config
     if config is None:
         return None
-    names = _NOT_APPLIED | (_NOT_APPLIED_TO_DRAWS if config.do_sample else {})
-    ignored = [name for name, idle in names.items() if (value := getattr(config, name, None)) is not None and value not in idle]
-    ignored += ["bad_words_ids of several tokens"] if any(len(word) > 1 for word in config.bad_words_ids or ()) else []
+    settings = _NOT_APPLIED | (_NOT_APPLIED_TO_DRAWS if config.do_sample else {})
+    ignored = [
+        f"{name} ({effect})"
+        for name, (idle, effect) in settings.items()
+        if (value := getattr(config, name, None)) is not None and value not in idle
+    ]
+    if any(len(word) > 1 for word in config.bad_words_ids or ()):
+        ignored.append("bad_words_ids of several tokens (no text has them one after the other)")
     if not ignored:
         return None
     return (
@@ -54,7 +78,7 @@ def generation_note(loaded: LoadedModel) -> str | None:
     )
 
 
-def _suppressed(config: GenerationConfig) -> list[int]:
-    """Tokens that are never written, those of ``bad_words_ids`` with words of one token included."""
-    words = [word[0] for word in config.bad_words_ids or () if len(word) == 1]
+def _suppressed(config: GenerationConfig, ends: Sequence[int]) -> list[int]:
+    """Tokens that are never written, those of ``bad_words_ids`` with words of one token included, but for ``ends`` of a text."""
+    words = {word[0] for word in config.bad_words_ids or () if len(word) == 1} - {*ends}
     return sorted({*(config.suppress_tokens or ()), *words})

@@ -55,7 +55,7 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     if len(ids) < TOKENS:
         note(f"head in 8 bits: the tokenizer makes {len(ids)} tokens of a text of {sum(map(len, topics.values())):,} characters")
         return loaded
-    window = min(TOKENS // 2, getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or TOKENS)
+    window = min(TOKENS // 2, loaded.positions or TOKENS)
     windows = torch.tensor(ids[:TOKENS]).unfold(0, window, window)
     bias = source.value(f"{name}.bias") if head.bias is not None else None
     eight, four = perplexities(loaded.model, source, windows, rounded, bias)

@@ -108,7 +108,7 @@ def write_smoothing(weights: Mapping[str, LowBits], directory: Path) -> None:
 def _tokens(loaded: LoadedModel, data: str | None, progress: ExportProgress) -> torch.Tensor:
     """Ids [1, T] in the middle of the text."""
     config = loaded.model.config.get_text_config()
-    window = min(_TOKENS, getattr(config, "max_position_embeddings", None) or _TOKENS)
+    window = min(_TOKENS, loaded.positions or _TOKENS)
     if data is not None:
         tokens = calibration_tokens(data, loaded.tokenizer, window, progress.note)
         check_embedded(int(tokens.max()), loaded.model, data)

@@ -112,6 +112,12 @@ class LoadedModel:
         return self.num_layers // len(decoder_layers(self.model))
 
     @property
+    def positions(self) -> int | None:
+        """Positions that the model knows; None: its config has no limit. Decoders of speech models have another name for it."""
+        text = self.model.config.get_text_config()
+        return getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None)
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether a layer keeps a state of all tokens before."""
         return any(layer.states for layer in self.layers)
@@ -393,8 +399,8 @@ def check_supported(config: PreTrainedConfig) -> None:
         )
     if getattr(text, "altup_num_inputs", 0):
         raise UnsupportedModelError(
-            f"{name} is not supported, because its layers pass on several hidden states of a token (AltUp); TIDE compiles "
-            "decoders with one"
+            f"{name} is not supported, because its layers pass on copies of the whole batch (AltUp); TIDE compiles layers that "
+            "pass on each token's state, of one residual stream or several"
         )
     if getattr(text, "alibi", False) or name in ("bloom", "mpt"):
         raise UnsupportedModelError(f"{name} is not supported, because ALiBi position biases have no compiled attention kernel")

@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     DeepseekV3Config,
+    DeepseekV4Config,
     FalconConfig,
     Gemma2Config,
     Gemma3Config,
@@ -80,6 +81,31 @@ GEMMA3 = Gemma3Config(
     vision_config=_VISION,
     mm_tokens_per_image=4,
     image_token_id=100,
+)
+
+STREAMS = 3  # residual streams of a token
+# DeepSeek-V4 of layers without an indexer.
+DEEPSEEK_V4 = DeepseekV4Config(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    hc_mult=STREAMS,
+    hc_sinkhorn_iters=2,
+    num_hidden_layers=FEW_LAYERS,
+    layer_types=["sliding_attention"] * FEW_LAYERS,
+    mlp_layer_types=["moe"] * FEW_LAYERS,
+    sliding_window=WINDOW,
+    num_attention_heads=4,
+    head_dim=16,
+    partial_rotary_factor=0.5,
+    q_lora_rank=32,
+    o_groups=2,
+    o_lora_rank=16,
+    moe_intermediate_size=32,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    max_position_embeddings=MAX_POSITIONS,
+    pad_token_id=0,
+    **_IDS,
 )
 
 ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from export.architectures import tiny_model
+from export.architectures import VOCAB, tiny_model
 from tide_runtime.bundle.manifest import GenerationInfo
 from transformers import GenerationConfig
 
@@ -33,10 +33,17 @@ def test_advised_sampling_of_a_checkpoint(do_sample: bool, tmp_path: Path) -> No
         ({"no_repeat_ngram_size": 0, "num_beams": 1, "min_length": 0}, [], None),
         ({"suppress_tokens": [7, 4]}, [4, 7], None),
         ({"bad_words_ids": [[9], [4]]}, [4, 9], None),
-        ({"bad_words_ids": [[9], [4, 5]]}, [9], "bad_words_ids of several tokens"),
-        ({"no_repeat_ngram_size": 3, "forced_eos_token_id": 0}, [], "no_repeat_ngram_size, forced_eos_token_id"),
+        ({"bad_words_ids": [[9], [2], [4]], "eos_token_id": [2, 3]}, [4, 9], None),
+        ({"suppress_tokens": [-1, 7, VOCAB]}, [7], None),
+        ({"bad_words_ids": [[9], [4, 5]]}, [9], "bad_words_ids of several tokens (no text has them one after the other)"),
+        (
+            {"no_repeat_ngram_size": 3, "forced_eos_token_id": 0},
+            [],
+            "no_repeat_ngram_size (no sequence of so many tokens is written twice), "
+            "forced_eos_token_id (a text that reaches its limit ends with it)",
+        ),
         ({"typical_p": 0.9}, [], None),
-        ({"do_sample": True, "typical_p": 0.9}, [], "typical_p"),
+        ({"do_sample": True, "typical_p": 0.9}, [], "typical_p (tokens far from the expected surprise are not drawn)"),
     ],
 )
 def test_what_changes_a_text_is_applied_or_named(settings: dict[str, Any], suppressed: list[int], noted: str | None) -> None:

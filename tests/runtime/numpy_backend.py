@@ -26,6 +26,7 @@ from tide_runtime.bundle.manifest import (
     LayerInfo,
     Manifest,
     ModelInfo,
+    TensorInfo,
     exit_graph,
 )
 
@@ -51,7 +52,7 @@ def tiny_manifest(
         max_seq_len=model.positions,
         checkpoints=list(checkpoints),
         layers=[LayerInfo(KVInfo(1, HIDDEN, HIDDEN))] * layers,
-        graphs=[*graphs, GraphInfo(HEAD, None, 0, [], [])],
+        graphs=[*graphs, GraphInfo(HEAD, None, 0, [TensorInfo("hidden", "fp32", ["batch", "seq", HIDDEN])], [])],
         targets={},
         generation=GenerationInfo([]),
         calibration=CalibrationInfo(list(exits), draft_limit, "exact"),

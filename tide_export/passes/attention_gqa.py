@@ -90,7 +90,8 @@ def _lower(
     else:
         report.skip(node.outputs[1].name, "no rotary embedding recognised in front of it (kept as plain nodes)")
     heads, kv_heads = dims(query)[1], dims(key)[1]
-    operands = [_flat(graph, node, v) for v in (query, key, value)]
+    flat = {v: _flat(graph, node, v) for v in dict.fromkeys((query, key, value))}  # keys may be the values, too
+    operands = [flat[v] for v in (query, key, value)]
     cos_sin = list(tables) if tables is not None else [None, None]
     softcap, window = float(node.attributes["softcap"].value), int(node.attributes["window"].value)
     output, key_out, value_out = node.outputs

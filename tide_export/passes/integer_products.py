@@ -78,7 +78,7 @@ def _lower(graph: ir.Graph, node: ir.Node, integers: ir.Value, largest: ir.Value
         add_initializer(graph, f"{node.inputs[2].name}.column", by_column),
         zero_point,
     ]
-    product, result = (new_value(f"{name}.{part}", output, output.shape) for part in ("integers", "scaled"))
+    product, result = (new_value(f"{name}.{part}", output, output.shape) for part in ("sums", "scaled"))
     insert_before(
         graph,
         node,

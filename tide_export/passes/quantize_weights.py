@@ -54,7 +54,7 @@ class QuantizeWeights:
         report = PassReport(QUANTIZE_WEIGHTS)
         graph = model.graph
         for node in list(graph) if context.quantized else ():
-            if node.op_type == "MatMul":
+            if node.op_type in ("MatMul", "Gemm"):  # torch makes a Gemm of a linear layer whose input has two dimensions
                 self._product(graph, node, context, report)
             elif node.op_type == "Gather":
                 self._look_up(graph, node, context, report)
@@ -67,13 +67,16 @@ class QuantizeWeights:
         factor = node.inputs[1]
         transpose = produced_by(factor, "Transpose")
         parameter = transpose.inputs[0] if transpose is not None else factor
+        by_rows = (transpose is not None) != (_attribute(node, "transB", 0) == 1)
         weight = context.quantized_weight(parameter.name) if is_weight(parameter) else None
         if weight is None:
             return
         stored = tuple(int(size) for size in parameter.const_value.shape)
         reason = self._refusal(weight)
-        if (stored if transpose is not None else stored[::-1]) != weight.shape:
+        if (stored if by_rows else stored[::-1]) != weight.shape:
             reason = "the product takes the weight in another shape than it is stored in"
+        if _attribute(node, "transA", 0) or _attribute(node, "alpha", 1.0) != 1 or _attribute(node, "beta", 1.0) != 1:
+            reason = "the product is scaled, or its input transposed"
         if reason:
             report.skip(node.outputs[0].name, reason)
             return
@@ -120,6 +123,10 @@ class QuantizeWeights:
         return ""
 
 
+def _attribute(node: ir.Node, name: str, default: float) -> float:
+    return float(node.attributes[name].value) if name in node.attributes else default
+
+
 def _quantize_product(graph: ir.Graph, node: ir.Node, parameter: str | None, weight: LowBits) -> None:
     output, source = node.outputs[0], node.inputs[0]
     features, columns = weight.shape
@@ -135,8 +142,12 @@ def _quantize_product(graph: ir.Graph, node: ir.Node, parameter: str | None, wei
         outputs=[product],
     )
     insert_before(graph, node, quantized)
-    ir.convenience.replace_all_uses_with(output, product, replace_graph_outputs=True)
-    output.name, product.name = f"{name}.dense", name
+    result = product
+    if len(node.inputs) > 2:  # the bias of a Gemm
+        result = new_value(f"{name}.biased", output, output.shape)
+        insert_before(graph, node, ir.node("Add", [product, node.inputs[2]], outputs=[result]))
+    ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
+    output.name, result.name = f"{name}.dense", name
 
 
 def _weight_values(graph: ir.Graph, name: str | None, weight: LowBits) -> list[ir.Value | None]:

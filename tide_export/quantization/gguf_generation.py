@@ -19,7 +19,13 @@ _ENDS = (
     "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
     "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
 )  # fmt: skip
-_NOT_APPLIED = tuple(f"general.sampling.{name}" for name in ("sequence", "xtc_probability", "penalty_last_n", "mirostat"))
+# Advice that the runtime has no counterpart for → what it does.
+_NOT_APPLIED = {
+    "general.sampling.sequence": "the order of the samplers",
+    "general.sampling.xtc_probability": "the likeliest tokens are left out at random",
+    "general.sampling.penalty_last_n": "repetitions count in the last tokens only",
+    "general.sampling.mirostat": "draws have an even surprise",
+}
 _NO_ID = 0xFFFFFFFF  # -1, which converters write for "none"
 _SENTENCEPIECE_EOS = 2
 # Texts of the tokens that end a part of a repository or its padding, where the file does not name them.
@@ -68,22 +74,23 @@ def _id(keys: Metadata, name: str, known: int) -> int | None:
 
 
 def generation_config(keys: Metadata, vocabulary: int) -> GenerationConfig:
-    """The end ids, and the sampling that the file advises (general.sampling): llama.cpp's defaults for it."""
-    advice = {
-        "temperature": keys.full("general.sampling.temp"),
-        "top_k": keys.full("general.sampling.top_k"),
-        "top_p": keys.full("general.sampling.top_p"),
-        "min_p": keys.full("general.sampling.min_p"),
-        "repetition_penalty": keys.full("general.sampling.penalty_repeat"),
-    }
-    given = {name: value for name, value in advice.items() if value is not None}
-    ends = end_of_generation(keys, vocabulary)
-    return GenerationConfig(eos_token_id=ends or None, do_sample=bool(given) and advice["temperature"] != 0, **given)
+    """The end ids, the tokens that are never written, and how the file advises to choose the others (general.sampling):
+    llama.cpp's defaults for it."""
+    names = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    draws = {name: value for name, key in names.items() if (value := keys.full(f"general.sampling.{key}")) is not None}
+    penalised = keys.full("general.sampling.penalty_last_n") != 0
+    return GenerationConfig(
+        eos_token_id=end_of_generation(keys, vocabulary) or None,
+        suppress_tokens=keys.full("tokenizer.ggml.suppress_tokens"),
+        repetition_penalty=keys.full("general.sampling.penalty_repeat") if penalised else None,
+        do_sample=bool(draws) and draws.get("temperature", 1) > 0,
+        **draws,
+    )
 
 
 def sampling_note(keys: Metadata) -> str | None:
     """A sentence on the file's advice that the runtime does not apply; None where there is none."""
-    ignored = [name for name in _NOT_APPLIED if keys.full(name)]
+    ignored = [f"{name} ({effect})" for name, effect in _NOT_APPLIED.items() if keys.full(name)]
     if not ignored:
         return None
     return f"the file sets {', '.join(ignored)}, which TIDE does not apply: llama.cpp may write other texts"

@@ -25,7 +25,7 @@ _NO_EFFECT = {
     r"tokenizer\.ggml\.(model|pre|tokens|token_type|token_type_count|scores|merges|added_tokens|precompiled_charsmap"
     r"|remove_extra_whitespaces|add_(bos|eos|sep)_token|add_space_prefix"
     r"|(bos|eos|eot|eom|unknown|seperator|separator|padding|mask|cls|prefix|suffix|middle|fim_(pre|suf|mid|pad|rep|sep))_token_id"
-    r"|normalizer\.(lowercase|strip_accents))": "the tokenizer's, or `end_of_generation` takes them",
+    r"|suppress_tokens|normalizer\.(lowercase|strip_accents))": "the tokenizer's, or `generation_config` takes them",
     r"tokenizer\.(huggingface\.json|rwkv\.world|chat_templates?(\..*)?)": "the tokenizer's",
     r"\w+\.rope\.scaling\.finetuned": "says that the weights were trained with the scaling",
     r"[\w-]+\.rope\.scaling\.original_context_length": "YaRN takes it; other scalings have none",

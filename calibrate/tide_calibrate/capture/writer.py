@@ -130,8 +130,14 @@ class BatchWriter:
         self._maps: dict[str, np.memmap] = {}
 
     def write_hidden(self, checkpoint: int, state: torch.Tensor) -> None:
-        """Write ``state`` [B, T, H] after ``checkpoint`` layers. Raises CalibrationError for NaN, infinity or fp16 overflow."""
+        """Write ``state`` [B, T, H] after ``checkpoint`` layers. Raises CalibrationError for NaN, infinity or fp16 overflow, and
+        where it is more than one residual stream."""
         settings = self._writer.settings
+        if (streams := state.shape[-1] // settings.hidden_size) > 1:
+            raise CalibrationError(
+                f"the model's layers pass on {streams} residual streams of a token, and exits are trained on one; export it "
+                "without a calibration"
+            )
         valid = (torch.arange(state.shape[1]) < self._lengths[:, None]).to(state.device)
         _check_range(state if valid.all() else state[valid], checkpoint, settings)
         stored = state.to(HIDDEN_DTYPES[settings.hidden_dtype]).view(torch.int16).cpu().numpy()

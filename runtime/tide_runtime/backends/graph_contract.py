@@ -112,7 +112,7 @@ def _formed(manifest: Manifest, name: str) -> GraphInfo:
 def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Inputs and outputs of ``graph`` by name; None is a dynamic dimension. ``packed``: tokens are [1, T], else [B, S]."""
     model, batch = manifest.model, 1 if packed else None
-    tokens, hidden = (batch, None), (batch, None, model.hidden_size)
+    tokens, hidden = (batch, None), (batch, None, manifest.hidden_width)
     if graph.name == HEAD:
         return {"hidden": hidden}, {"logits": (None, None, manifest.logits_size), "token": tokens}
     exits = manifest.calibration.exits if manifest.calibration is not None else []

@@ -67,7 +67,7 @@ def required_memory(bundle: Bundle, target: str, rows: int = 1, context: int | N
     tokens, model = max(rows, min(_PROMPT_TOKENS, context)), manifest.model
     widths = [_width(weight, model.hidden_size) for weight in shared]
     widest = max([4 * model.hidden_size, *(width for width in widths if width < model.vocab_size)])
-    states = tokens * element.bytes * (len(manifest.segments) * model.hidden_size + _TENSORS_OF_A_LAYER * widest)
+    states = tokens * element.bytes * (len(manifest.segments) * manifest.hidden_width + _TENSORS_OF_A_LAYER * widest)
     logits = rows * model.vocab_size * FP32.bytes
     row = slots * kv_bytes_per_token(manifest.caches if DRAFT in info.graphs else manifest.kv, cache_bytes)
     return RequiredMemory(weights, row, states + logits, rows, context)

@@ -122,7 +122,7 @@ class StepBuffers:
         """Allocate for ``tokens``, also the logits: pages that are never written take no memory."""
         self._tokens = tokens
         self._input_ids = np.zeros(tokens, np.int64)
-        self._hidden = [np.zeros((tokens, self._manifest.model.hidden_size), self._dtype) for _ in range(self._boundaries)]
+        self._hidden = [np.zeros((tokens, self._manifest.hidden_width), self._dtype) for _ in range(self._boundaries)]
         self._logits = np.zeros((tokens, self._manifest.logits_size), self._logits_dtype)
         self._token = np.zeros(tokens, np.int64)
         self._score = np.zeros(tokens, np.float32)

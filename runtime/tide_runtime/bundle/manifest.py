@@ -242,6 +242,12 @@ class Manifest:
         return self.model.vocab_size if self.embedding is None else self.model.hidden_size
 
     @property
+    def hidden_width(self) -> int:
+        """Numbers in a token's hidden state between layers: hidden_size for each of its residual streams."""
+        head = next(graph for graph in self.graphs if graph.name == HEAD)
+        return int(head.inputs[0].shape[-1])
+
+    @property
     def kv(self) -> dict[int, KVInfo]:
         """Layer number → cache, of the layers that have one of their own."""
         return {number: layer.kv for number, layer in enumerate(self.layers) if layer.kv is not None}
@@ -331,6 +337,10 @@ class Manifest:
         names = {g.name for g in self.graphs}
         _require(len(names) == len(self.graphs), "two graphs have the same name")
         _require(HEAD in names, "the graph head is missing")
+        size = self.model.hidden_size
+        read = [n for graph in self.graphs if graph.name == HEAD for tensor in graph.inputs for n in tensor.shape[-1:]]
+        fits = size > 0 and len(read) == 1 and isinstance(read[0], int) and read[0] % size == 0
+        _require(fits, f"the graph head reads states of {read} numbers, expected a multiple of the hidden size, {size}")
         exits = self.calibration.exits if self.calibration is not None else []
         wanted = {exit_graph(e) for e in exits if e.graph_outputs()}
         missing = sorted(wanted - names)

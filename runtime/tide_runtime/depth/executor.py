@@ -41,14 +41,14 @@ class Executor:
     def __init__(self, manifest: Manifest) -> None:
         self.segments = [segment.name for segment in manifest.segments]
         self.num_segments = len(self.segments)
-        self._hidden_size = manifest.model.hidden_size
+        self._hidden_width = manifest.hidden_width
         self.exits = bundle_exits(manifest)
 
     def frontier(self, context: ExecutionContext, sequence: TokenSequence, room: int) -> Frontier:
         """The record of a sequence whose first ``sequence.num_cached_tokens`` tokens have been through every segment."""
         return Frontier(
             self.num_segments,
-            self._hidden_size,
+            self._hidden_width,
             room,
             context.step(sequence.batch_index, [1]).hidden[0],
             sequence.num_cached_tokens,

@@ -24,11 +24,11 @@ class Frontier:
         like: an array of hidden states; states are kept where it is, on the host or on a device.
     """
 
-    def __init__(self, segments: int, hidden_size: int, room: int, like: NDArray[np.generic], length: int) -> None:
+    def __init__(self, segments: int, hidden_width: int, room: int, like: NDArray[np.generic], length: int) -> None:
         self.done = [length] * segments
         self.room = room
         # [i]: what waits in front of segment i; in front of segment 0 token ids wait
-        self.states = [np.empty_like(like, shape=(room, hidden_size)) for _ in range(segments)]
+        self.states = [np.empty_like(like, shape=(room, hidden_width)) for _ in range(segments)]
 
     def waiting(self, segment: int) -> int:
         """Tokens in front of ``segment`` (> 0)."""

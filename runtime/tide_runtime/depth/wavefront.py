@@ -175,7 +175,7 @@ class WavefrontDepth:
 
     def __init__(self, manifest: Manifest, options: DepthOptions, costs: CostTable | None = None) -> None:
         self.loops, self.num_layers, self.tuning = manifest.model.loops, manifest.model.num_layers, options.tuning
-        self._hidden_size = manifest.model.hidden_size
+        self._hidden_width = manifest.hidden_width
         limit = (options.draft_limit or self.tuning.text_draft_limit) if options.draft == "all" else 0
         self.text: list[Drafter] = []
         if limit:
@@ -219,7 +219,7 @@ class WavefrontDepth:
         state, cached = cast("WavefrontSequence | None", sequence.policy_state), sequence.num_cached_tokens
         if state is None:
             like = context.step(sequence.batch_index, [1]).hidden[0]
-            frontier = Frontier(self.loops, self._hidden_size, self.most_waiting, like, cached)
+            frontier = Frontier(self.loops, self._hidden_width, self.most_waiting, like, cached)
             first = self.tuning.settled_after_first_loop
             settled = [first, *[(1 - first) / (self.loops - 1)] * (self.loops - 1)]
             state = self._start(sequence, frontier, settled)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tide_calibrate.capture.forward_pass as capture_module
 import torch
-from export.architectures import LAYERS, MAX_POSITIONS, VOCAB, tiny_model
+from export.architectures import DEEPSEEK_V4, FEW_LAYERS, LAYERS, MAX_POSITIONS, VOCAB, random_model, tiny_model
 from tide_calibrate.capture.capture import capture
 from tide_calibrate.capture.store import Capture, open_capture, states
 from tide_calibrate.text.documents import Windows
@@ -295,6 +295,13 @@ def test_windows_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     foreign = Windows(np.full((1, 20), VOCAB, np.int32), np.array([20], np.int32), np.zeros(1, np.int32))
     with pytest.raises(CalibrationError, match="the tokenizer belongs to another model"):
         capture(loaded(), foreign, SPLIT, [1], tmp_path)
+
+
+def test_several_residual_streams_are_refused(tmp_path: Path) -> None:
+    """Exits would be trained on a part of a token's state, or the calibration end in an error of NumPy."""
+    model = LoadedModel(random_model(DEEPSEEK_V4), None, "streams")
+    with pytest.raises(CalibrationError, match="3 residual streams of a token"):
+        capture(model, ragged(), SPLIT, [1, FEW_LAYERS], tmp_path)
 
 
 def test_missing_and_damaged_captures_are_refused(tmp_path: Path) -> None:

@@ -20,7 +20,16 @@ from tide_calibrate.costs.measure import (
     undisturbed,
     unsplit_ms,
 )
-from tide_runtime.bundle.manifest import SCHEMA_VERSION, GenerationInfo, GraphInfo, KVInfo, LayerInfo, Manifest, ModelInfo
+from tide_runtime.bundle.manifest import (
+    SCHEMA_VERSION,
+    GenerationInfo,
+    GraphInfo,
+    KVInfo,
+    LayerInfo,
+    Manifest,
+    ModelInfo,
+    TensorInfo,
+)
 from tide_runtime.costs.cost_model import CostModel, StepTable
 from tide_runtime.errors import CalibrationError
 
@@ -44,7 +53,7 @@ def manifest(*checkpoints: int) -> Manifest:
         max_seq_len=64,
         checkpoints=list(checkpoints),
         layers=[LayerInfo(KVInfo(1, 8, 8))] * LAYERS,
-        graphs=[*graphs, GraphInfo("head", None, 0, [], [])],
+        graphs=[*graphs, GraphInfo("head", None, 0, [TensorInfo("hidden", "fp32", [HIDDEN])], [])],
         targets={},
         generation=GenerationInfo([]),
     )

@@ -172,3 +172,15 @@ def test_attention_without_rotary(lengths, seq):
 def test_a_graph_without_attention():
     """The LM head would gain inputs that no runtime fills."""
     assert_untouched(lower_attention_gqa, parse("(float[batch, seq, 7] hidden) => (float[batch, seq, 7] y) { y = Neg(hidden) }"))
+
+
+def test_keys_that_are_the_values() -> None:
+    """DeepSeek-V4 has one projection for both, whose rows would have two nodes of one name."""
+    model = UNFUSED["half the width is no multiple of 8"].graph()
+    attention, seq = only(model, "Attention"), 7
+    attention.replace_input_with(2, attention.inputs[1])
+    after, _ = lowered(lower_attention_gqa, model)
+    lengths = {"seqlens_k": np.array([seq - 1], np.int32), "total_sequence_length": np.array(seq, np.int32)}
+    positions = {"position_ids": np.arange(seq)[None]}
+    found = run(after, random_feeds(model, {"batch": 1, "seq": seq}) | lengths | positions)
+    np.testing.assert_array_equal(found["key_cache_out_0"][:, :, :seq], found["value_cache_out_0"][:, :, :seq])

@@ -245,7 +245,6 @@ NAMES_REFUSED = {
     "an adapter": ("general.type", "adapter"),
     "an older layout of blocks": ("general.quantization_version", 1),
     "a foreign key": ("acme.attention", 3),
-    "tokens never to be sampled": ("tokenizer.ggml.suppress_tokens", [3]),
     "extra of tensors": ("general.tensor_extra.name", "x"),
 }
 
@@ -367,9 +366,27 @@ def test_advised_sampling(tmp_path: Path) -> None:
     advice = {"temp": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.125, "penalty_repeat": 1.5}
     content.keys |= {f"general.sampling.{name}": value for name, value in {**advice, "mirostat": 2}.items()}
     model = load_model(str(content.write(tmp_path / "model.gguf")), "fp32")
-    assert "the file sets general.sampling.mirostat, which TIDE does not apply" in " ".join(model.notes)
+    assert "general.sampling.mirostat (draws have an even surprise), which TIDE does not apply" in " ".join(model.notes)
     info = generation_info(model)
     assert info == GenerationInfo(info.eos_token_ids, temperature=0.5, top_k=20, top_p=0.75, min_p=0.125, repetition_penalty=1.5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"general.sampling.penalty_repeat": 1.5}, {"repetition_penalty": 1.5}),
+        ({"general.sampling.penalty_repeat": 1.5, "general.sampling.penalty_last_n": 0}, {}),
+        ({"general.sampling.temp": 0.0, "general.sampling.top_k": 20}, {}),
+        ({"tokenizer.ggml.suppress_tokens": [7, 4]}, {"suppress_tokens": [4, 7]}),
+    ],
+)
+def test_advice_without_draws(keys: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    """Breaks: a penalty alone makes a model draw its tokens, or a model writes marks of images, which the file forbids."""
+    content = tiny("llama")
+    content.keys |= keys
+    model = load_model(str(content.write(tmp_path / "model.gguf")), "fp32")
+    info = generation_info(model)
+    assert info == GenerationInfo(info.eos_token_ids, **expected) and all(type(token) is int for token in info.suppress_tokens)
 
 
 def test_duplicate_keys(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ BAD = {
     ),
     "manifest of other inputs": bad(another_input, "inputs that segment_1 needs", "hidden", "stranger"),
     "more heads": bad(sets("layers", 0, "kv", "heads", value=8), "key_cache_0", "shape", "do not belong together"),
-    "another hidden size": bad(sets("model", "hidden_size", value=48), "hidden_out", "shape", "48"),
+    "another hidden size": bad(sets("model", "hidden_size", value=48), "head", "64", "48"),
     "another vocabulary": bad(sets("model", "vocab_size", value=5000), "logits", "shape", "5000"),
     "pickled weights": bad(pickled(WEIGHTS), "cannot load"),
     "pickled graph": bad(pickled(SEGMENT), "cannot load", SEGMENT),

@@ -412,7 +412,7 @@ class DeviceStep:
             return DeviceTensor(self.context.caches.pointer(source, shape.first_index), dims, backend.cache_element)
         if name in ("hidden", "hidden_out"):
             states = self.hidden[reads if name == "hidden" else writes]
-            return DeviceTensor(states.pointer, (*tokens, model.hidden_size), backend.element)
+            return DeviceTensor(states.pointer, (*tokens, backend.manifest.hidden_width), backend.element)
         rows = tokens if name == "before" or self._gives_all(graph, name) else (1, shape.outputs)
         if name == "token":
             return DeviceTensor(self.address("token"), rows, INT64)
@@ -433,9 +433,9 @@ class DeviceStep:
 
     def _hidden_rows(self, places: Sequence[int] | None) -> list[DeviceRows]:
         backend = self.context.backend
-        hidden_size, hidden = backend.manifest.model.hidden_size, []
+        width, hidden = backend.manifest.hidden_width, []
         for number in range(len(backend.manifest.segments)):
-            pointer, shape = self._arena.pointers[f"hidden_{number}"], (self.shape.tokens, hidden_size)
+            pointer, shape = self._arena.pointers[f"hidden_{number}"], (self.shape.tokens, width)
             hidden.append(DeviceRows(backend.device, pointer, shape, backend.element, self._arena, places))
         return hidden
 
@@ -463,7 +463,7 @@ class DeviceStep:
     def _sizes(self) -> dict[str, int]:
         """Bytes of the graphs' outputs, except the head's logits of every token, which few steps compute."""
         backend, model = self.context.backend, self.context.backend.manifest.model
-        states, width = self.places * model.hidden_size * backend.element.bytes, self._draft_width
+        states, width = self.places * backend.manifest.hidden_width * backend.element.bytes, self._draft_width
         return {
             **{f"hidden_{number}": states for number in range(len(backend.manifest.segments))},
             "logits": self.shape.outputs * model.vocab_size * backend.logits_element.bytes,

@@ -152,7 +152,7 @@ class BoundLoopStep(BoundStep):
 
     def __init__(self, rows: HostRows, shape: StepShape) -> None:
         super().__init__(rows, shape)
-        size = shape.tokens, rows.backend.manifest.model.hidden_size
+        size = shape.tokens, rows.backend.manifest.hidden_width
         self.before_loop, self.after_loop = (np.zeros(size, rows.backend.dtype) for _ in range(2))
         self.first_loop = np.zeros((shape.tokens, 1), np.bool_)
 
