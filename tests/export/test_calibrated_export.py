@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tiny_tokenizer import write_byte_tokenizer
 from tide_export import ExportConfig, export
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import checkpoint_layers
+from tide_export.export import Written, write_unverified
 from tide_export.load import LoadedModel, fingerprint, load_model
 from tide_export.progress import ExportProgress
 from tide_export.verify_exits import verify_exits
@@ -263,8 +265,8 @@ def quick(calibration: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     return calls
 
 
-def instead_of_writing(monkeypatch: pytest.MonkeyPatch, write_bundle: Callable[..., object]) -> None:
-    monkeypatch.setattr(importlib.import_module("tide_export.export"), "write_bundle", write_bundle)
+def instead_of_writing(monkeypatch: pytest.MonkeyPatch, write: Callable[..., object]) -> None:
+    monkeypatch.setattr(importlib.import_module("tide_export.export"), "write_unverified", write)
 
 
 def test_data_calibrates_for_the_exported_weights(model, calibration, tmp_path, monkeypatch):
@@ -285,13 +287,15 @@ def test_data_calibrates_first(model, calibration, quick, tmp_path, monkeypatch)
     """--data would do nothing, calibrate another model, or leave its working files behind."""
     given: list[ExitCalibration] = []
 
-    def write_bundle(*arguments: object, **_: object) -> tuple[None, list]:
+    whole = write_unverified
+
+    def write(*arguments: Any, **options: Any) -> Written:
         given.extend(a for a in arguments if isinstance(a, ExitCalibration))
         assert (given[0].directory / "report/index.html").is_file(), "the report is gone before it was copied"
-        return None, []
+        return whole(*arguments, **options)
 
-    instead_of_writing(monkeypatch, write_bundle)
-    export(str(model), tmp_path / "engine", ExportConfig(data="texts/"))
+    instead_of_writing(monkeypatch, write)
+    export(str(model), tmp_path / "engine", ExportConfig(data="texts/", verify=False))
     assert quick == [(str(model), "texts/")]
     assert given[0].info == read_exit_calibration(calibration).info
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
@@ -301,10 +305,10 @@ def test_data_calibrates_first(model, calibration, quick, tmp_path, monkeypatch)
 def test_a_failed_export_keeps_the_calibration(failure, model, calibration, quick, tmp_path, monkeypatch):
     """Minutes of calibration would be lost to a full disk; an earlier one that was kept must survive the next failure."""
 
-    def write_bundle(*_: object, **__: object) -> None:
+    def write(*_: object, **__: object) -> None:
         raise failure
 
-    instead_of_writing(monkeypatch, write_bundle)
+    instead_of_writing(monkeypatch, write)
     console = Console(file=io.StringIO(), width=400)
     for _ in range(2):
         with pytest.raises(type(failure)):

@@ -98,7 +98,7 @@ def test_models_are_exported_with_the_context_that_is_asked_for(
     """Breaks: `tide-serve FILE.gguf --max-seq-len N` refuses every prompt of more than 4,096 tokens."""
     asked: list[object] = []
 
-    def bundle_of(model: str, weights: str | None, max_seq_len: int | None, verbose: bool) -> Path:
+    def bundle_of(model: str, weights: str | None, max_seq_len: int | None, **_: object) -> Path:
         asked.append((model, weights, max_seq_len))
         raise SystemExit(LOADING)
 
