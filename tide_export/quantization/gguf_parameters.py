@@ -6,9 +6,11 @@ tensor is which of the parameter is what the processor makes of the rows' number
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -42,6 +44,7 @@ _CONVERTED_AS = {
     "olmoe": "qwen2moe",
     "gemma": "gemma2",
 }
+_ROWS_AT_A_TIME = 1024
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _REMEDY = "the file was changed or its conversion went wrong: download it again, or convert the model again"
 
@@ -191,7 +194,12 @@ def _in_order(
 def _dequantized(tensor: GgufTensor, data: NDArray) -> NDArray[np.float32]:
     import gguf
 
-    return gguf.dequantize(data, gguf.GGMLQuantizationType[tensor.kind])
+    kind = gguf.GGMLQuantizationType[tensor.kind]
+    parts = [data[first : first + _ROWS_AT_A_TIME] for first in range(0, len(data), _ROWS_AT_A_TIME)]
+    if data.ndim == 1 or len(parts) == 1:
+        return gguf.dequantize(data, kind)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # most of it is numpy's, which lets other threads run
+        return np.concatenate([*pool.map(partial(gguf.dequantize, qtype=kind), parts)])
 
 
 def _forms(model: PreTrainedModel, architecture: str, stored: Collection[str]) -> dict[str, Form]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -164,11 +166,19 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
 def integer_rows(matrix: NDArray[np.float32], smoothing: NDArray[np.float32]) -> QuantizedWeight:
     """``matrix`` [N, K] times ``smoothing`` [K], each row rounded to 8 bits with the scale of its largest value."""
     values, scales = np.empty(matrix.shape, np.uint8), np.empty((len(matrix), 1), np.float32)
-    for first in range(0, len(matrix), _ROWS_AT_A_TIME):
+
+    def round_part(first: int) -> None:
         part = slice(first, first + _ROWS_AT_A_TIME)
-        rounded = symmetric_int8(matrix[part] * smoothing, matrix.shape[1])
-        values[part] = rounded.values
-        scales[part] = rounded.scales
+        numbers = matrix[part] * smoothing
+        largest = np.maximum(numbers.max(-1, keepdims=True), -numbers.min(-1, keepdims=True))
+        scales[part] = np.maximum(largest, 1e-12) / 127
+        numbers /= scales[part]
+        np.rint(numbers, out=numbers)
+        numbers += 128
+        values[part] = numbers
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(round_part, range(0, len(matrix), _ROWS_AT_A_TIME)))
     return QuantizedWeight(8, values, scales, origin=INTEGER_PRODUCTS, smoothing=smoothing)
 
 
