@@ -6,11 +6,9 @@ tensor is which of the parameter is what the processor makes of the rows' number
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -33,7 +31,7 @@ from tide_export.quantization.gguf_rope import (
     WITH_FREQUENCY_FACTORS,
     WITH_LONG_FACTORS,
 )
-from tide_export.quantization.quantized_weight import QuantizedWeight, block_order, stacked
+from tide_export.quantization.quantized_weight import QuantizedWeight, block_order, by_rows, stacked
 
 # Architectures whose tensors the converter changes as it does those of another that transformers reads.
 _CONVERTED_AS = {
@@ -44,7 +42,6 @@ _CONVERTED_AS = {
     "olmoe": "qwen2moe",
     "gemma": "gemma2",
 }
-_ROWS_AT_A_TIME = 1024
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _REMEDY = "the file was changed or its conversion went wrong: download it again, or convert the model again"
 
@@ -195,11 +192,15 @@ def _dequantized(tensor: GgufTensor, data: NDArray) -> NDArray[np.float32]:
     import gguf
 
     kind = gguf.GGMLQuantizationType[tensor.kind]
-    parts = [data[first : first + _ROWS_AT_A_TIME] for first in range(0, len(data), _ROWS_AT_A_TIME)]
-    if data.ndim == 1 or len(parts) == 1:
+    if data.ndim == 1:
         return gguf.dequantize(data, kind)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # most of it is numpy's, which lets other threads run
-        return np.concatenate([*pool.map(partial(gguf.dequantize, qtype=kind), parts)])
+    values = np.empty((len(data), *tensor.shape[1:]), np.float32)
+
+    def decode(part: slice) -> None:
+        values[part] = gguf.dequantize(data[part], kind)
+
+    by_rows(len(data), decode)
+    return values
 
 
 def _forms(model: PreTrainedModel, architecture: str, stored: Collection[str]) -> dict[str, Form]:

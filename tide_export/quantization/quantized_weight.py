@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -163,12 +163,18 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     )
 
 
+def by_rows(rows: int, work: Callable[[slice], None]) -> None:
+    """Call ``work`` with slices of all ``rows``, in all threads: numpy lets others run."""
+    parts = [slice(first, first + _ROWS_AT_A_TIME) for first in range(0, rows, _ROWS_AT_A_TIME)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(work, parts))
+
+
 def integer_rows(matrix: NDArray[np.float32], smoothing: NDArray[np.float32]) -> QuantizedWeight:
     """``matrix`` [N, K] times ``smoothing`` [K], each row rounded to 8 bits with the scale of its largest value."""
     values, scales = np.empty(matrix.shape, np.uint8), np.empty((len(matrix), 1), np.float32)
 
-    def round_part(first: int) -> None:
-        part = slice(first, first + _ROWS_AT_A_TIME)
+    def round_rows(part: slice) -> None:
         numbers = matrix[part] * smoothing
         largest = np.maximum(numbers.max(-1, keepdims=True), -numbers.min(-1, keepdims=True))
         scales[part] = np.maximum(largest, 1e-12) / 127
@@ -177,8 +183,7 @@ def integer_rows(matrix: NDArray[np.float32], smoothing: NDArray[np.float32]) ->
         numbers += 128
         values[part] = numbers
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(round_part, range(0, len(matrix), _ROWS_AT_A_TIME)))
+    by_rows(len(matrix), round_rows)
     return QuantizedWeight(8, values, scales, origin=INTEGER_PRODUCTS, smoothing=smoothing)
 
 
