@@ -114,9 +114,8 @@ def export(
             loaded = held_in_memory(loaded, "the draft head is measured on replies that it writes", progress.note)
             drafter = _imported(config.draft_head, loaded, progress)
         written = write_unverified(loaded, directory, config, progress, calibration, drafter=drafter)
-        if in_place is None:
-            manifest, _ = written.verified(directory, progress)
-        manifest = _hashed(manifest if in_place is None else written.manifest, directory, progress)
+        manifest = written.manifest if in_place is not None else written.verified(directory, progress)[0]
+        manifest = _hashed(manifest, directory, progress)
     if in_place is not None:
         manifest = _verified_in_place(replace(written, manifest=manifest), Path(out), progress, in_place)
     if progress.failures:
@@ -127,11 +126,11 @@ def export(
 def _verified_in_place(written: Written, out: Path, progress: ExportProgress, in_place: Callable[[], None]) -> Manifest:
     in_place()
     try:
-        manifest, _ = written.verified(out, progress)
-        _write_manifest(manifest, out)
+        manifest = written.verified(out, progress)[0]
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
+    _write_manifest(manifest, out)
     return manifest
 
 

@@ -16,6 +16,7 @@ from tide_export.passes.base import LoweringContext, PassReport
 
 # Elements. Folding a larger constant would hold a second copy of a weight in memory; fold_weights folds those lazily.
 _FOLD_LIMIT = 16384
+_LIFT = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
 _ITERATIONS = 2  # folding enables rules and rules enable folding
 # onnxscript's own rules match with a tolerance (1e-8 as 0, 1.00001 as 1): a norm would lose its epsilon and divide 0 by 0.
 _ZERO, _ONE, _TWENTY = (Constant(number, rel_tol=0.0, abs_tol=0.0) for number in (0, 1, 20))
@@ -29,7 +30,6 @@ _EXACT_RULES = [
 ]
 # The rules of `onnxscript.optimizer.optimize` without those for convolutions, which decoders lack, and without slice_split_rule,
 # which compares every slice with every node: it takes two thirds of the time and applied to no model tried.
-_LIFT = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
 _RULES = [
     *_EXACT_RULES,
     rules.cast_cast_rule,
