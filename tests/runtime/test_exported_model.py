@@ -298,14 +298,20 @@ def test_a_bundle_that_fails_behind_an_answer(gguf: Path, says: Says) -> None:
 
 
 def test_a_command_ends_the_verification_with_itself(gguf: Path, says: Says) -> None:
-    """Breaks: the processor is busy for minutes after Ctrl-C."""
+    """Breaks: the processor is busy for minutes after Ctrl-C; or a mistyped option costs minutes of export."""
     with Verifications() as verifications:
         bundle_of(str(gguf), verifications=verifications)
     assert not verifications.running
+    with pytest.raises(ParamsError), Verifications() as verifications:
+        bundle_of(str(gguf), "int4", verifications=verifications)
+        raise ParamsError("an option is wrong")
+    assert verifications.running
+    says("equal")
+    verifications.finish()
 
 
 def test_a_bundle_whose_exporter_was_killed_is_exported_again(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks: a model that nobody has compared with its file runs for ever."""
+    """Breaks: a bundle whose comparison with its model never ended is used by every later command."""
     manifests = ['{"verified": "not verified yet"}', '{"verified": "on a processor"}']
 
     def export(arguments: list[str], lock: IO[bytes]) -> int:

@@ -18,7 +18,8 @@ _FAILED = "a bundle differs from its model, as its export says above: it is dele
 
 
 class Verifications:
-    """Exporters whose bundles are in use already; those that still run are stopped at the end of the context."""
+    """Exporters whose bundles are in use already; those that still run are stopped at the end of the context, unless it ends in
+    an error: they then finish by themselves, and the next command finds the bundle."""
 
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[bytes]] = []
@@ -27,8 +28,9 @@ class Verifications:
     def __enter__(self) -> Verifications:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stopped, running = True, [*self._running]
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._stopped = True
+        running = [] if isinstance(error, Exception) else [*self._running]
         for process in running:
             process.send_signal(signal.SIGINT)  # it deletes the bundle
         for process in running:
