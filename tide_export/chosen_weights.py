@@ -15,13 +15,16 @@ from tide_export.targets import CPU
 from tide_export.targets.base import Target
 
 _SHARE = 0.5  # of the free memory; the rest is for keys and values, and for what else runs there
+# Bytes of a file's 4-bit blocks in 8 bits. Above, decoding waits for memory: random Q4_0 weights in the shape of Qwen2.5 1.5B give 35
+# tokens/s in their blocks and 25 in 8 bits, with 8 sequences 129 and 120 (AVX512-VNNI). Qwen2.5 0.5B, 0.6 GB, gives 61 and 70.
+_LARGE = 10**9
 
 
 def chosen_weights(loaded: LoadedModel, config: ExportConfig, targets: Sequence[Target]) -> tuple[str, str]:
     """A value of `ExportConfig.weights`, and the reason as a sentence.
 
-    Products of integers cost least for prompts, drafts and batches; `benchmarks.integer_products` has the figures. Where they are
-    not possible, low-bit weights stay as they are, and others get 4 bits.
+    Products of integers cost least for prompts, drafts and batches of small models; `benchmarks.integer_products` has the figures.
+    Elsewhere low-bit weights stay as they are, and others get 4 bits.
     """
     low = "source" if loaded.quantized else "int4"
     if config.data is not None:
@@ -45,4 +48,9 @@ def chosen_weights(loaded: LoadedModel, config: ExportConfig, targets: Sequence[
     size, free = in_products + in_tables + 4 * others, free_memory()
     if size > _SHARE * free:
         return low, f"as 8 bits a weight would take {size / 1e9:.1f} GB of the {free / 1e9:.1f} GB that are free here"
+    if loaded.quantized and size > _LARGE:
+        return (
+            low,
+            f"as decoding would wait for the {size / 1e9:.1f} GB that 8 bits a weight take; prompts are faster with {INTEGER}",
+        )
     return INTEGER, f"products of integers, {size / 1e9:.2f} GB; --weights {low} takes less"

@@ -18,6 +18,7 @@ from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
 from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.quantization.quantized_weight import symmetric_int4
 from tide_export.targets import TARGETS
 
 QUIET = ExportProgress(quiet=True)
@@ -85,3 +86,12 @@ def test_weights_that_a_command_chooses(
     loaded = LoadedModel(tiny_model(name), None, name)
     found, why = chosen_weights(loaded, ExportConfig(weights="auto", **options), [TARGETS[target] for target in targets])
     assert found == weights and reason in why
+
+
+@pytest.mark.parametrize("large, weights", [(10**9, "w8a8"), (1000, "source")])
+def test_a_large_file_keeps_its_blocks(large: int, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding a large model waits for memory, where 8 bits a weight are twice as many."""
+    monkeypatch.setattr("tide_export.chosen_weights._LARGE", large)
+    block = symmetric_int4(np.ones((2, 32), np.float32), 32)
+    loaded = LoadedModel(tiny_model("llama"), None, "llama", quantized={"lm_head.weight": block})
+    assert chosen_weights(loaded, ExportConfig(weights="auto"), [TARGETS["cpu"]])[0] == weights
