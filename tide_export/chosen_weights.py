@@ -15,15 +15,15 @@ from tide_export.targets import CPU
 from tide_export.targets.base import Target
 
 _SHARE = 0.5  # of the free memory; the rest is for keys and values, and for what else runs there
-# Bytes of a file's 4-bit blocks in 8 bits. Above, decoding waits for memory: random Q4_0 weights in the shape of Qwen2.5 1.5B give 35
-# tokens/s in their blocks and 25 in 8 bits, with 8 sequences 129 and 120 (AVX512-VNNI). Qwen2.5 0.5B, 0.6 GB, gives 61 and 70.
+# Bytes that 4-bit blocks of a file would take in 8 bits. Above, decoding waits for memory: in the shape of Qwen2.5 1.5B (random,
+# Q4_0, AVX512-VNNI) blocks give 35 tokens/s and 8 bits 25, with 8 sequences 129 and 120. Qwen2.5 0.5B, 0.6 GB, gives 61 and 70.
 _LARGE = 10**9
 
 
 def chosen_weights(loaded: LoadedModel, config: ExportConfig, targets: Sequence[Target]) -> tuple[str, str]:
     """A value of `ExportConfig.weights`, and the reason as a sentence.
 
-    Products of integers cost least for prompts, drafts and batches of small models; `benchmarks.integer_products` has the figures.
+    Products of integers cost least for prompts, drafts and batches of small models, as `benchmarks.integer_products` measures.
     Elsewhere low-bit weights stay as they are, and others get 4 bits.
     """
     low = "source" if loaded.quantized else "int4"
