@@ -120,7 +120,7 @@ kernels: $(READY) ## every CUDA kernel for every architecture, and the table of 
 	$(BIN)/python -m tide_plugins build --arch all --markdown plugins/README.md
 
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
-gpu-check: ## everything that only a GPU can tell, in eight minutes; needs no registry (docs/gpu-kit.md)
+gpu-check: ## everything that only a GPU can tell, in eight minutes; needs no registry (docs/gpu.md)
 	$(GPU_PYTHON) bench/benchmarks/gpu/kit.py
 
 clean:

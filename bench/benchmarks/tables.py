@@ -1,14 +1,17 @@
-"""Write README's tables and the documentation's from the dated runs in docs/results/, so that no measured number is typed.
+"""Write the tables and figures of README and docs/ from the dated runs in docs/results/, so that no measured number is typed.
 
-python -m benchmarks.tables            # rewrite README.md and the pages of docs/ that hold tables
+python -m benchmarks.tables            # rewrite the pages that have markers
 python -m benchmarks.tables --check    # exit 1 when one of them is not what the results say
+
+A page says where they stand, and of which benchmarks: `<!-- tables: serve_load restart -->` … `<!-- /tables -->` holds all tables
+of their newest runs, `<!-- brief: … -->` the rows and columns of `BRIEF`, `<!-- figures: README -->` the text of `FIGURES`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,28 +20,50 @@ from tide_bench.tables import Table, where
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-START, END = "<!-- tables: benchmarks/tables -->", "<!-- /tables -->"
+MARKED = re.compile(r"<!-- (tables|brief|figures): ([\w ]+) -->\n(.*?)<!-- /\1 -->", re.S)
 
-# Page → the benchmarks whose newest runs it shows, in order.
-PAGES = {
-    "README.md": ("quantised_decode",),
-    "docs/measured.md": (
-        *("integer_products", "integer_products_avx2"),
-        *("quantised_decode", "quantised_decode_avx2", "export_scale"),
+# Benchmark → title, caption, arms and columns of its first table where a page is brief: what users choose between.
+BRIEF = {
+    "integer_products": (
+        "SmolLM2-135M-Instruct without drafts",
+        "Tokens per second of one request and of eight together; milliseconds until the first token of a prompt of 512 tokens. "
+        "`w8a8` is what an export chooses by itself; *build* is what ran; GGML_NATIVE is compiled for this machine, whose AMX "
+        "OpenVINO and llama.cpp use too. Medians of rounds, all arms in turn.",
+        ("TIDE w8a8", "TIDE int4", "llama.cpp, the file", "onnxruntime-genai int4", "OpenVINO GenAI, Q8_0"),
+        ("arm", "batch 1, tokens/s", "batch 8, tokens/s", "first token of 512, ms", "build"),
     ),
-    "docs/measured-policies.md": ("tasks", "tasks_avx2", "tasks_second", "lm_eval_policies"),
-    "docs/depth.md": ("looped", "drafters", "tasks_calibrated", "tasks_calibrated_int4"),
-    "docs/certificate.md": ("certificate",),
-    "docs/serving.md": ("serve_load", "agent_session", "restart", "model_swap", "serve_hostile"),
-    "docs/targets.md": ("gpu_kit",),
 }
-BRIEF = ("README.md",)  # pages that show the first table of a run and no other
-# Benchmark → ends of the arms that brief pages show of it; of others they show all.
-SHOWN = {
-    "quantised_decode": (
-        "int4, bits same", "int4, exact", "source, bits same", "source, exact", "llama.cpp", "onnxruntime-genai int4",
-    ),
-}  # fmt: skip
+# Page → text with figures of newest runs, in the syntax of str.format: {benchmark[result]}.
+FIGURES = {
+    "README": """\
+- **One request at a time: decodes {tasks[auto_vs_genai_tasks]:.2f} times as fast as onnxruntime-genai** over eight kinds of work
+  (chats, code edits, JSON, translation, …), 4-bit weights in both; {tasks[auto_vs_genai_worst_kind]:.2f} times in the worst kind.
+  With AVX2 alone {tasks_avx2[auto_vs_genai_tasks]:.2f} and {tasks_avx2[auto_vs_genai_worst_kind]:.2f} times.
+- **Eight requests together: {integer_products[w8a8_b8_vs_genai]:.2f} times onnxruntime-genai's tokens per second, \
+{integer_products[w8a8_b8_vs_llamacpp]:.2f} times
+  llama.cpp's** (compiled for this machine). {same_text[same_text_differs]:.0f} of {same_text[rows][0][texts]} texts change when \
+other requests run; {same_text[llamacpp_differs]:.0f} do in llama.cpp.
+- **A coding agent's session of 20 turns: {agent_session[agent_session_s_messages_tide]:.0f} s, \
+{agent_session[agent_session_s_messages_llamacpp]:.0f} s with llama.cpp's server** (PyPI's wheel, compiled for AVX2).
+- **A chat of 2,000 tokens after a restart: first token in {restart[first_token_ms_restart]:.0f} ms**, \
+{restart[first_token_ms_cold]:.0f} ms if it is computed anew.
+- **Where others are faster:** a single step without drafts has {integer_products[b1_vs_best_peer]:.2f} times the speed of the \
+fastest engine, a prompt of 512
+  tokens {integer_products[prefill512_vs_best_peer]:.2f} times: see the table below.
+
+{integer_products[machine][cpu]}, {integer_products[machine][instructions]}, {integer_products[machine][cores]} cores; \
+{same_text[date]:.10} to {integer_products[date]:.10}.""",
+}
+
+
+class Runs(dict[str, dict[str, Any]]):
+    """Benchmark → its newest run with its results, read when it is named."""
+
+    def __missing__(self, benchmark: str) -> dict[str, Any]:
+        run = latest(benchmark)
+        if run is None:
+            raise KeyError(f"no run of benchmarks.{benchmark} is published")
+        return self.setdefault(benchmark, run | run["results"])
 
 
 def latest(benchmark: str) -> dict[str, Any] | None:
@@ -48,37 +73,46 @@ def latest(benchmark: str) -> dict[str, Any] | None:
 
 
 def run_tables(benchmark: str, brief: bool) -> list[str]:
-    """The tables of the newest run as Markdown; none while there is no run."""
+    """The tables of the newest run as Markdown; a sentence while there is no run."""
     run = latest(benchmark)
-    tables = [Table(**kept) for kept in run["tables"]] if run is not None else []
+    if run is None:
+        return [f"No run of `benchmarks.{benchmark}` is published yet."]
+    tables = [Table(**kept) for kept in run["tables"]]
     if brief:
-        tables = tables[:1]
-        if shown := SHOWN.get(benchmark):
-            tables = [replace(one, rows=[row for row in one.rows if row[0].endswith(shown)], notes=()) for one in tables]
-    return [table.markdown(where(run) if run and not number else None) for number, table in enumerate(tables)]
+        title, caption, arms, columns = BRIEF[benchmark]
+        first = tables[0]
+        cells = [dict(zip(first.headings, row, strict=True)) for row in first.rows]
+        rows = [[row[column] for column in columns] for row in cells if row[columns[0]].endswith(arms)]
+        tables = [Table(title, columns, rows, caption)]
+    return [table.markdown(where(run) if not number else None) for number, table in enumerate(tables)]
 
 
-def with_tables(page: str, text: str) -> str:
-    """``text`` of ``page`` with everything between the markers written anew."""
-    tables = [table for name in PAGES[page] for table in run_tables(name, page in BRIEF)]
-    body = "\n\n".join(tables) or f"No run of {', '.join(f'`benchmarks.{name}`' for name in PAGES[page])} is published yet."
-    before, rest = text.split(START, 1)
-    _, after = rest.split(END, 1)
-    return f"{before}{START}\n{body}\n{END}{after}"
+def with_tables(text: str) -> str:
+    """``text`` of a page with everything between its markers written anew."""
+
+    def written(match: re.Match[str]) -> str:
+        kind, names = match[1], match[2].split()
+        if kind == "figures":
+            parts = [FIGURES[name].format_map(Runs()) for name in names]
+        else:
+            parts = [table for name in names for table in run_tables(name, kind == "brief")]
+        body = "\n\n".join(parts)
+        return f"<!-- {kind}: {match[2]} -->\n{body}\n<!-- /{kind} -->"
+
+    return MARKED.sub(written, text)
 
 
 def main(
     check: Annotated[bool, typer.Option("--check", help="Fail when a page is out of date.")] = False,
 ) -> None:
-    """Regenerate the tables of README and the documentation."""
-    for page in PAGES:
-        path = ROOT / page
+    """Regenerate the tables and figures of README and the documentation."""
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         old = path.read_text(encoding="utf-8")
-        new = with_tables(page, old)
+        new = with_tables(old)
         if check and new != old:
-            print(f"{page} does not show the newest results; run: make tables", file=sys.stderr)
+            print(f"{path.relative_to(ROOT)} does not show the newest results; run: make tables", file=sys.stderr)
             raise typer.Exit(1)
-        if not check:
+        if not check and new != old:
             path.write_text(new, encoding="utf-8")
 
 

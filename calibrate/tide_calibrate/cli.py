@@ -79,8 +79,8 @@ def calibrate(
     minutes: Annotated[
         float,
         _training(
-            help="Minutes that 100,000 tokens may take. A fifth is for training exits, a sixth for the draft head: fewer mean "
-            "fewer steps, and fewer kinds of exit heads at every candidate; more allow more steps and more replies."
+            help="Minutes to aim at for a small model and 100,000 tokens. Training exits takes a fifth, the draft head a sixth: "
+            "fewer mean fewer steps, and fewer kinds of exit heads at every candidate; more allow more steps and more replies."
         ),
     ] = _DEFAULTS.minutes,
     draft_head: Annotated[

@@ -1,6 +1,7 @@
 """Tables of runs: those of tide-bench, from synthetic rows, and what the documentation shows of any."""
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 
@@ -66,18 +67,32 @@ def test_pages_show_the_cells_that_the_terminal_showed(
     assert first.startswith(f"**Speed** ({where(json.loads((tmp_path / '2026-01-02-restart.json').read_text()))}): Medians.")
     assert "| full \\| greedy | 8.5 |" in first and first.endswith("- A note.")
     assert second == "**Second**: it took 8.5 s."
-    assert tables.run_tables("restart", brief=True) == [first] and tables.run_tables("model_swap", brief=False) == []
+    marked = "Before.\n<!-- tables: restart model_swap -->\nold\n<!-- /tables -->\nAfter."
+    absent = "No run of `benchmarks.model_swap` is published yet."
+    assert tables.with_tables(marked) == marked.replace("old", "\n\n".join([first, second, absent]))
 
 
-def test_brief_pages_show_the_arms_that_users_choose_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brief_pages_show_what_users_choose_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README would list every variant, or lack one of those that its text is about."""
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    report = Report("quantised_decode")
-    rows = [[arm, "8.5"] for arm in ("TIDE int4, bits same", "TIDE int4, bits fast", "llama.cpp")]
-    report.table("Speed", ["arm", "tokens/s"], rows)
-    report.finish(tmp_path / "2026-01-01-quantised_decode.json")
-    (brief,) = tables.run_tables("quantised_decode", brief=True)
-    assert "| TIDE int4, bits same | 8.5 |" in brief and "| llama.cpp | 8.5 |" in brief and "bits fast" not in brief
+    columns = tables.BRIEF["integer_products"][3]
+    report = Report("integer_products")
+    report.table(
+        "Speed",
+        [*columns, "more"],
+        [[arm, "8.5", "2", "3", "b", "9"] for arm in ("TIDE w8a8", "TIDE source", "llama.cpp, the file")],
+    )
+    report.finish(tmp_path / "2026-01-01-integer_products.json")
+    (brief,) = tables.run_tables("integer_products", brief=True)
+    rows = [line for line in brief.splitlines() if line.startswith("| TIDE") or line.startswith("| llama")]
+    assert rows == ["| TIDE w8a8 | 8.5 | 2 | 3 | b |", "| llama.cpp, the file | 8.5 | 2 | 3 | b |"] and len(columns) <= 6
+
+
+def test_figures_of_a_text_are_of_one_machine() -> None:
+    """README names one machine below its figures; one of them would be another's."""
+    used = set(re.findall(r"\{(\w+)\[", tables.FIGURES["README"])) - {"tasks_avx2"}
+    machines = [run["machine"] for run in map(tables.latest, used) if run is not None]
+    assert len(machines) == len(used) > 4 and len({(m["cpu"], m["instructions"], m["cores"]) for m in machines}) == 1
 
 
 def test_every_table_names_the_instruction_sets() -> None:

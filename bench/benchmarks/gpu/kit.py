@@ -1,4 +1,4 @@
-"""Everything that only a GPU can tell: this repository's own commands in turn, each within a time limit. See docs/gpu-kit.md.
+"""Everything that only a GPU can tell: this repository's own commands in turn, each within a time limit. See docs/gpu.md.
 
     python3 bench/benchmarks/gpu/kit.py --dry-run                # without a GPU: the same commands, small, on the processor
     python3 bench/benchmarks/gpu/kit.py --json kit.json          # on the GPU, in the repository's root; within 8 minutes

@@ -47,7 +47,7 @@ _TASKS = (
         "Texts of different salts must stay apart in the prefix tree.",
         "Write `match` again so that it raises ValueError for an empty list of tokens.",
     ),
-    _Task("docs/service.md", "# In a service", "The page about services is out of date.", "Write its code example again, async."),
+    _Task("docs/api.md", "# In Python", "The page about the Python API is out of date.", "Write its code example again, async."),
     _Task(
         "runtime/tide_serve/config.py",
         "def api_keys",
