@@ -4,17 +4,15 @@
     python -m benchmarks.same_text --weights int4 --chats 12      # a few minutes
 
 The reference is policy `full`, one caller, nothing cached. Against it: prompts from the prefix cache, 2, 8 and 32 callers, policy
-`auto` (drafts), after preemption with prompts in chunks, and over HTTP with 8 callers. llama.cpp's server makes the same chats
-alone, again and with 8 callers; its texts are compared with its own first ones. On processors where launches of one token are
-padded, the price of that is printed.
+`auto` (drafts), after preemption with prompts in chunks, and over HTTP with 8 callers. On processors where launches of one token
+are padded, the price of that is printed. `benchmarks.certainty` asks servers, llama.cpp's too.
 """
 
 from __future__ import annotations
 
 import json as json_lines
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -23,13 +21,12 @@ from urllib.request import Request, urlopen
 
 import typer
 from rich.progress import Progress
-from tide_bench.arms.process import ArmError, ArmProcess
 from tide_bench.report import Report
 from tide_bench.tables import console
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from benchmarks.chosen_names import chosen_names
-from benchmarks.models.gguf_files import folder_of, smollm2_file
+from benchmarks.models.gguf_files import folder_of
 from benchmarks.models.model_folders import CACHE
 from benchmarks.same_text.ways import REFERENCE, Ask, Outcome, Way, outcomes
 from benchmarks.serving.http_server import tide_serve
@@ -88,34 +85,13 @@ def http_texts(bundle: Path, messages: Sequence[str], new_tokens: int) -> list[s
         return in_crowd(ask, [*zip(messages, greedy, strict=True), *zip(messages, sampled, strict=True)], HTTP_CALLERS)
 
 
-def llamacpp_texts(gguf: Path, requests: Sequence[Ask]) -> Iterator[tuple[str, list[list[int]]]]:
-    """Name of a way and llama.cpp's tokens, the reference first. Raises ArmError when it is not installed."""
-
-    def ask(one: Ask) -> list[int]:
-        params = one.params
-        body = {
-            "prompt": one.prompt,
-            "n_predict": params.max_new_tokens,
-            "temperature": params.temperature,
-            "return_tokens": True,
-        }
-        body |= {"samplers": ["top_p", "temperature"], "top_p": params.top_p, "seed": params.seed or 0, "cache_prompt": True}
-        return list(post(address, "/completion", body)["tokens"])
-
-    with closing(ArmProcess("llamacpp", gguf)) as process:
-        address = process.call("serve", HTTP_CALLERS, max(len(a.prompt) + a.params.max_new_tokens for a in requests))
-        yield "llama.cpp, alone", in_crowd(ask, requests, 1)
-        yield "llama.cpp, asked again", in_crowd(ask, requests, 1)
-        yield f"llama.cpp, {HTTP_CALLERS} callers", in_crowd(ask, requests, HTTP_CALLERS)
-
-
 def row(weights: str, way: str, texts: int, differ: int, outcome: Outcome | None = None) -> dict[str, Any]:
     ran = {"ran": outcome.ran, **outcome.figures} if outcome is not None else {}
     return {"weights": weights, "way": way, "texts": texts, "differ": differ, **ran}
 
 
-def measure(weights: str, count: int, new_tokens: int, report: Report, advance: Callable[[], None]) -> list[Ask]:
-    """Add the rows of one form of the weights; returns the requests."""
+def measure(weights: str, count: int, new_tokens: int, report: Report, advance: Callable[[], None]) -> None:
+    """Add the rows of one form of the weights."""
     bundle = folder_of(weights, CACHE)
     options = EngineOptions(target="cpu", threads=ThreadOptions(shared=True), verify=False)
     with Engine.load(bundle, options) as engine:
@@ -138,22 +114,6 @@ def measure(weights: str, count: int, new_tokens: int, report: Report, advance: 
     different = sum(own != other for own, other in zip(served, alone, strict=True))
     report.rows.append(row(weights, f"HTTP, {HTTP_CALLERS} callers", len(served), different))
     advance()
-    return requests
-
-
-def add_llamacpp(requests: Sequence[Ask], report: Report, advance: Callable[[], None]) -> None:
-    """Add the rows of llama.cpp, whose texts are compared with its own first ones."""
-    try:
-        differ, reference = 0, list[list[int]]()
-        for name, texts in llamacpp_texts(smollm2_file(), requests):
-            reference = reference or texts
-            own = sum(a != b for a, b in zip(texts, reference, strict=True))
-            report.rows.append(row("Q4_1", name, len(texts), own))
-            differ += own
-            advance()
-        report.add("llamacpp_differs", differ)
-    except ArmError as error:
-        console().print(f"llama.cpp: {error}")
 
 
 def main(
@@ -165,15 +125,12 @@ def main(
     """Make the same texts in many ways and count those that differ."""
     chosen = chosen_names(weights, WEIGHTS, "weights")
     report = Report("same_text", weights=weights, chats=chats_, new_tokens=new_tokens)
-    requests: list[Ask] = []
     with Progress(console=console()) as progress:
-        bar = progress.add_task("texts", total=len(chosen) * (len(ways(CROWDS)) + 1) + 3)
+        bar = progress.add_task("texts", total=len(chosen) * (len(ways(CROWDS)) + 1))
         for name in chosen:
             progress.update(bar, description=name)
-            requests = measure(name, chats_, new_tokens, report, lambda: progress.advance(bar))
+            measure(name, chats_, new_tokens, report, lambda: progress.advance(bar))
         report.add("same_text_differs", sum(one["differ"] for one in report.rows))
-        progress.update(bar, description="llama.cpp")
-        add_llamacpp(requests, report, lambda: progress.advance(bar))
     shown = [[str(one.get(column, "")) for column in COLUMNS] for one in report.rows]
     report.table("Texts that are not those of a single caller under full", [c.replace("_", " ") for c in COLUMNS], shown)
     for name, value in report.settings.items():
