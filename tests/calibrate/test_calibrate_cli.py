@@ -16,7 +16,7 @@ from calibrate.cost_model import table
 from cli_in_process import Run, cli_runner
 from rich.console import Console
 from tide_calibrate import calibrate as calibrate_module
-from tide_calibrate import cli, temporary_bundle, training_plan
+from tide_calibrate import cli, placed_exit, temporary_bundle, training_plan
 from tide_calibrate import train as train_module
 from tide_calibrate.calibrate import calibrate
 from tide_calibrate.capture import compiled_pass, forward_pass
@@ -28,11 +28,13 @@ from tide_calibrate.costs.measure import save_costs
 from tide_calibrate.costs.model_costs import measure_in_own_process
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.model.frozen import FrozenModel
-from tide_calibrate.placement.search import GATE
+from tide_calibrate.placed_exit import GATE
+from tide_calibrate.placement.candidates import EXACT
 from tide_calibrate.rehearsal import DRAFT_HEAD, WITHOUT_HEAD, Rehearsal
 from tide_calibrate.report import draw as draw_module
 from tide_calibrate.report.draw import REPORT_NAME
 from tide_calibrate.report.terminal import print_summary
+from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.traces.trace import SplitTrace
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.errors import CalibrationError, ParamsError
@@ -175,7 +177,7 @@ def test_the_way_of_large_models(
     monkeypatch.setattr(train_module, "_WORTH_EXPORTING", 0)
     monkeypatch.setattr(compiled_pass, "CompiledPass", Watched)
     tracing(train_module)
-    tracing(calibrate_module)
+    tracing(placed_exit)
     done = run(model, "--data", texts, "--out", tmp_path / "calib", "--costs", costs, *SMALL)
     assert done.code == 0, done.err
     assert passes and "captured by PyTorch" not in done.err
@@ -228,11 +230,46 @@ COSTS = {
 }
 
 
-def test_a_draft_head_stays_only_where_it_pays(model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def measures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what is measured: the speed of each candidate by its checkpoint, and then the speeds of the policies."""
+
+    def set_speeds(of_policies: list[dict[str, Rehearsal]], of_candidates: dict[int, float]) -> None:
+        def rehearse(bundle: TemporaryBundle, prompts: object, new_tokens: int, policies: list[str], seconds: float) -> object:
+            if policies != [EXACT]:
+                return dict(of_policies.pop(0))
+            assert bundle._calibration is not None and bundle._calibration.info.draft_head is None
+            speed = of_candidates[bundle._calibration.info.exits[0].checkpoint]
+            return {EXACT: Rehearsal(speed, speed - 0.1, speed + 0.1, 9)}
+
+        monkeypatch.setattr(calibrate_module, "measure_model_costs", lambda *_: table(layers=LAYERS))
+        monkeypatch.setattr(placed_exit, "rehearse", rehearse)
+
+    return set_speeds
+
+
+@pytest.mark.parametrize(("speeds", "chosen"), [({2: 1.1, 3: 1.3}, 3), ({2: 1.3, 3: 1.1}, 2), ({2: 0.9, 3: 1.01}, None)])
+def test_the_exit_that_is_measured_to_be_fastest_is_kept(
+    speeds: dict[int, float], chosen: int | None, model: Path, texts: Path, tmp_path: Path, measures: Callable[..., None]
+) -> None:
+    """Breaks: step costs alone decide which exit a bundle is cut for, or it is cut although no exit pays."""
+    measures([{"exact": Rehearsal(1.4, 1.3, 1.5, 9)}], speeds)
+    config = replace(CONFIG, heads="identity", draft_head=False)
+    file = calibrate(str(model), str(texts), tmp_path / "calib", config)
+    info = file.calibration
+    assert [exit.checkpoint for exit in info.exits] == ([] if chosen is None else [chosen])
+    assert info.recommended == "exact" and info.predicted["exact"] == 1.4
+    if chosen is None:
+        assert "the best exit, identity after layer 3, is measured to give policy exact:router 1.01x" in file.refusal
+        assert EXACT not in info.predicted and info.draft_limit == 0
+    else:
+        assert (info.predicted[EXACT], info.predicted_range[EXACT]) == (1.3, pytest.approx([1.2, 1.4]))
+        assert sum(info.exit_depths.values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_draft_head_stays_only_where_it_pays(model: Path, texts: Path, tmp_path: Path, measures: Callable[..., None]) -> None:
     """Breaks: every token waits for a head whose guesses gain less than they cost, or a head that gains is thrown away."""
-    measured = [dict(found) for found in (HELPS, IS_NOISE, COSTS)]
-    monkeypatch.setattr(calibrate_module, "measure_model_costs", lambda *_: table(layers=LAYERS))
-    monkeypatch.setattr(calibrate_module, "rehearse", lambda *_: measured.pop(0))
+    measures([HELPS, IS_NOISE, COSTS], {2: 1.2, 3: 1.2})
     log = Console(file=io.StringIO(), width=400)
     outs, config = [tmp_path / name for name in ("helps", "is noise", "costs")], replace(CONFIG, heads="identity")
     calibrate(str(model), str(texts), outs[0], config, also={0.2: outs[1], 0.1: outs[2]}, progress=ExportProgress(log))
@@ -241,7 +278,7 @@ def test_a_draft_head_stays_only_where_it_pays(model: Path, texts: Path, tmp_pat
     assert (helps.calibration.predicted["exact"], helps.draft_head_left_out) == (1.5, "")
     for out, file in zip(outs[1:], (is_noise, costs), strict=True):
         assert file.calibration.draft_head is None and not read_exits(out / EXITS_NAME).draft
-        assert {*file.calibration.predicted_range} == {"exact"}
+        assert {*file.calibration.predicted_range} == {"exact", EXACT}
     assert (is_noise.calibration.predicted["exact"], is_noise.calibration.predicted_range["exact"]) == (1.2, [1.1, 1.3])
     assert (is_noise.calibration.recommended, costs.calibration.recommended) == ("exact", "full")
     said = (
@@ -256,11 +293,10 @@ def test_a_draft_head_stays_only_where_it_pays(model: Path, texts: Path, tmp_pat
 
 
 def test_a_draft_head_that_was_asked_for_stays(
-    run: Run, model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, model: Path, texts: Path, tmp_path: Path, measures: Callable[..., None]
 ) -> None:
     """Breaks: `--draft-head` is ignored, and who measures heads has none to measure."""
-    monkeypatch.setattr(calibrate_module, "measure_model_costs", lambda *_: table(layers=LAYERS))
-    monkeypatch.setattr(calibrate_module, "rehearse", lambda *_: dict(COSTS))
+    measures([COSTS], {2: 1.2, 3: 1.2})
     done = run(model, "--data", texts, "--out", tmp_path / "calib", *SMALL, "--heads", "identity", "--draft-head")
     assert done.code == 0, done.err
     file = read_calibration(tmp_path / "calib")
@@ -369,7 +405,7 @@ def test_full_is_recommended_for_a_model_that_never_agrees(
     assert done.code == 0, done.err
     file = read_calibration(tmp_path / "calib")
     assert (file.calibration.exits, file.calibration.recommended, file.calibration.certificate) == ([], "full", None)
-    assert "never agree" in file.refusal
+    assert "is predicted to give policy exact:router" in file.refusal
     assert "No exits pay" in done.out
     assert (tmp_path / "calib" / REPORT_NAME / "index.html").is_file()
 
@@ -425,7 +461,7 @@ def test_an_interrupted_run_resumes_and_gives_the_same_bytes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(calibrate_module, "certify_exits", interrupt)  # by then the threshold text is captured too
+        patched.setattr(placed_exit, "certify_exits", interrupt)  # by then the threshold text is captured too
         done = run(*calibrated[1](out))
     assert done.code == 130
     assert "run the same command to go on" in done.err

@@ -12,8 +12,8 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import ExitInfo
 
+from tide_calibrate.placement.decisions import decide
 from tide_calibrate.report.canvas import COLOURS, MUTED, house_style, panels
-from tide_calibrate.simulation.replay import decide
 from tide_calibrate.traces.trace import SplitTrace
 
 Policy = Literal["exact", "exit"]

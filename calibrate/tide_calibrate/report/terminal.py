@@ -7,7 +7,8 @@ from rich.table import Table
 from tide_runtime.bundle.calibration import CalibrationInfo, DraftHeadInfo, ExitInfo
 
 from tide_calibrate.certificate.certificate import meaning
-from tide_calibrate.simulation.replay import cut_model
+from tide_calibrate.placement.candidates import EXACT
+from tide_calibrate.placement.expected_speed import cut_model
 from tide_calibrate.traces.trace import agreement_rows
 from tide_export.calibration.calibration_file import CalibrationFile, HeadAgreement
 
@@ -57,19 +58,20 @@ def draft_head_line(info: DraftHeadInfo) -> str:
 
 
 def predicted_line(calibration: CalibrationInfo) -> str:
-    """List the speedups of every policy: measured ones with their range, modelled ones without."""
+    """List the speedups of every policy: measured ones with their range, and which are only predictions from step costs."""
     predicted, ranges = calibration.predicted, calibration.predicted_range
     if not predicted:
         return "not predicted, because no costs were measured"
-    parts = {name: f"{name} {gain:.2f}x{_range(ranges.get(name))}" for name, gain in predicted.items() if ":" not in name}
-    single = [f"{name.removeprefix('exact:')} {gain:.2f}x" for name, gain in predicted.items() if ":" in name]
-    if single:
-        parts["exact"] += f" (modelled with one drafter: {', '.join(single)})"
-    return ", ".join(parts.values())
+    names = {name: "exact with drafts from exits alone" if name == EXACT else name for name in predicted}
+    line = ", ".join(f"{names[name]} {gain:.2f}x{_range(ranges.get(name))}" for name, gain in predicted.items())
+    not_measured = [names[name] for name in predicted if name != "full" and name not in ranges]
+    if not not_measured:
+        return line
+    return f"{line}; predictions from step costs, not measured: {', '.join(not_measured)}"
 
 
-def _range(found: list[float] | None) -> str:
-    return f" ({found[0]:.2f}–{found[1]:.2f})" if found else ""
+def _range(ends: list[float] | None) -> str:
+    return f" ({ends[0]:.2f}–{ends[1]:.2f})" if ends else ""
 
 
 def certificate_line(file: CalibrationFile) -> str:
