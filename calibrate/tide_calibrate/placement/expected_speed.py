@@ -64,7 +64,7 @@ def _max_drafts(costs: CostTable) -> int:
             f"the cost table has one sequence measured at {sizes} tokens; "
             "it needs 1 and at least one larger size: measure again with seqs={1: (1, 2, 4, 8, 16)}"
         )
-    return max(1, min(MAX_DRAFTS, sizes[-1] - 1))
+    return max(1, min(MAX_DRAFTS, int(sizes[-1]) - 1))
 
 
 def exit_speedup(trace: SplitTrace, exits: Sequence[ExitInfo], costs: CostTable) -> float:

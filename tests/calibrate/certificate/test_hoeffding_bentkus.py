@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -14,16 +15,12 @@ def exact_cdf(k: int, n: int, p: Fraction) -> float:
     return float(sum(math.comb(n, j) * p**j * (1 - p) ** (n - j) for j in range(k + 1)))
 
 
-@pytest.mark.parametrize("n", [1, 7, 60, 400])
-@pytest.mark.parametrize("p", [Fraction(1, 100), Fraction(1, 20), Fraction(1, 2), Fraction(9, 10)])
-def test_binomial_cdf_is_the_sum_of_its_terms(n: int, p: Fraction) -> None:
-    """A wrong tail would certify invalid thresholds, or refuse valid ones."""
-    for k in {-1, 0, n // 100, n // 20, n // 2, n - 1, n}:
-        assert binomial_cdf(k, n, float(p)) == pytest.approx(exact_cdf(k, n, p), rel=1e-10)
-
-
-def test_binomial_cdf_of_millions_of_tokens() -> None:
-    """Cancellation must not destroy the tail for large texts: n = 10⁷ is Poisson(10), P(X <= 10) = 0.58304."""
+def test_binomial_cdf_is_the_sum_of_its_terms() -> None:
+    """A wrong tail would certify invalid thresholds, or refuse valid ones; nor may cancellation destroy it for large texts."""
+    for n, p in product((1, 7, 60, 400), (Fraction(1, 100), Fraction(1, 20), Fraction(1, 2), Fraction(9, 10))):
+        for k in {-1, 0, n // 100, n // 20, n // 2, n - 1, n}:
+            assert binomial_cdf(k, n, float(p)) == pytest.approx(exact_cdf(k, n, p), rel=1e-10)
+    # n = 10⁷ is Poisson(10), P(X <= 10) = 0.58304.
     assert binomial_cdf(10, 10_000_000, 1e-6) == pytest.approx(0.5830397502, rel=1e-5)
     tail = binomial_cdf(9_000, 1_000_000, 0.01)  # ten standard deviations below the mean
     assert 1e-25 < tail < 1e-23
@@ -54,31 +51,25 @@ def test_rounding_of_k_over_n_does_not_add_a_loss(n: int, k: int) -> None:
         assert hoeffding_bentkus(k / n, n, epsilon) <= math.e * binomial_cdf(k, n, epsilon) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("epsilon, delta, fewest", [(0.01, 0.05, 299), (0.05, 0.05, 59), (0.01, 0.01, 459)])
-def test_fewest_samples_is_the_smallest_size_that_certifies(epsilon: float, delta: float, fewest: int) -> None:
+def test_fewest_samples_is_the_smallest_size_that_certifies() -> None:
     """The error for too little text states this number: it must suffice, and one less must not."""
-    assert fewest_samples(epsilon, delta) == fewest
-    assert hoeffding_bentkus(0.0, fewest, epsilon) <= delta < hoeffding_bentkus(0.0, fewest - 1, epsilon)
+    for epsilon, delta, fewest in ((0.01, 0.05, 299), (0.05, 0.05, 59), (0.01, 0.01, 459)):
+        assert fewest_samples(epsilon, delta) == fewest
+        assert hoeffding_bentkus(0.0, fewest, epsilon) <= delta < hoeffding_bentkus(0.0, fewest - 1, epsilon)
 
 
-def test_a_rate_at_or_above_the_limit_is_no_evidence() -> None:
+def test_no_evidence_and_invalid_rates() -> None:
+    """A rate at the limit is no evidence; a NaN must raise an error, as compared with δ it could certify."""
     assert hoeffding_bentkus(0.05, 10**6, 0.05) == hoeffding_bentkus(1.0, 10, 0.05) == 1.0
+    for risk, n, epsilon in ((0.1, 0, 0.01), (-0.1, 5, 0.01), (math.nan, 5, 0.01), (0.1, 5, 0.0)):
+        with pytest.raises(ParamsError):
+            hoeffding_bentkus(risk, n, epsilon)
 
 
-@pytest.mark.parametrize("risk, n, epsilon", [(0.1, 0, 0.01), (-0.1, 5, 0.01), (math.nan, 5, 0.01), (0.1, 5, 0.0)])
-def test_invalid_rates_are_refused(risk: float, n: int, epsilon: float) -> None:
-    """A NaN must raise an error; compared with δ it could certify."""
-    with pytest.raises(ParamsError):
-        hoeffding_bentkus(risk, n, epsilon)
-
-
-@pytest.mark.parametrize("risk, n", [(0.0, 10), (0.05, 400), (0.05, 100_000), (0.5, 3)])
-def test_the_upper_bound_is_the_smallest_rate_that_is_rejected(risk: float, n: int) -> None:
+def test_the_upper_bound_is_the_smallest_rate_that_is_rejected() -> None:
     """The refusal of a quantised model states this bound: a larger --max-disagreement must pass, a smaller one must not."""
-    bound = upper_bound(risk, n, 0.05)
-    assert risk < bound <= 1
-    assert hoeffding_bentkus(risk, n, min(bound + 1e-5, 0.999999)) <= 0.05 < hoeffding_bentkus(risk, n, bound - 1e-5)
-
-
-def test_the_upper_bound_of_certain_losses_is_one() -> None:
+    for risk, n in ((0.0, 10), (0.05, 400), (0.05, 100_000), (0.5, 3)):
+        bound = upper_bound(risk, n, 0.05)
+        assert risk < bound <= 1
+        assert hoeffding_bentkus(risk, n, min(bound + 1e-5, 0.999999)) <= 0.05 < hoeffding_bentkus(risk, n, bound - 1e-5)
     assert upper_bound(1.0, 100, 0.05) == 1

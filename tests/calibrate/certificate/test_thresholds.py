@@ -111,27 +111,31 @@ def test_a_family_is_ordered_from_safe_to_bold(seed: int, tokens: int) -> None:
     assert set(thresholds[np.isfinite(thresholds)]) <= {float(np.float32(s)) for column in scores for s in column}
 
 
-@given(st.integers(0, 10_000))
+@given(st.integers(0, 10_000), st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_counts_match_the_policy_token_by_token(seed: int) -> None:
-    """The counts must match the runtime's behaviour: a score equal to the threshold exits, NaN and infinities never do."""
+def test_counts_match_the_policy_token_by_token(seed: int, referenced: bool) -> None:
+    """The counts must match the runtime's behaviour: a score equal to the threshold exits, NaN and infinities never do. Against
+    a reference, a token that runs every layer is a loss where the last layer differs."""
     random = np.random.default_rng(seed)
     values = np.array([0.2, 0.4, 0.4, 0.8, np.nan, np.inf, -np.inf], np.float32)
-    scores, agrees = random.choice(values, (3, 50)), random.random((3, 50)) < 0.5
+    scores, agrees, full_agrees = random.choice(values, (3, 50)), random.random((3, 50)) < 0.5, random.random(50) < 0.5
     trace = trace_of(list(scores), list(agrees), documents=4)
+    trace = replace(trace, full_agrees=full_agrees if referenced else None)
     thresholds = -np.sort(-random.choice([0.2, 0.3, 0.4, 0.8, np.inf], (6, 3)).astype(np.float32), axis=0).astype(np.float64)
     counts = policy_counts(trace, [ExitRule(*e) for e in exits_of(trace)], thresholds, trace.document)
-    losses, saved, exits = np.zeros((4, 6)), np.zeros((4, 6)), np.zeros((4, 6))
+    losses, full_losses, saved, exits = np.zeros((4, 4, 6))
     for token, member in np.ndindex(50, 6):
         stops = [k for k in range(3) if np.isfinite(scores[k, token]) and scores[k, token] >= thresholds[member, k]]
+        where = trace.document[token], member
         if stops:
-            where = trace.document[token], member
             exits[where] += 1
             losses[where] += not agrees[stops[0], token]
             saved[where] += 12 - 3 * (stops[0] + 1)
-    np.testing.assert_array_equal(counts.losses, losses)
-    np.testing.assert_array_equal(counts.exits, exits)
-    np.testing.assert_array_equal(counts.layers_saved, saved)
+        elif referenced:
+            losses[where] += not full_agrees[token]
+            full_losses[where] += not full_agrees[token]
+    for name, expected in {"losses": losses, "full_losses": full_losses, "exits": exits, "layers_saved": saved}.items():
+        np.testing.assert_array_equal(getattr(counts, name), expected)
 
 
 def test_equal_scores_exit_together() -> None:
@@ -170,6 +174,29 @@ def test_nan_scores_never_exit(family) -> None:
     assert fit_family(replace(trace, exits=broken), EXITS).thresholds.min() == math.inf
 
 
+def test_exits_that_agree_on_the_train_split_only_are_refused(family) -> None:
+    """The threshold split decides, even if the exits agreed on the train split."""
+    trace = synthetic_trace(30, 0.5, seed=5)
+    wrong = {k: replace(e, agrees=np.zeros_like(e.agrees)) for k, e in trace.exits.items()}
+    assert choose_thresholds(replace(trace, exits=wrong), family, 0.01).thresholds is None
+
+
+@pytest.mark.parametrize("unit", ["document", "token"])
+def test_too_little_text_is_refused_with_the_amount_needed(unit) -> None:
+    """298 tokens without a loss cannot certify 1% at 95% confidence; the message must name more text as the remedy, and no
+    certificate be written. With enough text but too strict an ε, it must not suggest more text."""
+    n = 200 if unit == "token" else 5000
+    trace = trace_of([[0.99] * n], [[True] * n])
+    choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01, unit=unit)
+    assert choice.thresholds is None and "too little text" in choice.reason and "299" in choice.reason
+    assert f"about {math.ceil(n * 299 / choice.effective_tokens)} tokens" in choice.reason
+    with pytest.raises(CalibrationError, match="too little text"):
+        certify(choice, "ab", "2026-11-21")
+    trace = trace_of([[0.9] * 40_000], [[i % 20 != 0 for i in range(40_000)]], documents=40)
+    choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01, unit=unit)
+    assert choice.thresholds is None and "wrong too often" in choice.reason and "too little" not in choice.reason
+
+
 @pytest.mark.parametrize("chance", [0.0, 1 / 2048, 0.2])
 def test_layers_that_never_agree_are_refused(chance: float) -> None:
     """With ε = 1%, a policy could exit 1% of the tokens, all wrong, without violating ε; such exits must be refused."""
@@ -179,31 +206,6 @@ def test_layers_that_never_agree_are_refused(chance: float) -> None:
     )
     choice = choose_thresholds(test, fit_family(train, exits_of(train)), 0.01)
     assert choice.thresholds is None and "never agree" in choice.reason and "full" in choice.reason
-
-
-def test_exits_that_agree_on_the_train_split_only_are_refused(family) -> None:
-    """The threshold split decides, even if the exits agreed on the train split."""
-    trace = synthetic_trace(30, 0.5, seed=5)
-    wrong = {k: replace(e, agrees=np.zeros_like(e.agrees)) for k, e in trace.exits.items()}
-    assert choose_thresholds(replace(trace, exits=wrong), family, 0.01).thresholds is None
-
-
-@pytest.mark.parametrize("unit", ["document", "token"])
-def test_too_little_text_is_refused_with_the_amount_needed(family, unit) -> None:
-    """298 tokens without a loss cannot certify 1% at 95% confidence; the message must name more text as the remedy."""
-    n = 200 if unit == "token" else 5000
-    trace = trace_of([[0.99] * n], [[True] * n])
-    choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01, unit=unit)
-    assert choice.thresholds is None and "too little text" in choice.reason and "299" in choice.reason
-    assert f"about {math.ceil(n * 299 / choice.effective_tokens)} tokens" in choice.reason
-
-
-def test_exits_that_are_too_often_wrong_are_refused() -> None:
-    """With enough text but too strict an ε, the message must not suggest more text."""
-    agrees = [i % 20 != 0 for i in range(40_000)]
-    trace = trace_of([[0.9] * 40_000], [agrees], documents=40)
-    choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01)
-    assert choice.thresholds is None and "wrong too often" in choice.reason and "too little" not in choice.reason
 
 
 def test_the_choice_is_reproducible_and_monotone_in_epsilon_and_confidence() -> None:
@@ -252,10 +254,3 @@ def test_the_certificate_records_the_test_and_its_meaning(family) -> None:
     assert (certificate.tokens, certificate.documents, certificate.measured) == (choice.tokens, 30, choice.measured)
     text = meaning(certificate)
     assert "95% confidence" in text and "1.00%" in text and "30 documents" in text and "says nothing about" in text
-
-
-def test_a_refusal_gets_no_certificate() -> None:
-    """Breaks: a bundle claims a certificate for a calibration that had too little text."""
-    tiny = trace_of([[0.99] * 20], [[True] * 20])
-    with pytest.raises(CalibrationError, match="too little text"):
-        certify(choose_thresholds(tiny, fit_family(tiny, exits_of(tiny))), "ab", "2026-11-21")
