@@ -11,6 +11,7 @@ import tide_calibrate.capture.forward_pass as capture_module
 import torch
 from export.architectures import DEEPSEEK_V4, FEW_LAYERS, LAYERS, MAX_POSITIONS, VOCAB, random_model, tiny_model
 from tide_calibrate.capture.capture import capture
+from tide_calibrate.capture.forward_pass import ForwardPass
 from tide_calibrate.capture.store import Capture, open_capture, states
 from tide_calibrate.text.documents import Windows
 from tide_runtime.errors import CalibrationError, OutputError, ParamsError
@@ -115,20 +116,15 @@ def test_windows_keep_their_order_and_their_documents_split(tmp_path: Path) -> N
 def test_states_are_rounded_only_to_the_stored_type(hidden_dtype: str, precision: float, tmp_path: Path) -> None:
     """bfloat16 is stored as uint16; interpreting the bits as integers would give meaningless states."""
     model, windows = loaded(), ragged()
-    made = capture(model, windows, SPLIT, [2], tmp_path, batch_size=1, hidden_dtype=hidden_dtype)
+    made = capture(model, windows, SPLIT, [2], tmp_path / "fp32", batch_size=1, hidden_dtype=hidden_dtype)
     with torch.no_grad():
         ids = torch.from_numpy(windows.tokens[[3, 0]]).long()
         expected = model.model(ids, output_hidden_states=True).hidden_states[2]
     read = states(made, 2, [3, 0])
     assert read.dtype == torch.float32
     torch.testing.assert_close(read, expected, rtol=precision, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_models_are_captured(dtype: torch.dtype, tmp_path: Path) -> None:
-    """An 8B model does not fit into the memory of every machine in fp32."""
-    made = capture(loaded(dtype=dtype), ragged(), SPLIT, CANDIDATES, tmp_path)
-    assert np.isfinite(made.logsumexp).all() and made.logsumexp[0, 0] > 0
+    low = capture(loaded(dtype=getattr(torch, hidden_dtype)), windows, SPLIT, CANDIDATES, tmp_path / "low")
+    assert np.isfinite(low.logsumexp).all() and low.logsumexp[0, 0] > 0  # an 8B model in fp32 does not fit every machine
 
 
 def test_no_file_stays_mapped_between_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +175,9 @@ def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_resumes_after_being_killed_in_the_middle_of_a_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: dict[str, bytes]
 ) -> None:
-    """SIGKILL can leave batches that are not recorded as done, a partly written batch, and a partly written progress file."""
+    """SIGKILL can leave batches that are not recorded as done, a partly written batch or file, and a partly written progress
+    file."""
+    (tmp_path / "hidden_01.npy").write_bytes(b"\x93NUMPY")  # killed while files were created
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         interrupt_at(patched, 3)
         capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
@@ -195,18 +193,15 @@ def test_resumes_after_being_killed_in_the_middle_of_a_write(
     assert files(tmp_path) == uninterrupted
 
 
-def test_restarts_after_being_killed_while_creating_files(tmp_path: Path, uninterrupted: dict[str, bytes]) -> None:
-    """Partly created files without settings must be overwritten, without a manual clean-up."""
-    (tmp_path / "hidden_01.npy").write_bytes(b"\x93NUMPY")
-    capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, batch_size=2)
-    assert files(tmp_path) == uninterrupted
-
-
 def test_finished_capture_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training other heads must not need another pass over the text."""
     capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path)
     forwards = count_forwards(monkeypatch)
-    again = capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path)
+
+    def never() -> ForwardPass:
+        raise AssertionError("an export can take minutes")
+
+    again = capture(loaded(), ragged(), SPLIT, CANDIDATES, tmp_path, make_pass=never)
     assert not forwards and again.hidden.keys() == set(CANDIDATES)
 
 
@@ -242,59 +237,60 @@ def test_too_small_a_disk_is_refused_before_the_first_batch(tmp_path: Path, monk
     assert not forwards
 
 
-def test_nan_names_the_layers(tmp_path: Path) -> None:
-    """A broken weight must raise an error instead of silently giving a head that never exits."""
-    model = loaded()
+def _spoil(model: LoadedModel, name: str, value: float) -> None:
+    layers, norm = model.model.model.layers, model.model.model.norm
     with torch.no_grad():
-        model.model.model.layers[2].mlp.down_proj.weight[0, 0] = float("nan")
-    with pytest.raises(CalibrationError, match=r"after layer 4 is NaN or infinite \(layers 3 … 4 made it\)"):
-        capture(model, ragged(), SPLIT, [1, 2, 4], tmp_path)
-
-
-def test_nan_in_the_logits_is_refused(tmp_path: Path) -> None:
-    model = loaded()
-    with torch.no_grad():
-        model.model.model.norm.weight[0] = float("inf")
-    with pytest.raises(CalibrationError, match="logits are NaN or infinite"):
-        capture(model, ragged(), SPLIT, [1, LAYERS], tmp_path)
-
-
-def test_float16_overflow_says_to_use_bfloat16(tmp_path: Path) -> None:
-    """Some models have activations of 1e5, which overflow to infinity in float16 and would break training."""
-    model = loaded()
-    with torch.no_grad():
-        model.model.model.layers[1].mlp.down_proj.weight.mul_(1e8)
-    with pytest.raises(CalibrationError, match=r"after layer 2 reaches .* more than float16 can hold.*bfloat16"):
-        capture(model, ragged(), SPLIT, [1, 2], tmp_path / "a")
-    made = capture(model, ragged(), SPLIT, [1, 2], tmp_path / "b", hidden_dtype="bfloat16")
-    assert states(made, 2, [0]).abs().max() > 65504
+        if name == "layer 3":
+            layers[2].mlp.down_proj.weight[0, 0] = value
+        elif name == "norm":
+            norm.weight[0] = value
+        else:
+            layers[1].mlp.down_proj.weight.mul_(value)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "value", "candidates", "message"),
     [
-        ({"candidates": [LAYERS + 1]}, f"the model has {LAYERS} layers"),
-        ({"candidates": [-1]}, "give layer counts"),
-        ({"top_k": VOCAB + 1}, "the vocabulary's size"),
-        ({"hidden_dtype": "int4"}, "give float16 or bfloat16"),
+        ("layer 3", float("nan"), [1, 2, 4], r"after layer 4 is NaN or infinite \(layers 3 … 4 made it\)"),
+        ("norm", float("inf"), [1, LAYERS], "logits are NaN or infinite"),
+        ("layer 2", 1e8, [1, 2], r"after layer 2 reaches .* more than float16 can hold.*bfloat16"),
     ],
 )
-def test_settings_that_do_not_fit_the_model_are_refused(options: dict, message: str, tmp_path: Path) -> None:
-    arguments = {"candidates": CANDIDATES, **options}
-    with pytest.raises(ParamsError, match=message):
-        capture(loaded(), ragged(), SPLIT, directory=tmp_path / "never", **arguments)
-    assert not (tmp_path / "never").exists()
+def test_broken_states_name_their_layers(name: str, value: float, candidates: list[int], message: str, tmp_path: Path) -> None:
+    """A broken weight must not give a head that never exits; some models have activations of 1e5, which float16 cannot hold."""
+    model = loaded()
+    _spoil(model, name, value)
+    with pytest.raises(CalibrationError, match=message):
+        capture(model, ragged(), SPLIT, candidates, tmp_path / "a")
+    if value == 1e8:
+        made = capture(model, ragged(), SPLIT, [1, 2], tmp_path / "b", hidden_dtype="bfloat16")
+        assert states(made, 2, [0]).abs().max() > 65504
 
 
-def test_windows_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
+ONE, LONG = np.zeros(1, np.int32), MAX_POSITIONS + 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"candidates": [LAYERS + 1]}, ParamsError, f"the model has {LAYERS} layers"),
+        ({"candidates": [-1]}, ParamsError, "give layer counts"),
+        ({"top_k": VOCAB + 1}, ParamsError, "the vocabulary's size"),
+        ({"hidden_dtype": "int4"}, ParamsError, "give float16 or bfloat16"),
+        ({"windows": Windows(np.ones((1, LONG), np.int32), ONE + LONG, ONE)}, ParamsError, f"at most {MAX_POSITIONS}"),
+        (
+            {"windows": Windows(np.full((1, 20), VOCAB, np.int32), ONE + 20, ONE)},
+            CalibrationError,
+            "the tokenizer belongs to another model",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(options: dict, error: type[Exception], message: str, tmp_path: Path) -> None:
     """Too long windows and unknown token ids would otherwise cause an index error inside the model."""
-    long = MAX_POSITIONS + 1
-    windows = Windows(np.ones((1, long), np.int32), np.array([long], np.int32), np.zeros(1, np.int32))
-    with pytest.raises(ParamsError, match=f"at most {MAX_POSITIONS}"):
-        capture(loaded(), windows, SPLIT, [1], tmp_path)
-    foreign = Windows(np.full((1, 20), VOCAB, np.int32), np.array([20], np.int32), np.zeros(1, np.int32))
-    with pytest.raises(CalibrationError, match="the tokenizer belongs to another model"):
-        capture(loaded(), foreign, SPLIT, [1], tmp_path)
+    arguments = {"windows": ragged(), "candidates": CANDIDATES, **options}
+    with pytest.raises(error, match=message):
+        capture(loaded(), split=SPLIT, directory=tmp_path / "never", **arguments)
+    assert "windows" in options or not (tmp_path / "never").exists()
 
 
 def test_several_residual_streams_are_refused(tmp_path: Path) -> None:
@@ -312,9 +308,7 @@ def test_missing_and_damaged_captures_are_refused(tmp_path: Path) -> None:
     (tmp_path / "hidden_01.npy").write_bytes((tmp_path / "hidden_01.npy").read_bytes()[:200])
     with pytest.raises(CalibrationError, match=r"cannot read .*hidden_01\.npy"):
         open_capture(tmp_path)
-    (tmp_path / "capture.json").write_text("{")
-    with pytest.raises(CalibrationError, match=r"capture\.json is broken"):
-        open_capture(tmp_path)
-    (tmp_path / "capture.json").write_text(json.dumps({"candidates": [1]}))
-    with pytest.raises(CalibrationError, match=r"capture\.json is broken"):
-        open_capture(tmp_path)
+    for text in ("{", json.dumps({"candidates": [1]})):
+        (tmp_path / "capture.json").write_text(text)
+        with pytest.raises(CalibrationError, match=r"capture\.json is broken"):
+            open_capture(tmp_path)
