@@ -75,7 +75,7 @@ class Captured:
         run = partial(trace_exits, model, exits=exits, vocabulary=vocabulary)
         test = run(self.text, "test", max_windows=_TEST_WINDOWS)
         own = [run(self.continuations, split) for split in ("threshold", "test")]
-        own_threshold, own_test = (generated_tokens(trace, self.own, self.prompt_lengths) for trace in own)
+        own_threshold, own_test = (generated_tokens(trace, self.prompt_lengths) for trace in own)
         return test, own_threshold, own_test
 
 

@@ -1,6 +1,5 @@
 """Training in a given time: the steps that were planned, reproducible heads, and a bar that ends full."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,7 +14,6 @@ from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig
 from tide_calibrate.exit_training import train_exits
 from tide_calibrate.model.frozen import FrozenModel
-from tide_runtime.errors import ParamsError
 
 from tide_export.progress import ExportProgress
 
@@ -84,26 +82,3 @@ def test_every_kind_is_trained_after_its_deepest_candidate(
     assert "after shallower candidates: give more --minutes" in capsys.readouterr().err
     for planned, done in bars:
         assert done == pytest.approx(planned)
-
-
-def test_the_kind_that_agrees_best_goes_on(llama: FrozenModel, captured: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time for one kind only goes to the one with the best agreement, its own layers counted as a loss."""
-    monkeypatch.setattr(exit_training, "step_seconds", lambda *_: 1.0)
-    for best in ("linear", "tail:1"):
-        monkeypatch.setattr(exit_training, "_lead", lambda kind, *_, best=best: kind == best)
-        minutes = _minutes_for([best])
-        trained = _train(llama, captured, minutes)
-        assert {key for key in trained if key[0] == 1} == {(1, best)}
-
-
-def _minutes_for(kinds: list[str]) -> float:
-    """Just enough time, at the fewest steps, for ``kinds`` after all candidates; step times are 1 s."""
-    times, heads = ({kind: value for kind in ("identity", "linear", "tail:1")} for value in (1.0, 2))
-    least = training_plan.TrainingPlan(0.25, times, heads, 0.0, len(os.sched_getaffinity(0)))
-    return 1.01 * least.seconds(kinds) / (60 * training_plan._SHARE)
-
-
-@pytest.mark.parametrize("minutes", [0, -1, float("nan"), 1e9])
-def test_minutes_out_of_range_are_refused(minutes: float) -> None:
-    with pytest.raises(ParamsError, match="minutes is"):
-        CalibrationConfig(minutes=minutes)

@@ -69,8 +69,8 @@ def test_exact_runs_without_its_draft_head_too(exits: list[ExitInfo], tmp_path: 
 
 def test_prompts_come_from_the_test_split() -> None:
     """Speeds would be of texts on which the exits were chosen, or of none."""
-    tokens, documents = np.arange(24, dtype=np.int32).reshape(4, 6), np.array([7, 7, 9, 9], np.int32)
-    windows = Windows(tokens, np.full(4, 6, np.int32), documents)
+    tokens = np.arange(24, dtype=np.int32).reshape(4, 6)
+    windows = Windows(tokens, np.full(4, 6, np.int32), np.array([7, 7, 9, 9], np.int32))
     continuations = SimpleNamespace(split=np.array([1, 1, 2, 2], np.int8), lengths=windows.lengths)
     captured = Captured(None, windows, np.array([2, 2, 3, 2], np.int32), continuations, None)  # type: ignore[arg-type]
     assert captured.held_out_prompts() == [[12, 13, 14], [18, 19]]
@@ -78,11 +78,6 @@ def test_prompts_come_from_the_test_split() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_fails_says_what_to_do(tmp_path: Path) -> None:
-    class Missing:
-        target = "cpu"
-
-        def path(self) -> Path:
-            return tmp_path / "nowhere"
-
+    missing = SimpleNamespace(target="cpu", path=lambda: tmp_path / "nowhere")
     with pytest.raises(CalibrationError, match=r"speeds could not be measured \(.*nowhere.*--costs none"):
-        rehearse(Missing(), [[1, 2]], 4, ["exact"], 0.0)  # type: ignore[arg-type]
+        rehearse(missing, [[1, 2]], 4, ["exact"], 0.0)  # type: ignore[arg-type]

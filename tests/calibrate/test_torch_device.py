@@ -148,21 +148,17 @@ def test_the_draft_head_learns_there(
     assert replies.capture.tokens.shape[0] == 4 and (tmp_path / "exits.safetensors").exists()
 
 
-def test_mixing_with_host_memory_is_refused() -> None:
-    """The tests above would pass whatever the code does."""
+def test_mixing_with_host_memory_and_a_missing_gpu_are_refused(tmp_path: Path) -> None:
+    """The tests above would pass whatever the code does; and a calibration would load a model for minutes before it fails."""
     with PretendGpu():
         there = torch.arange(3).to(DEVICE)
         with pytest.raises(RuntimeError, match="mixes tensors"):
             there + torch.arange(3)
         assert (there + 1).cpu().tolist() == [1, 2, 3] and int(there.sum()) == 3
-
-
-def test_a_gpu_that_torch_does_not_see_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    """A calibration would load a model for minutes first, or end with a traceback."""
+    with pytest.raises(ParamsError, match="cuda:1 for the second"):
+        CalibrationConfig(device="gpu")
     if torch.cuda.is_available():
         pytest.skip("needs a torch without a GPU")
     with pytest.raises(TargetError, match="sees 0 GPUs"):
         calibrate("nowhere", "nothing", tmp_path / "out", CalibrationConfig(device="cuda"))
-    with pytest.raises(ParamsError, match="cuda:1 for the second"):
-        CalibrationConfig(device="gpu")
     assert checked_device("cpu").type == "cpu" and not (tmp_path / "out").exists()

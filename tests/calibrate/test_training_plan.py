@@ -1,6 +1,7 @@
 """The plan of training: what fits into the minutes, in which order things are left out, and what the user is told."""
 
-import pytest
+from itertools import product
+
 from tide_calibrate.config import CalibrationConfig
 from tide_calibrate.training_plan import STEPS, STEPS_FROM_NEIGHBOUR, TrainingPlan, plan_training
 
@@ -43,32 +44,21 @@ def test_the_kinds_that_agree_best_go_on() -> None:
         assert made.affordable([best, *others])[0] == best
 
 
-def test_what_is_planned_fits() -> None:
-    for minutes in (0.5, 1, 2, 4, 8, 16, 40):
-        for workers in (1, 2, 16):
-            made = plan(minutes, workers=workers)
-            assert made.seconds(continued(made)) <= made.budget or not continued(made)
-
-
-def test_heads_of_a_kind_are_trained_one_after_another() -> None:
+def test_what_is_planned_fits_and_a_kind_is_trained_in_a_chain() -> None:
     """Sixteen cores do not train a chain faster than one."""
+    for minutes, workers in product((0.5, 1, 2, 4, 8, 16, 40), (1, 2, 16)):
+        made = plan(minutes, workers=workers)
+        assert made.seconds(continued(made)) <= made.budget or not continued(made)
     one, many = plan(8, 0.1, workers=1), plan(8, 0.1, workers=16)
     assert many.seconds(HEADS) >= 0.1 * SECONDS["tail:2"] * (STEPS + 7 * STEPS_FROM_NEIGHBOUR)
     assert one.seconds(HEADS) > 2 * many.seconds(HEADS)
     assert one.continued_work(HEADS) == many.continued_work(HEADS)
 
 
-@pytest.mark.parametrize(("minutes", "level"), [(DEFAULT, 1.0), (2 * DEFAULT, 2.0), (4 * DEFAULT, 4.0), (100 * DEFAULT, 4.0)])
-def test_more_steps_need_more_minutes(minutes: float, level: float) -> None:
-    """On a fast machine the default must not train longer than it pays."""
-    assert plan(minutes, slower=0.01).level == level
-
-
-def test_equal_times_give_an_equal_plan_and_small_changes_the_same_steps() -> None:
-    """Step times are measured, so they vary; what is trained should not."""
+def test_steps_depend_on_minutes_and_hardly_on_the_machine() -> None:
+    """On a fast machine the default must not train longer than it pays; step times vary, what is trained should not."""
+    for times, level in ((1, 1.0), (2, 2.0), (4, 4.0), (100, 4.0)):
+        assert plan(times * DEFAULT, slower=0.01).level == level
     assert plan(3) == plan(3)
     assert {plan(8, slower).level for slower in (0.5, 0.8, 1.0, 1.1)} == {1.0}
-
-
-def test_the_note_names_steps_and_times() -> None:
     assert "120 steps" in str(plan(8)) and "tail:2 68 ms" in str(plan(8))

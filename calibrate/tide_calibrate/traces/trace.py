@@ -1,4 +1,4 @@
-"""Outputs of exit heads and routers on every token of a text: the input of thresholds, placement, simulation and report."""
+"""Outputs of exit heads and routers on every token of a text: the input of thresholds, placement and report."""
 
 from __future__ import annotations
 
@@ -44,14 +44,6 @@ class ExitTrace:
 
 
 @dataclass(frozen=True)
-class OwnText:
-    """A generated text: all tokens [P + n], of which the first ``prompt`` (P) are the prompt."""
-
-    tokens: NDArray[np.int64]
-    prompt: int
-
-
-@dataclass(frozen=True)
 class SplitTrace:
     """Traces of several exits on the same n tokens.
 
@@ -60,7 +52,6 @@ class SplitTrace:
         full_nll: [n] float32, the full model's negative log-likelihood (nats) of the text's next token; NaN at a window's end.
         exits: (checkpoint, head) → its trace.
         num_layers: L.
-        texts: window → its whole text, for windows that the model generated; the traced tokens are then the generated ones.
         full_agrees: [n] bool, the full model's likeliest token is the reference's; None where the full model is the reference.
     """
 
@@ -69,7 +60,6 @@ class SplitTrace:
     full_nll: NDArray[np.float32]
     exits: dict[Exit, ExitTrace]
     num_layers: int
-    texts: dict[int, OwnText] = field(default_factory=dict)
     full_agrees: NDArray[np.bool_] | None = None
 
     def select(self, kept: NDArray) -> SplitTrace:
@@ -98,7 +88,6 @@ class SplitTrace:
             document=np.concatenate([self.document, other.document]),
             full_nll=np.concatenate([self.full_nll, other.full_nll]),
             exits={key: trace.joined(other.exits[key]) for key, trace in self.exits.items()},
-            texts=self.texts | other.texts,
             full_agrees=agrees,
         )
 

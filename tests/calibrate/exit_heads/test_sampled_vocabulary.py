@@ -120,22 +120,6 @@ def test_heads_trained_on_few_tokens_are_better_on_all(kind: str, llama: FrozenM
     assert after.divergence < before.divergence
 
 
-def test_every_token_sampled_is_as_the_whole_vocabulary(llama: FrozenModel, captured: Capture) -> None:
-    """Labels and traces on a sample differ from those on all tokens only by what it leaves out."""
-    everything = SampledVocabulary(torch.arange(VOCAB), VOCAB)
-    heads = {(2, "tail:1"): make_head("tail:1", llama, 2)}
-    windows = np.arange(6)
-    labels = [router_examples(heads[2, "tail:1"], captured, windows, v).right for v in (None, everything)]
-    assert torch.equal(*labels)
-    routers = {(2, "tail:1"): [MaxProbability()]}
-    whole, sampled = (
-        trace_split(captured, "test", llama.lm_head, heads, routers, vocabulary=v).exits[2, "tail:1"] for v in (None, everything)
-    )
-    assert np.array_equal(whole.agrees, sampled.agrees)
-    np.testing.assert_allclose(whole.nll, sampled.nll, rtol=1e-5)
-    np.testing.assert_allclose(whole.scores["max_probability"], sampled.scores["max_probability"], rtol=1e-5)
-
-
 def test_a_sampled_trace_agrees_wherever_the_whole_one_does(llama: FrozenModel, captured: Capture) -> None:
     """The full model's token and the text's next one belong to every batch, so that agreement and likelihood are defined."""
     few = SampledVocabulary(torch.tensor([3]), VOCAB, random=8)
@@ -147,3 +131,10 @@ def test_a_sampled_trace_agrees_wherever_the_whole_one_does(llama: FrozenModel, 
     ends = np.isnan(one.nll)
     assert np.array_equal(ends, np.isnan(other.nll)) and ends.sum() == WINDOWS // 2
     np.testing.assert_array_equal(whole.full_nll, sampled.full_nll)
+    everything = SampledVocabulary(torch.arange(VOCAB), VOCAB)  # differs only by what it leaves out: nothing
+    same = trace_split(captured, "test", llama.lm_head, heads, routers, vocabulary=everything).exits[2, "identity"]
+    assert np.array_equal(one.agrees, same.agrees)
+    np.testing.assert_allclose(one.nll, same.nll, rtol=1e-5)
+    np.testing.assert_allclose(one.scores["max_probability"], same.scores["max_probability"], rtol=1e-5)
+    labels = [router_examples(heads[2, "identity"], captured, np.arange(6), v).right for v in (None, everything)]
+    assert torch.equal(*labels)
