@@ -37,6 +37,7 @@ COSTS_NAME = "costs.json"
 HOST = torch.device("cpu")
 GATE = 1.02  # least speedup for which exits are kept, and leaving `full` is recommended
 WORTH_MEASURING = 0.9  # least expected speedup of an exit that is measured: expectations miss by some percent
+TIE = 1.05  # measured speeds nearer than this are noise: the same bundle measured twice differs by as much
 CANDIDATE_SECONDS, POLICY_SECONDS = 15.0, 45.0  # of measuring a candidate, and each policy with the chosen exit
 _TOOLS = ("tide-llm", "torch", "transformers", "numpy", "safetensors", "matplotlib")
 _TRAIN_WINDOWS = 96  # windows of the train split that fix the order in which thresholds are tested
@@ -61,60 +62,67 @@ class LearnedModel:
     assumed: CostTable
 
     @property
-    def deciding_policy(self) -> str:
-        """The policy whose speed decides between exits. Loops draft for ``exact`` in a looped model, so exits serve ``exit``."""
-        return "exit" if self.loaded.loops > 1 else EXACT
+    def deciding_policies(self) -> tuple[str, ...]:
+        """Policies by whose speed exits are chosen and kept: the first one that pays. Loops draft for ``exact`` in a looped model,
+        so its exits serve ``exit`` alone."""
+        return ("exit",) if self.loaded.loops > 1 else (EXACT, "exit")
 
     def place(self, config: CalibrationConfig, directory: Path, progress: ExportProgress) -> PlacedExit:
         """Choose an exit by its expected speed on one split; keep it only if it pays on the other split, measured or expected."""
-        policy = self.deciding_policy
+        first = self.deciding_policies[0]
         find = partial(
-            best_candidates, costs=self.assumed, router=config.router, policy=policy, max_disagreement=config.max_disagreement
+            best_candidates, costs=self.assumed, router=config.router, policy=first, max_disagreement=config.max_disagreement
         )
-        least = GATE if self.measured is None else WORTH_MEASURING
         with progress.phase("place the exits"):
             candidates, learned = find(self.learned.own_threshold), self.learned
-            if learned.vocabulary is not None and candidates[0].speedups[policy] >= least:
+            if learned.vocabulary is not None and any(
+                self._worth_trying(candidates, policy) for policy in self.deciding_policies
+            ):
                 kinds = [(candidate.info.checkpoint, candidate.info.head) for candidate in candidates]
                 learned = learned.on_whole_vocabulary(kinds)  # thresholds must fit the scores of the whole vocabulary
                 candidates = find(learned.own_threshold.only(kinds))
-        best, model = candidates[0], replace(self, learned=learned)
-        if best.speedups[policy] < least:
-            return PlacedExit(model, None, _refusal(best, policy, best.speedups[policy], "predicted"))
-        if self.measured is not None:
-            with progress.phase("measure the best exits"):
-                return model._measured_to_pay(candidates, config, directory, self.measured, progress)
-        speedup = self.predict([best.info], best.draft_limit, learned.own_test)[policy]
-        if speedup < GATE:
-            return PlacedExit(model, None, _refusal(best, policy, speedup, "predicted"))
-        return PlacedExit(model, best)
-
-    def _measured_to_pay(
-        self, candidates: Sequence[Candidate], config: CalibrationConfig, directory: Path, target: str, progress: ExportProgress
-    ) -> PlacedExit:
-        """The candidate with the highest speed on this machine."""
-        policy = self.deciding_policy
-        measured = list[tuple[Candidate, Rehearsal]]()
-        for candidate in candidates:
-            if candidate.speedups[policy] < WORTH_MEASURING:
+        model = replace(self, learned=learned)
+        speed, reason = candidates[0].speedups[first], ""
+        for policy in self.deciding_policies:
+            tried = model._worth_trying(candidates, policy)
+            if not tried:
                 continue
-            info = CalibrationInfo(
-                [candidate.info],
-                candidate.draft_limit,
-                recommended="exact",
-                predicted=candidate.speedups,
-                costs=self.costs,
-                exit_depths=_rounded(exit_depths(self.learned.own_threshold, [candidate.info])),
-            )
-            without_head = replace(self.learned, draft_head=None)
-            _write(self.file(info, "", config, _now()), without_head, CertifiedExits(info.exits, None, "", None), directory)
-            speed = self.rehearse(config, directory, target, [policy], CANDIDATE_SECONDS)[policy]
-            progress.note(f"{_name(candidate)}: {policy} runs at {speed.speedup:.2f}x full's speed")
-            measured.append((candidate, speed))
-        best, speed = max(measured, key=lambda pair: pair[1].speedup)
-        if speed.speedup < GATE:
-            return PlacedExit(self, None, _refusal(best, policy, speed.speedup, "measured"))
-        return PlacedExit(self, best, router_speed=speed if policy == EXACT else None)
+            if self.measured is not None:
+                with progress.phase(f"measure {policy} with {len(tried)} exits"):
+                    speeds = [model._measured_speed(one, policy, config, directory, progress) for one in tried]
+                best, measured = fastest(tried, speeds)
+                if measured.speedup >= GATE:
+                    return PlacedExit(model, best, router_speed=measured if policy == EXACT else None)
+                reason = reason or _refusal(best, policy, measured.speedup, "measured")
+            else:
+                speed = model.predict([tried[0].info], tried[0].draft_limit, learned.own_test).get(policy, 0.0)
+                if speed >= GATE:
+                    return PlacedExit(model, tried[0])
+        return PlacedExit(model, None, reason or _refusal(candidates[0], first, speed, "predicted"))
+
+    def _worth_trying(self, candidates: Sequence[Candidate], policy: str) -> list[Candidate]:
+        """Those that are expected to pay, fastest first; where they are measured, those that are not far from it."""
+        least = GATE if self.measured is None else WORTH_MEASURING
+        return sorted((one for one in candidates if one.speedups[policy] >= least), key=lambda one: -one.speedups[policy])
+
+    def _measured_speed(
+        self, candidate: Candidate, policy: str, config: CalibrationConfig, directory: Path, progress: ExportProgress
+    ) -> Rehearsal:
+        """Speed of ``policy`` with the exit of ``candidate``, in a bundle of its own, written below ``directory``."""
+        assert self.measured is not None
+        info = CalibrationInfo(
+            [candidate.info],
+            candidate.draft_limit,
+            recommended="exact",
+            predicted=candidate.speedups,
+            costs=self.costs,
+            exit_depths=_rounded(exit_depths(self.learned.own_threshold, [candidate.info])),
+        )
+        without_head = replace(self.learned, draft_head=None)
+        _write(self.file(info, "", config, _now()), without_head, CertifiedExits(info.exits, None, "", None), directory)
+        speed = self.rehearse(config, directory, self.measured, [policy], CANDIDATE_SECONDS)[policy]
+        progress.note(f"{_name(candidate)}: {policy} runs at {speed.speedup:.2f}x full's speed")
+        return speed
 
     def rehearse(
         self, config: CalibrationConfig, directory: Path, target: str, policies: Sequence[str], seconds: float
@@ -236,6 +244,12 @@ class PlacedExit:
         threshold = trace_exits(learned.model, learned.captured.threshold(), "threshold", chosen, reference=reference)
         epsilon, sha256 = config.max_disagreement, self.model.data.sha256["threshold"]
         return certify_exits([info], train, threshold, epsilon, config.confidence, sha256, date, reference)
+
+
+def fastest(candidates: Sequence[Candidate], speeds: Sequence[Rehearsal]) -> tuple[Candidate, Rehearsal]:
+    """The first of ``candidates``, in the order of their expected speeds, whose measured speed is not clearly below another's."""
+    highest = max(speed.speedup for speed in speeds)
+    return next(pair for pair in zip(candidates, speeds, strict=True) if pair[1].speedup * TIE >= highest)
 
 
 def _refusal(candidate: Candidate, policy: str, speedup: float, source: str) -> str:

@@ -139,8 +139,7 @@ def test_the_draft_head_learns_there(
     loaded = LoadedModel(copy.deepcopy(model), None, "tiny")
     with PretendGpu(), model_on(loaded, DEVICE):
         frozen = FrozenModel(loaded.model, LAYERS)
-        windows = Windows(np.full((2, 8), 5, np.int32), np.full(2, 8, np.int32), np.arange(2, dtype=np.int32))
-        text = SplitText([], np.zeros(2, np.int8), windows)
+        text = SplitText([], np.zeros(4, np.int8), _windows(model))
         replies = write_replies(loaded, text, [MIDDLE, LAYERS], 4, seed=0)
         short = Replies(captured, np.zeros(len(captured.tokens), np.int64))
         trained = train_draft_head(frozen, captured, short, MIDDLE, seconds=0.1)
