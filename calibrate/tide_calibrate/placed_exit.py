@@ -63,7 +63,7 @@ class LearnedModel:
 
     @property
     def deciding_policies(self) -> tuple[str, ...]:
-        """Policies by whose speed exits are chosen and kept: the first one that pays. Loops draft for ``exact`` in a looped model,
+        """Policies by whose speed exits are chosen: the first one that pays decides. In a looped model loops draft for ``exact``,
         so its exits serve ``exit`` alone."""
         return ("exit",) if self.loaded.loops > 1 else (EXACT, "exit")
 
@@ -74,15 +74,15 @@ class LearnedModel:
             best_candidates, costs=self.assumed, router=config.router, policy=first, max_disagreement=config.max_disagreement
         )
         with progress.phase("place the exits"):
-            candidates, learned = find(self.learned.own_threshold), self.learned
-            if learned.vocabulary is not None and any(
-                self._worth_trying(candidates, policy) for policy in self.deciding_policies
-            ):
+            learned = self.learned
+            candidates = find(learned.own_threshold)
+            worthwhile = [self._worth_trying(candidates, policy) for policy in self.deciding_policies]
+            if learned.vocabulary is not None and any(worthwhile):
                 kinds = [(candidate.info.checkpoint, candidate.info.head) for candidate in candidates]
                 learned = learned.on_whole_vocabulary(kinds)  # thresholds must fit the scores of the whole vocabulary
                 candidates = find(learned.own_threshold.only(kinds))
         model = replace(self, learned=learned)
-        speed, reason = candidates[0].speedups[first], ""
+        reasons = [_refusal(candidates[0], first, candidates[0].speedups[first], "predicted")]
         for policy in self.deciding_policies:
             tried = model._worth_trying(candidates, policy)
             if not tried:
@@ -93,12 +93,13 @@ class LearnedModel:
                 best, measured = fastest(tried, speeds)
                 if measured.speedup >= GATE:
                     return PlacedExit(model, best, router_speed=measured if policy == EXACT else None)
-                reason = reason or _refusal(best, policy, measured.speedup, "measured")
+                reasons.append(_refusal(best, policy, measured.speedup, "measured"))
             else:
-                speed = model.predict([tried[0].info], tried[0].draft_limit, learned.own_test).get(policy, 0.0)
+                speed = model.predict([tried[0].info], tried[0].draft_limit, learned.own_test)[policy]
                 if speed >= GATE:
                     return PlacedExit(model, tried[0])
-        return PlacedExit(model, None, reason or _refusal(candidates[0], first, speed, "predicted"))
+                reasons.append(_refusal(tried[0], policy, speed, "predicted"))
+        return PlacedExit(model, None, reasons[min(1, len(reasons) - 1)])  # of the first policy that was tried
 
     def _worth_trying(self, candidates: Sequence[Candidate], policy: str) -> list[Candidate]:
         """Those that are expected to pay, fastest first; where they are measured, those that are not far from it."""

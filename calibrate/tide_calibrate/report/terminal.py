@@ -43,6 +43,11 @@ def recommendation_line(file: CalibrationFile) -> str:
     refusal = "" if calibration.exits else f" No exits are placed: {file.refusal}."
     if calibration.recommended == "full":
         best = max((gain for name, gain in predicted.items() if name.startswith("exact")), default=1.0)
+        if "exit" in predicted:
+            return (
+                f"Exits pay for policy exit alone: {predicted['exit']:.2f}x the uncut model's tokens/s, with tokens that the "
+                f"certificate allows to differ; exact gains at most {best:.2f}x."
+            )
         return (
             f"No exits pay: at most {best:.2f}x the uncut model's tokens/s is predicted for exact.{refusal} "
             "By default the bundle drafts without exits, where that saves time."

@@ -27,6 +27,8 @@ def test_full_is_recommended_with_the_reason() -> None:
     slow = file("full", {"full": 1.0, "exact": 1.01}, exits=False)
     assert recommendation_line(slow).startswith("No exits pay: at most 1.01x")
     assert "No exits are placed: the layers never agree." in recommendation_line(slow)
+    kept = file("full", {"full": 1.0, "exact": 1.01, "exit": 1.4})
+    assert recommendation_line(kept).startswith("Exits pay for policy exit alone: 1.40x")
     assert certificate_line(slow) == "No certificate for policy exit: there are no exits."
 
 
