@@ -59,7 +59,8 @@ def calibrate(
     Raises a child of TideError when model, text, costs, target or options cannot be used, or ``out`` exists; ``out`` is then
     unchanged.
     """
-    config, progress = config or CalibrationConfig(), progress or ExportProgress(quiet=True)
+    config = config or CalibrationConfig()
+    progress = progress or ExportProgress(quiet=True)
     out, also = Path(out), also or {}
     configs = [config, *(replace(config, max_disagreement=epsilon) for epsilon in also)]
     device = checked_device(config.device)

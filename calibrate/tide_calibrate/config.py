@@ -15,7 +15,9 @@ OWN_REFERENCE = "fp32"
 AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
 ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability", "gate")
 MAX_AUTO_CANDIDATES = 8
-_MAX_WINDOW, _MAX_WINDOWS, _MAX_MINUTES = 1 << 17, 10_000_000, 10_000
+_MAX_WINDOW = 1 << 17
+_MAX_WINDOWS = 10_000_000
+_MAX_MINUTES = 10_000
 
 
 @dataclass(frozen=True)

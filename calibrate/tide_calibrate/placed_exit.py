@@ -176,7 +176,9 @@ class PlacedExit:
     router_speed: Rehearsal | None = None
 
     def certify_and_write(self, config: CalibrationConfig, directory: Path, progress: ExportProgress) -> CalibrationFile:
-        model, date, learned = self.model, _now(), self.model.learned
+        model = self.model
+        date = _now()
+        learned = self.model.learned
         with progress.phase(f"certify thresholds for {config.max_disagreement:.2%}"):
             certified = self._certify(config, date)
         file = model.file(self._info(certified), certified.refusal, config, date)
@@ -193,7 +195,9 @@ class PlacedExit:
 
     def _info(self, certified: CertifiedExits) -> CalibrationInfo:
         """Predict and recommend a gain only if costs were measured."""
-        model, learned, exits = self.model, self.model.learned, certified.exits
+        model = self.model
+        learned = self.model.learned
+        exits = certified.exits
         draft_limit = self.candidate.draft_limit if self.candidate is not None else 0
         # Predict on both splits: speed varies more between documents than choosing exits on one of the splits biases it.
         own = learned.own_threshold.joined(learned.own_test)
@@ -222,7 +226,9 @@ class PlacedExit:
         speeds = self.model.rehearse(config, directory, target, policies, POLICY_SECONDS)
         if self.router_speed is not None:
             speeds[EXACT] = self.router_speed
-        bare, gain, left_out = speeds.pop(WITHOUT_HEAD, None), speeds.pop(DRAFT_HEAD, None), ""
+        bare = speeds.pop(WITHOUT_HEAD, None)
+        gain = speeds.pop(DRAFT_HEAD, None)
+        left_out = ""
         if bare is not None and gain is not None:
             said = _head_line(speeds["exact"], bare, gain)
             # It stays only where it would pay on other prompts too: what is within the scatter is no reason for another graph.
@@ -238,12 +244,15 @@ class PlacedExit:
     def _certify(self, config: CalibrationConfig, date: str) -> CertifiedExits:
         if self.candidate is None:
             return without_exits(self.reason)
-        learned, reference, info = self.model.learned, self.model.reference, self.candidate.info
+        learned = self.model.learned
+        reference = self.model.reference
+        info = self.candidate.info
         key = (info.checkpoint, info.head)
         chosen = {key: learned.exits[key]}
         train = trace_exits(learned.model, learned.captured.text, "train", chosen, _TRAIN_WINDOWS)
         threshold = trace_exits(learned.model, learned.captured.threshold(), "threshold", chosen, reference=reference)
-        epsilon, sha256 = config.max_disagreement, self.model.data.sha256["threshold"]
+        epsilon = config.max_disagreement
+        sha256 = self.model.data.sha256["threshold"]
         return certify_exits([info], train, threshold, epsilon, config.confidence, sha256, date, reference)
 
 

@@ -70,7 +70,8 @@ def rehearse(
     """
     path = bundle.path()
     asked = {"prompts": prompts, "new_tokens": new_tokens, "policies": policies, "seconds": seconds, "target": bundle.target}
-    request, out = path.with_name("rehearsal-request.json"), path.with_name("rehearsal.json")
+    request = path.with_name("rehearsal-request.json")
+    out = path.with_name("rehearsal.json")
     request.write_text(json.dumps(asked), encoding="utf-8")
     arguments = [str(path), str(request), str(out)]
     in_own_process("tide_calibrate.rehearsal", arguments, "the policies' speeds could not be measured")

@@ -234,7 +234,8 @@ def exits_to_train(config: CalibrationConfig, num_layers: int, loops: int = 1) -
 
     Raises ParamsError when a head skips nothing at any candidate.
     """
-    candidates, kinds = candidate_layers(config.candidates, num_layers, loops), config.head_kinds
+    candidates = candidate_layers(config.candidates, num_layers, loops)
+    kinds = config.head_kinds
     exits = [(layer, kind) for layer in candidates for kind in kinds if layer + parse_kind(kind)[1] < num_layers]
     useless = [kind for kind in kinds if not any(kind == other for _, other in exits)]
     if useless:

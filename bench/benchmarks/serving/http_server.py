@@ -41,7 +41,9 @@ class TideServe:
     """
 
     def __init__(self, address: str, process: psutil.Process, model: str) -> None:
-        self.address, self.process, self.model = address, process, model
+        self.address = address
+        self.process = process
+        self.model = model
         self._salts = count()
 
     def stream(self, request: Request) -> Iterator[None]:

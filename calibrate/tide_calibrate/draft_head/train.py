@@ -108,7 +108,10 @@ def train_draft_head(
 
 class _Trainer:
     def __init__(self, head: DraftHead, place: Tensor, replies: Replies, windows: NDArray[np.int64], seed: int) -> None:
-        self.head, self.place, self.replies, self.windows = head, place, replies, windows
+        self.head = head
+        self.place = place
+        self.replies = replies
+        self.windows = windows
         self._random = np.random.default_rng(seed)
         self._optimizer = torch.optim.AdamW(head.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
 
@@ -153,7 +156,9 @@ def chain(head: DraftHead, replies: Replies, windows: NDArray[np.int64], length:
     batch = read_batch(capture, windows, [head.layer, final], device)
     tokens = torch.from_numpy(capture.tokens[windows, : batch.valid.shape[1]].astype(np.int64)).to(device)
     embedded = head.embedded(tokens, torch.from_numpy(replies.first_positions[windows]).to(device))
-    middle, state, links = batch.states[head.layer], batch.states[final], []
+    middle = batch.states[head.layer]
+    state = batch.states[final]
+    links = []
     for ahead in range(1, length + 1):
         # The state of token t and token t + ahead give the guess of token t + ahead + 1, which the model chose at t + ahead.
         kept = tokens.shape[1] - ahead
@@ -188,5 +193,6 @@ def measure_guesses(head: DraftHead, replies: Replies, windows: NDArray[np.int64
             record.add(place, best.values, right, counted)
             # The next guess follows a right one, on a text that goes on with it.
             before = counted & right & (link.tokens == likeliest)
-    layers, width = [head.layer, replies.capture.num_layers], 2 * head.model.hidden_size
+    layers = [head.layer, replies.capture.num_layers]
+    width = 2 * head.model.hidden_size
     return DraftHeadInfo(layers, width, len(head.vocabulary), record.acceptance, record.classes)

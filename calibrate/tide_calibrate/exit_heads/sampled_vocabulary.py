@@ -86,7 +86,8 @@ class VocabularySample:
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """Estimate over the whole vocabulary, [m], from the logits of the sample [m, n]."""
-        listed, rest = logits[:, : self.listed].logsumexp(1), logits[:, self.listed :].logsumexp(1)
+        listed = logits[:, : self.listed].logsumexp(1)
+        rest = logits[:, self.listed :].logsumexp(1)
         return torch.logaddexp(listed, rest + self.log_weight)
 
 

@@ -37,7 +37,8 @@ def print_summary(file: CalibrationFile, console: Console) -> None:
 
 def recommendation_line(file: CalibrationFile) -> str:
     """Recommend a policy, with the reason."""
-    calibration, predicted = file.calibration, file.calibration.predicted
+    calibration = file.calibration
+    predicted = file.calibration.predicted
     if not predicted:
         return "Use policy full: costs were not measured, so no gain is known."
     refusal = "" if calibration.exits else f" No exits are placed: {file.refusal}."
@@ -64,7 +65,8 @@ def draft_head_line(info: DraftHeadInfo) -> str:
 
 def predicted_line(calibration: CalibrationInfo) -> str:
     """List the speedups of every policy: measured ones with their range, and which are only predictions from step costs."""
-    predicted, ranges = calibration.predicted, calibration.predicted_range
+    predicted = calibration.predicted
+    ranges = calibration.predicted_range
     if not predicted:
         return "not predicted, because no costs were measured"
     names = {name: "exact with drafts from exits alone" if name == EXACT else name for name in predicted}
@@ -136,7 +138,8 @@ def _draft_price(file: CalibrationFile, layer: int, head: str) -> tuple[float, f
     assert file.calibration.costs is not None
     info = ExitInfo(layer, head, "max_probability", 0.0)
     model, (early_exit,) = cut_model([info], file.num_layers, file.calibration.costs)
-    draft, whole = model.evaluation(1, 0, early_exit), model.full(1, 1, 1)
+    draft = model.evaluation(1, 0, early_exit)
+    whole = model.full(1, 1, 1)
     one, two = (model.price(model.finish(early_exit.boundary, tokens=tokens)) for tokens in (1, 2))
     return draft / whole, (draft + max(0.0, two - one)) / whole
 

@@ -171,7 +171,8 @@ def _balance(sizes: Sequence[int], fractions: Sequence[float]) -> list[int]:
 
 def _prompt_prefix(tokenizer: FastTokenizer) -> list[int]:
     """The special tokens that the tokenizer puts in front of a prompt."""
-    with_special, plain = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+    with_special = tokenizer("a")["input_ids"]
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     starts = (i for i in range(len(with_special)) if with_special[i : i + len(plain)] == plain)
     return with_special[: next(starts, 0)]
 

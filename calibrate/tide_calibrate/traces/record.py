@@ -52,7 +52,8 @@ def trace_split(
     boundaries = sorted({boundary for head in heads.values() for boundary in head.boundaries} | {capture.num_layers})
     lengths = capture.lengths[windows]
     tokens, done = int(lengths.sum()), 0
-    full_nll, full_agrees = np.empty(tokens, np.float32), np.empty(tokens, np.bool_)
+    full_nll = np.empty(tokens, np.float32)
+    full_agrees = np.empty(tokens, np.bool_)
     recorders = {key: _ExitRecorder(tokens, routers.get(key, ())) for key in heads}
     for part in in_batches(windows, WINDOWS_PER_READ):
         batch = read_batch(capture, part, boundaries, lm_head.device)

@@ -39,7 +39,8 @@ class ExitTrace:
     def joined(self, other: ExitTrace) -> ExitTrace:
         """Concatenate this trace's tokens with those of ``other``, a trace of the same exit."""
         scores = {name: np.concatenate([values, other.scores[name]]) for name, values in self.scores.items()}
-        agrees, nll = np.concatenate([self.agrees, other.agrees]), np.concatenate([self.nll, other.nll])
+        agrees = np.concatenate([self.agrees, other.agrees])
+        nll = np.concatenate([self.nll, other.nll])
         return replace(self, agrees=agrees, nll=nll, scores=scores)
 
 
@@ -65,7 +66,9 @@ class SplitTrace:
     def select(self, kept: NDArray) -> SplitTrace:
         """Restrict the trace to some tokens: a mask [n] or ascending indices."""
         exits = {key: trace.select(kept) for key, trace in self.exits.items()}
-        window, document, full_nll = self.window[kept], self.document[kept], self.full_nll[kept]
+        window = self.window[kept]
+        document = self.document[kept]
+        full_nll = self.full_nll[kept]
         full_agrees = None if self.full_agrees is None else self.full_agrees[kept]
         return replace(self, window=window, document=document, full_nll=full_nll, exits=exits, full_agrees=full_agrees)
 
