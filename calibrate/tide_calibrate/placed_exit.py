@@ -103,8 +103,8 @@ class LearnedModel:
 
     def _worth_trying(self, candidates: Sequence[Candidate], policy: str) -> list[Candidate]:
         """Those that are expected to pay, fastest first; where they are measured, those that are not far from it."""
-        least = GATE if self.measured is None else WORTH_MEASURING
-        return sorted((one for one in candidates if one.speedups[policy] >= least), key=lambda one: -one.speedups[policy])
+        min_speedup = GATE if self.measured is None else WORTH_MEASURING
+        return sorted((one for one in candidates if one.speedups[policy] >= min_speedup), key=lambda one: -one.speedups[policy])
 
     def _measured_speed(
         self, candidate: Candidate, policy: str, config: CalibrationConfig, directory: Path, progress: ExportProgress

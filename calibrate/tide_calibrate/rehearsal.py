@@ -33,7 +33,7 @@ POLICIES = {
 }
 WITHOUT_HEAD = "exact, no draft head"  # text drafts alone, and exits where there are any
 DRAFT_HEAD = "draft head"  # `exact` over `WITHOUT_HEAD`
-LEAST_PROMPTS = 8
+MIN_PROMPTS = 8
 _RESAMPLES = 2000
 _COVERED = (2.5, 97.5)  # percentiles of the range
 
@@ -87,7 +87,7 @@ def measure_policies(
     threads: ThreadOptions | None = None,
     target: str = CPU,
 ) -> dict[str, Rehearsal]:
-    """`rehearse` in this process; at least `LEAST_PROMPTS` prompts, and more for ``seconds``.
+    """`rehearse` in this process; at least `MIN_PROMPTS` prompts, and more for ``seconds``.
 
     ``threads``: the commands run with ``ThreadOptions(shared=True)``.
     """
@@ -128,7 +128,7 @@ def _in_turn(
         engine.generate([list(prompts[0])], replace(params, cache_salt="warm"))
     times, begin = list[list[float]](), perf_counter()
     for number, prompt in enumerate(prompts):
-        if number >= LEAST_PROMPTS and perf_counter() - begin > seconds * len(engines) / 2:
+        if number >= MIN_PROMPTS and perf_counter() - begin > seconds * len(engines) / 2:
             break
         row = [0.0] * len(engines)
         for place in range(len(engines)):

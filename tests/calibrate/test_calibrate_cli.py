@@ -70,7 +70,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_plan, "STEPS", 24)
     monkeypatch.setattr(training_plan, "STEPS_FROM_NEIGHBOUR", 24)
     monkeypatch.setattr(train_module, "_DRAFT_HEAD_STEPS", 40)  # 400 take more than half of a calibration here
-    monkeypatch.setattr(train_module, "_REPLIES", train_module._LEAST_REPLIES)
+    monkeypatch.setattr(train_module, "_REPLIES", train_module._MIN_REPLIES)
     monkeypatch.setattr(draw_module, "png", lambda figure: repr([axes.get_title() for axes in figure.axes]).encode())
 
 

@@ -10,7 +10,7 @@ from export.stub_calibration import draft_tensors, write_calibration
 from runtime.conftest import bundle, exits_bundle, hf_model_directory, load
 from tide_calibrate import rehearsal
 from tide_calibrate.placement.candidates import EXACT
-from tide_calibrate.rehearsal import DRAFT_HEAD, LEAST_PROMPTS, WITHOUT_HEAD, _rehearsal, measure_policies, rehearse
+from tide_calibrate.rehearsal import DRAFT_HEAD, MIN_PROMPTS, WITHOUT_HEAD, _rehearsal, measure_policies, rehearse
 from tide_calibrate.text.documents import Windows
 from tide_calibrate.train import Captured
 from tide_runtime import Engine, ThreadOptions
@@ -36,10 +36,10 @@ def test_the_range_is_of_another_sample() -> None:
 
 def test_each_policy_that_the_bundle_has_is_measured(exits_bundle: Path, bundle: Path) -> None:
     """A speed of `exit` would be promised where no threshold is certified."""
-    prompts = [[3 + n, 40, 99, 7] for n in range(2 * LEAST_PROMPTS)]
+    prompts = [[3 + n, 40, 99, 7] for n in range(2 * MIN_PROMPTS)]
     found = measure_policies(exits_bundle, prompts, 8, ["exact", "exit", EXACT], seconds=0.0)
     assert set(found) == {"exact", "exit", EXACT}
-    assert {one.prompts for one in found.values()} == {LEAST_PROMPTS}
+    assert {one.prompts for one in found.values()} == {MIN_PROMPTS}
     assert all(0 < one.low <= one.speedup <= one.high for one in found.values())
     assert set(measure_policies(bundle, prompts[:2], 4, ["exact", "exit"], seconds=0.0)) == {"exact"}
 

@@ -58,10 +58,10 @@ class SplitText:
     split: NDArray[np.int8]
     windows: Windows
 
-    def windows_of(self, most: Mapping[SplitName, int | None]) -> Windows:
+    def windows_of(self, max_windows: Mapping[SplitName, int | None]) -> Windows:
         """At most so many windows of each of these splits, spread evenly over it; None: all of it."""
         split, kept = self.split[self.windows.document], []
-        for name, limit in most.items():
+        for name, limit in max_windows.items():
             own = np.flatnonzero(split == SPLITS.index(name))
             count = len(own) if limit is None else min(limit, len(own))
             kept.append(own[np.linspace(0, len(own) - 1, count).round().astype(int)])

@@ -63,7 +63,7 @@ def trace_split(
         full_tokens = batch.top_ids[..., 0][batch.valid]
         wanted = full_tokens if reference is None else reference.read(part, batch.valid)
         full_agrees[span] = (full_tokens == wanted).cpu().numpy()
-        batch, sample = narrowed(batch, vocabulary, next_tokens[next_tokens >= 0], wanted, likeliest=1)
+        batch, sample = narrowed(batch, vocabulary, next_tokens[next_tokens >= 0], wanted, max_choices=1)
         if sample is not None:
             next_tokens = torch.where(next_tokens < 0, -1, sample.places(next_tokens))
             wanted = sample.places(wanted)

@@ -92,9 +92,9 @@ def test_a_narrowed_batch_asks_for_the_same_tokens(captured: Capture) -> None:
     assert listed == {1, 50, 90, 11} | set(batch.top_ids.flatten().tolist()) and not listed & drawn
     assert torch.equal(sample.ids[numbered.top_ids], batch.top_ids)
     assert sample.ids[sample.places(torch.tensor([11, 90]))].tolist() == [11, 90]
-    fewer, small = narrowed(batch, vocabulary, likeliest=1)
+    fewer, small = narrowed(batch, vocabulary, max_choices=1)
     assert small is not None and torch.equal(small.ids[fewer.top_ids], batch.top_ids[..., :1])
-    again = narrowed(batch, vocabulary, likeliest=1)[1]
+    again = narrowed(batch, vocabulary, max_choices=1)[1]
     assert again is not None and torch.equal(again.ids, small.ids)
 
 
