@@ -36,7 +36,7 @@ from tide_export.progress import ExportProgress
 COSTS_NAME = "costs.json"
 HOST = torch.device("cpu")
 GATE = 1.02  # least speedup for which exits are kept, and leaving `full` is recommended
-WORTH_MEASURING = 0.9  # least expected speedup of an exit that is measured: expectations miss by some percent
+WORTH_MEASURING = 0.95  # least expected speedup of an exit that is measured: expectations miss by some percent
 TIE = 1.05  # measured speeds nearer than this are noise: the same bundle measured twice differs by as much
 CANDIDATE_SECONDS, POLICY_SECONDS = 15.0, 45.0  # of measuring a candidate, and each policy with the chosen exit
 _TOOLS = ("tide-llm", "torch", "transformers", "numpy", "safetensors", "matplotlib")

@@ -116,7 +116,7 @@ class _Trainer:
         self._optimizer = torch.optim.AdamW(head.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
 
     def plan(self, seconds: float, max_steps: int) -> int:
-        """The number of steps for ``seconds``, at most ``most``, by the time of a step after a first one, at a rate near 0."""
+        """The number of steps for ``seconds``, up to ``max_steps``, by the time of a step after a first one, at a rate near 0."""
         times = []
         for step in range(3):
             start = perf_counter()

@@ -17,8 +17,6 @@ from tide_calibrate.capture.forward_pass import EagerPass
 from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_runtime.errors import UnsupportedModelError
 
-from tide_export.load import LoadedModel
-
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> TemporaryBundle:
@@ -93,13 +91,3 @@ def test_wrong_logits_are_found_out(bundle: TemporaryBundle) -> None:
     assert isinstance(fastest_pass(other.model, bundle, CANDIDATES, notes.append), EagerPass) and notes
     assert isinstance(fastest_pass(other.model, None, CANDIDATES, notes.append), EagerPass) and len(notes) == 1
     assert compiled_module._TOLERANCE <= 1e-4
-
-
-def test_caches_have_room_for_the_window(tmp_path: Path) -> None:
-    """A window longer than the caches would be refused only after the export."""
-    model: LoadedModel = loaded()
-    with TemporaryBundle(model, "fp32", [2], tmp_path, window=24) as temporary:
-        made = capture(
-            model, ragged(), SPLIT, [2], tmp_path / "c", make_pass=lambda: CompiledPass(temporary.path(), model.model, [2])
-        )
-    assert made.top_ids.shape[1] == 24

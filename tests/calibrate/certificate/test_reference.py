@@ -21,8 +21,8 @@ def agreeing_trace(wrong: float, documents: int = 120, tokens: int = 200, seed: 
     """Exits whose token is always the last layer's, which differs from the reference at this share of the tokens."""
     random = np.random.default_rng(seed)
     document = np.repeat(np.arange(documents, dtype=np.int32), tokens)
-    full_agrees = random.random(len(document)) >= wrong
-    zeros, scores = np.zeros(len(document), np.float32), random.random(len(document)).astype(np.float32)
+    full_agrees, scores = random.random(len(document)) >= wrong, random.random(len(document)).astype(np.float32)
+    zeros = np.zeros(len(document), np.float32)
     exits = {(3, "identity"): ExitTrace(3, "identity", full_agrees, zeros, {"max_probability": scores})}
     return SplitTrace(document, document, zeros, exits, LAYERS, full_agrees=full_agrees)
 

@@ -1,14 +1,13 @@
 """Routers: calibrated scores, labels, reproducibility; and traces aligned with the text."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from calibrate.captured import capture_of
 from export.architectures import VOCAB
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.exit_heads import make_head
 from tide_calibrate.model.frozen import FrozenModel
@@ -53,21 +52,16 @@ def test_calibrated_scores_are_probabilities(share: float) -> None:
     assert surest > unseen.right.float().mean() + 0.25 * (1 - share), "the router does not tell right from wrong"
 
 
-@given(
-    slope=st.floats(0.2, 5, allow_subnormal=False),
-    offset=st.floats(-2, 2, allow_subnormal=False),  # earlier tests may have disabled subnormals in this process
-    seed=st.integers(0, 1000),
-)
-@settings(max_examples=15, deadline=None)
-def test_platt_scaling_recovers_the_true_odds(slope: float, offset: float, seed: int) -> None:
+def test_platt_scaling_recovers_the_true_odds() -> None:
     """Any linear distortion of the log-odds must be undone."""
-    random = np.random.default_rng(seed)
-    odds = random.normal(size=10_000)
-    right = random.random(10_000) < 1 / (1 + np.exp(-odds))
-    scores = (odds - offset) / slope
-    found_slope, found_offset = fit_platt(scores, right)
-    calibrated = 1 / (1 + np.exp(-(found_slope * scores + found_offset)))
-    assert np.abs(calibrated - 1 / (1 + np.exp(-odds))).max() < 0.06
+    for seed, (slope, offset) in enumerate(product((0.2, 1.0, 5.0), (-2.0, 0.0, 2.0))):
+        random = np.random.default_rng(seed)
+        odds = random.normal(size=10_000)
+        right = random.random(10_000) < 1 / (1 + np.exp(-odds))
+        scores = (odds - offset) / slope
+        found_slope, found_offset = fit_platt(scores, right)
+        calibrated = 1 / (1 + np.exp(-(found_slope * scores + found_offset)))
+        assert np.abs(calibrated - 1 / (1 + np.exp(-odds))).max() < 0.06
 
 
 def test_scores_stay_finite_and_are_never_inverted() -> None:
