@@ -82,24 +82,25 @@ class LearnedModel:
                 learned = learned.on_whole_vocabulary(kinds)  # thresholds must fit the scores of the whole vocabulary
                 candidates = find(learned.own_threshold.only(kinds))
         model = replace(self, learned=learned)
-        reasons = [_refusal(candidates[0], first, candidates[0].speedups[first], "predicted")]
+        drafting = list[tuple[Candidate, Rehearsal]]()  # measured speeds of `EXACT`
+        reason = ""
         for policy in self.deciding_policies:
             tried = model._worth_trying(candidates, policy)
             if not tried:
                 continue
-            if self.measured is not None:
+            if self.measured is None:
+                best = tried[0]
+                speed = model.predict([best.info], best.draft_limit, learned.own_test)[policy]
+            else:
                 with progress.phase(f"measure {policy} with {len(tried)} exits"):
                     speeds = [model._measured_speed(one, policy, config, directory, progress) for one in tried]
-                best, measured = fastest(tried, speeds)
-                if measured.speedup >= GATE:
-                    return PlacedExit(model, best, router_speed=measured if policy == EXACT else None)
-                reasons.append(_refusal(best, policy, measured.speedup, "measured"))
-            else:
-                speed = model.predict([tried[0].info], tried[0].draft_limit, learned.own_test)[policy]
-                if speed >= GATE:
-                    return PlacedExit(model, tried[0])
-                reasons.append(_refusal(tried[0], policy, speed, "predicted"))
-        return PlacedExit(model, None, reasons[min(1, len(reasons) - 1)])  # of the first policy that was tried
+                if policy == EXACT:
+                    drafting = list(zip(tried, speeds, strict=True))
+                best, speed = fastest(tried, [one.speedup for one in speeds])
+            if speed >= GATE:
+                return PlacedExit(model, best, router_speed=next((one for exit, one in drafting if exit is best), None))
+            reason = reason or _refusal(best, policy, speed, "predicted" if self.measured is None else "measured")
+        return PlacedExit(model, None, reason or _refusal(candidates[0], first, candidates[0].speedups[first], "predicted"))
 
     def _worth_trying(self, candidates: Sequence[Candidate], policy: str) -> list[Candidate]:
         """Those that are expected to pay, fastest first; where they are measured, those that are not far from it."""
@@ -137,7 +138,7 @@ class LearnedModel:
             return rehearse(bundle, self.learned.captured.held_out_prompts(), config.new_tokens, policies, seconds)
 
     def predict(self, exits: Sequence[ExitInfo], draft_limit: int, trace: SplitTrace) -> dict[str, float]:
-        """Policy → expected speed over `full`'s on ``trace``. ``exits``: at most one, and `exact` drafts with it alone."""
+        """Policy → expected speed over `full`'s on ``trace``. ``exits``: at most one; `exact` drafts with it alone."""
         predicted = {"full": 1.0}
         for info in exits:
             predicted["exact"] = predicted[EXACT] = float(exact_speedups(trace, info, self.assumed)[draft_limit - 1])
@@ -146,6 +147,7 @@ class LearnedModel:
         return predicted
 
     def file(self, info: CalibrationInfo, refusal: str, config: CalibrationConfig, date: str) -> CalibrationFile:
+        """The file that carries ``info``. ``refusal``: why nothing is certified; empty when something is."""
         return CalibrationFile(
             model=self.loaded.name,
             model_fingerprint=fingerprint(self.loaded),
@@ -176,6 +178,7 @@ class PlacedExit:
     router_speed: Rehearsal | None = None
 
     def certify_and_write(self, config: CalibrationConfig, directory: Path, progress: ExportProgress) -> CalibrationFile:
+        """Certify for ``config``, measure the policies where that is possible, and write everything into ``directory``."""
         model = self.model
         date = _now()
         learned = self.model.learned
@@ -256,10 +259,9 @@ class PlacedExit:
         return certify_exits([info], train, threshold, epsilon, config.confidence, sha256, date, reference)
 
 
-def fastest(candidates: Sequence[Candidate], speeds: Sequence[Rehearsal]) -> tuple[Candidate, Rehearsal]:
+def fastest(candidates: Sequence[Candidate], speeds: Sequence[float]) -> tuple[Candidate, float]:
     """The first of ``candidates``, in the order of their expected speeds, whose measured speed is not clearly below another's."""
-    highest = max(speed.speedup for speed in speeds)
-    return next(pair for pair in zip(candidates, speeds, strict=True) if pair[1].speedup * TIE >= highest)
+    return next(pair for pair in zip(candidates, speeds, strict=True) if pair[1] * TIE >= max(speeds))
 
 
 def _refusal(candidate: Candidate, policy: str, speedup: float, source: str) -> str:
