@@ -63,7 +63,6 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.serve_load --json docs/results/$(DATE)-serve_load.json
 	$(BIN)/python -m benchmarks.agent_session --json docs/results/$(DATE)-agent_session.json
 	$(BIN)/python -m benchmarks.restart --json docs/results/$(DATE)-restart.json
-	$(BIN)/python -m benchmarks.model_swap --json docs/results/$(DATE)-model_swap.json
 	$(BIN)/python -m benchmarks.serve_hostile --json docs/results/$(DATE)-serve_hostile.json
 	$(BIN)/python -m benchmarks.integer_products --json docs/results/$(DATE)-integer_products.json
 	$(BIN)/python -m benchmarks.quantised_decode --json docs/results/$(DATE)-quantised_decode.json

@@ -106,7 +106,8 @@ def report_dialect(report: Report, dialect: str, rounds: Sequence[dict[str, Run]
             {"dialect": dialect, "arm": arm, "round": number, "turns": [asdict(answer) for answer in run.answers]}
             for number, run in enumerate(runs)
         ]
-        seconds, recomputed = median(run.seconds for run in runs), max(run.recomputed_pct for run in runs)
+        seconds = median(run.seconds for run in runs)
+        recomputed = max(run.recomputed_pct for run in runs)
         turns = [1e3 * answer.seconds for run in runs for answer in run.answers]
         firsts = [1e3 * answer.first_s for run in runs for answer in run.answers]
         suffix = f"{dialect}_{arm}"

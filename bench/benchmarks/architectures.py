@@ -107,7 +107,8 @@ def compared(checkpoint: str, bundle: str, weights: str) -> tuple[str, str]:
         stepped = step_by_step(model, text)
     found = [_dense(one, passed.shape[-1]) for one in scored.top], [_dense(one.top, passed.shape[-1]) for one in written.logprobs]
     measure = _largest if weights == "fp32" else _divergence
-    in_pass, in_steps = measure(passed.numpy()[:-1], found[0]), measure(stepped.numpy()[:-1], found[1][1:])
+    in_pass = measure(passed.numpy()[:-1], found[0])
+    in_steps = measure(stepped.numpy()[:-1], found[1][1:])
     allowed = MAX_LOGPROB if weights == "fp32" else MAX_DIVERGENCE
     detail = f"in a pass {in_pass:.1e}, token by token {in_steps:.1e}"
     return ("same" if in_pass <= allowed and in_steps <= allowed else "different"), detail

@@ -80,7 +80,9 @@ def run_rounds(place: Place, arms: Mapping[str, ArmProcess], files: PeerFiles, r
     """A round that is not timed, but for the longest prompts, then rounds until the time is up; an arm that fails is left out."""
     warm_ups = 0 if place is LONG else 1
     prompts = files.prompts((rounds + warm_ups) * place.batch, place.tokens)
-    running, found, begin = list(arms), defaultdict[str, list[float]](list), monotonic()
+    running = list(arms)
+    found = defaultdict[str, list[float]](list)
+    begin = monotonic()
     for number in range(rounds + warm_ups):
         if number > warm_ups and monotonic() - begin > budget_s:
             break

@@ -59,7 +59,8 @@ ARMS = {
 }
 SHOWN = {"llamacpp": "llama.cpp", "genai-int4": "genai int4"}  # baselines in the tables
 PIVOT, NEW_TOKENS = "fp32", 128  # the arm whose texts the others' are compared with
-SPEEDS, LAST = ("tokens/s", "ms per token (p10–p90)"), ("as fp32", "memory", "load and first token")
+SPEEDS = ("tokens/s", "ms per token (p10–p90)")
+LAST = ("as fp32", "memory", "load and first token")
 Row = dict[str, Any]
 
 
@@ -143,7 +144,8 @@ class Run:
         )
         places = [Place(one.tokens, one.batch, self._groups(one)) for one in planned.values()]
         rows = Comparison(pool, self.arms, places, self._manifest, config, phases).run(len(self.arms))
-        names, order = {(one.tokens, one.batch): name for name, one in planned.items()}, [arm.name for arm in self.arms]
+        names = {(one.tokens, one.batch): name for name, one in planned.items()}
+        order = [arm.name for arm in self.arms]
         for row in rows:
             row["place"] = names[row["prompt_tokens"], row["batch"]]
         return sorted(rows, key=lambda row: (self.places.index(row["place"]), order.index(row["arm"])))
@@ -177,7 +179,8 @@ def add_results(report: Report, rows: Sequence[Row]) -> None:
     prefill = []
     for place in PLACES:
         for arm, other in PAIRS:
-            ratio, baseline = by_place.get((place, arm), {}).get(f"vs_{other}"), other.removesuffix("-int4")
+            ratio = by_place.get((place, arm), {}).get(f"vs_{other}")
+            baseline = other.removesuffix("-int4")
             if ratio is None:
                 continue
             if (place, arm, other) == ("b1", "source-same", "int4-same"):

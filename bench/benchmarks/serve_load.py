@@ -46,7 +46,9 @@ PARTS = ("closed", "open", "soak")
 MAX_BATCH, TEXT_TOKENS = 32, 100_000
 SHARES = (50, 80)
 SOAK_MIX = LengthMix((8, 48), (6, 20))
-SOAK_CLIENTS, SOAK_TEXTS, HANG_UP_EVERY = 16, 100, 5
+SOAK_CLIENTS = 16
+SOAK_TEXTS = 100
+HANG_UP_EVERY = 5
 
 
 def _serve(clients: int, weights: str, policy: str = "full") -> LoadArm:

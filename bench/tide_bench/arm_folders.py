@@ -33,7 +33,9 @@ class ArmFolders:
         gguf: Path | None = None,
         target: str = CPU,
     ) -> None:
-        self._bundle, self._manifest, self._source = bundle, manifest, source
+        self._bundle = bundle
+        self._manifest = manifest
+        self._source = source
         self._gguf, self._target = gguf, target
         self._cache = cache / manifest.model.fingerprint[:16]
 

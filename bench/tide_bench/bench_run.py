@@ -42,7 +42,9 @@ class Bench:
         phases: Phases,
         gguf: Path | None = None,
     ) -> None:
-        self.manifest, self.config, self._device = bundle.manifest, config, device
+        self.manifest = bundle.manifest
+        self.config = config
+        self._device = device
         info = bundle.manifest.tokenizer
         tokenizer = Tokenizer.from_file(bundle.path(info.file)) if info is not None else None
         self._prompts = read_prompts(prompts, tokenizer)

@@ -55,7 +55,10 @@ class Comparison:
         config: BenchConfig,
         phases: Phases,
     ) -> None:
-        self._pool, self._specs, self._places, self._config = pool, specs, places, config
+        self._pool = pool
+        self._specs = specs
+        self._places = places
+        self._config = config
         self._manifest, self._phases = manifest, phases
         self._records = [_Record() for _ in places]
         self._seconds = prefill_seconds if config.mode == "prefill" else decode_seconds
@@ -139,7 +142,9 @@ class Comparison:
         if reference is None:
             return ""
         known = {turn.round: turn.timing.tokens for turn in record.turns[reference]}
-        prompts, texts, references = list(place.groups[0]), list(record.checked[spec.name]), list(record.checked[reference])
+        prompts = list(place.groups[0])
+        texts = list(record.checked[spec.name])
+        references = list(record.checked[reference])
         for turn in turns:
             if turn.round in known:
                 prompts += place.groups[turn.round]

@@ -1,1 +1,1 @@
-"""Calibration of early exits on a frozen model: exit heads, routers, certified thresholds, and predicted speedups."""
+"""Calibration of early exits on a frozen model: exit heads, routers, certified thresholds, and measured speeds."""

@@ -15,7 +15,9 @@ OWN_REFERENCE = "fp32"
 AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
 ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability", "gate")
 MAX_AUTO_CANDIDATES = 8
-_MAX_WINDOW, _MAX_WINDOWS, _MAX_MINUTES = 1 << 17, 10_000_000, 10_000
+_MAX_WINDOW = 1 << 17
+_MAX_WINDOWS = 10_000_000
+_MAX_MINUTES = 10_000
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,17 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         self._check_names()
-        for name, least in (("max_disagreement", 0), ("confidence", 0.5)):
+        for name, above in (("max_disagreement", 0), ("confidence", 0.5)):
             value = getattr(self, name)
-            if not least < value < 1:
-                raise ParamsError(f"{name} is {value}; set it between {least} and 1, such as {getattr(type(self), name)}")
+            if not above < value < 1:
+                raise ParamsError(f"{name} is {value}; set it between {above} and 1, such as {getattr(type(self), name)}")
         if not 0 < self.minutes <= _MAX_MINUTES:
             raise ParamsError(f"minutes is {self.minutes}; set it above 0, at most {_MAX_MINUTES}")
         bounds = {"window": (16, _MAX_WINDOW), "max_windows": (16, _MAX_WINDOWS), "rank": (1, 128)}
         bounds |= {"prompts": (2, 4096), "new_tokens": (8, 4096), "seed": (0, 2**32 - 1)}
-        for name, (least, most) in bounds.items():
-            if not least <= getattr(self, name) <= most:
-                raise ParamsError(f"{name} is {getattr(self, name)}; set it from {least} to {most}")
+        for name, (lowest, highest) in bounds.items():
+            if not lowest <= getattr(self, name) <= highest:
+                raise ParamsError(f"{name} is {getattr(self, name)}; set it from {lowest} to {highest}")
 
     def _check_names(self) -> None:
         object.__setattr__(self, "dtype", dtype_with(self.weights, self.quantizer, self.dtype, CalibrationConfig.dtype))

@@ -1,8 +1,9 @@
 """Speeds of a calibration's policies, measured where it was made: the calibrated bundle continues held-out prompts for real.
 
-The simulation chooses the exits, but it does not price everything that a policy does: the draft head, sampling of launches by the
-scheduler, threads. So what is promised is measured: `full` and each policy continue the same prompts in turn, and the ratio of
-the summed times is the predicted speedup. Where a draft head drafts for `exact`, `exact` without it takes its turn as well.
+Step costs choose the exits that are worth a measurement, but they do not price everything that a policy does: text drafts, the
+draft head, the scheduler, threads. So what is promised is measured: `full` and each policy continue the same prompts in turn, and
+the ratio of the summed times is the predicted speedup. Where a draft head drafts for `exact`, `exact` without it takes its turn
+as well.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from tide_runtime.errors import TideError
 
 from tide_calibrate.costs.model_costs import in_own_process
 from tide_calibrate.measured_target import CPU
+from tide_calibrate.placement.candidates import EXACT
 from tide_calibrate.temporary_bundle import TemporaryBundle
 
-LOOPS = "exact:router"  # drafts from exits; of looped models from their loops, which the simulation does not run as rows
-POLICIES = {"exact": ("exact", DepthOptions()), "exit": ("exit", DepthOptions()), LOOPS: ("exact", DepthOptions(draft="router"))}
+POLICIES = {
+    "exact": ("exact", DepthOptions()),
+    "exit": ("exit", DepthOptions()),
+    EXACT: ("exact", DepthOptions(draft="router")),
+}
 WITHOUT_HEAD = "exact, no draft head"  # text drafts alone, and exits where there are any
 DRAFT_HEAD = "draft head"  # `exact` over `WITHOUT_HEAD`
-SECONDS = 45.0  # for each policy and `full` beside it
-LEAST_PROMPTS = 8
+MIN_PROMPTS = 8
 _RESAMPLES = 2000
 _COVERED = (2.5, 97.5)  # percentiles of the range
 
@@ -50,56 +54,62 @@ class Rehearsal:
     prompts: int
 
 
-def rehearse(bundle: TemporaryBundle, prompts: Sequence[Sequence[int]], new_tokens: int) -> dict[str, Rehearsal]:
+def rehearse(
+    bundle: TemporaryBundle, prompts: Sequence[Sequence[int]], new_tokens: int, policies: Sequence[str], seconds: float
+) -> dict[str, Rehearsal]:
     """Policy → its speed on the calibrated ``bundle``, of those that it can run; with a draft head also `WITHOUT_HEAD` and
     `DRAFT_HEAD`.
 
     Args:
         prompts: token ids; as many of them are continued as there is time for.
         new_tokens: tokens of each continuation, fewer after an end token.
+        policies: names of `POLICIES`.
+        seconds: for each policy and `full` beside it.
 
     Raises CalibrationError where the process that measures fails.
     """
     path = bundle.path()
-    given, out = path.with_name("prompts.json"), path.with_name("rehearsal.json")
-    given.write_text(json.dumps(prompts), encoding="utf-8")
-    arguments = [str(path), str(given), str(new_tokens), str(out), bundle.target]
+    asked = {"prompts": prompts, "new_tokens": new_tokens, "policies": policies, "seconds": seconds, "target": bundle.target}
+    request = path.with_name("rehearsal-request.json")
+    out = path.with_name("rehearsal.json")
+    request.write_text(json.dumps(asked), encoding="utf-8")
+    arguments = [str(path), str(request), str(out)]
     in_own_process("tide_calibrate.rehearsal", arguments, "the policies' speeds could not be measured")
-    return {name: Rehearsal(**found) for name, found in json.loads(out.read_text(encoding="utf-8")).items()}
+    return {name: Rehearsal(**speed) for name, speed in json.loads(out.read_text(encoding="utf-8")).items()}
 
 
 def measure_policies(
     bundle: Path,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
-    seconds: float = SECONDS,
+    policies: Sequence[str],
+    seconds: float,
     threads: ThreadOptions | None = None,
     target: str = CPU,
 ) -> dict[str, Rehearsal]:
-    """`rehearse` in this process; at least `LEAST_PROMPTS` prompts, and more for ``seconds``.
+    """`rehearse` in this process; at least `MIN_PROMPTS` prompts, and more for ``seconds``.
 
     ``threads``: the commands run with ``ThreadOptions(shared=True)``.
     """
     options = EngineOptions(target=target, policy="full", max_batch=1, threads=threads or ThreadOptions())
-    found: dict[str, Rehearsal] = {}
+    speeds: dict[str, Rehearsal] = {}
     with Engine.load(bundle, options) as full:
-        for name, (policy, depth) in POLICIES.items():
+        for name in policies:
+            policy, depth = POLICIES[name]
             try:
                 own = full.with_options(replace(options, policy=policy, depth=depth))
             except TideError:  # no exit has a certified threshold, say
                 continue
             with ExitStack() as stack:
                 engines = [full, stack.enter_context(own)]
-                if name == LOOPS and not own.policy.loops_as_rows:
-                    continue
                 judged = name == "exact" and own.policy.uses_draft_head
                 if judged:
                     engines.append(stack.enter_context(_without_head(own)))
                 times = _in_turn(engines, prompts, new_tokens, policy, seconds)
-            found[name] = _rehearsal(times[:, :2])
+            speeds[name] = _rehearsal(times[:, :2])
             if judged:
-                found |= {WITHOUT_HEAD: _rehearsal(times[:, [0, 2]]), DRAFT_HEAD: _rehearsal(times[:, [2, 1]])}
-    return found
+                speeds |= {WITHOUT_HEAD: _rehearsal(times[:, [0, 2]]), DRAFT_HEAD: _rehearsal(times[:, [2, 1]])}
+    return speeds
 
 
 def _without_head(engine: Engine) -> Engine:
@@ -118,7 +128,7 @@ def _in_turn(
         engine.generate([list(prompts[0])], replace(params, cache_salt="warm"))
     times, begin = list[list[float]](), perf_counter()
     for number, prompt in enumerate(prompts):
-        if number >= LEAST_PROMPTS and perf_counter() - begin > seconds * len(engines) / 2:
+        if number >= MIN_PROMPTS and perf_counter() - begin > seconds * len(engines) / 2:
             break
         row = [0.0] * len(engines)
         for place in range(len(engines)):
@@ -142,7 +152,5 @@ def _rehearsal(times: NDArray[np.float64]) -> Rehearsal:
 
 if __name__ == "__main__":
     asked = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
-    measured = measure_policies(
-        Path(sys.argv[1]), asked, int(sys.argv[3]), threads=ThreadOptions(shared=True), target=sys.argv[5]
-    )
-    Path(sys.argv[4]).write_text(json.dumps({name: vars(one) for name, one in measured.items()}), encoding="utf-8")
+    measured = measure_policies(Path(sys.argv[1]), threads=ThreadOptions(shared=True), **asked)
+    Path(sys.argv[3]).write_text(json.dumps({name: vars(speed) for name, speed in measured.items()}), encoding="utf-8")

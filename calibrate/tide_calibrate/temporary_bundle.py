@@ -41,7 +41,10 @@ class TemporaryBundle:
         target: str = CPU,
     ) -> None:
         positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or MAX_SEQ_LEN
-        self._loaded, self._directory, self._calibration, self.target = loaded, directory, calibration, target
+        self._loaded = loaded
+        self._directory = directory
+        self._calibration = calibration
+        self.target = target
         self._config = ExportConfig(
             dtype=dtype,
             checkpoints=",".join(str(cut) for cut in sorted(set(cuts))) or ExportConfig.checkpoints,

@@ -40,9 +40,9 @@ from tide_export.progress import ExportProgress
 _WORTH_COMPILING = 5e12  # where step costs need the export anyway
 _WORTH_EXPORTING = 2e13
 _TRACE_PARTS = 4  # of the windows; a single exit is traced in several threads as well
-_TRAIN_WINDOWS, _LEAST_TRAIN_WINDOWS = 128, 32  # captured with the default minutes, and at least
+_TRAIN_WINDOWS, _MIN_TRAIN_WINDOWS = 128, 32  # captured with the default minutes, and at least
 _TEST_WINDOWS = 20  # captured, for the agreement of all heads: 5,120 tokens, a standard error of at most 0.7%
-_REPLIES, _LEAST_REPLIES = 112, 32  # that the draft head learns from, with the default minutes and at least
+_REPLIES, _MIN_REPLIES = 112, 32  # that the draft head learns from, with the default minutes and at least
 _DRAFT_HEAD_SHARE = 0.17  # of the minutes, for its training
 _DRAFT_HEAD_STEPS = 400  # at most, with the default minutes
 
@@ -75,7 +75,7 @@ class Captured:
         run = partial(trace_exits, model, exits=exits, vocabulary=vocabulary)
         test = run(self.text, "test", max_windows=_TEST_WINDOWS)
         own = [run(self.continuations, split) for split in ("threshold", "test")]
-        own_threshold, own_test = (generated_tokens(trace, self.own, self.prompt_lengths) for trace in own)
+        own_threshold, own_test = (generated_tokens(trace, self.prompt_lengths) for trace in own)
         return test, own_threshold, own_test
 
 
@@ -149,7 +149,7 @@ def _draft_head(
     if config.draft_head is False:
         return None
     share = config.minutes / CalibrationConfig.minutes
-    count = max(_LEAST_REPLIES, round(_REPLIES * share))
+    count = max(_MIN_REPLIES, round(_REPLIES * share))
     try:
         with progress.phase(f"write {count} replies"), token_bar(progress, "write", count * REPLY_TOKENS) as advance:
             layer = draft_head_layer(model.num_layers)
@@ -162,8 +162,8 @@ def _draft_head(
                 steps.reach(done)
 
             seconds = 60 * config.minutes * _DRAFT_HEAD_SHARE
-            most = round(_DRAFT_HEAD_STEPS * share)
-            trained = train_draft_head(model, captured, replies, layer, seconds, most, config.seed, on_step)
+            max_steps = round(_DRAFT_HEAD_STEPS * share)
+            trained = train_draft_head(model, captured, replies, layer, seconds, max_steps, config.seed, on_step)
     except UnsupportedModelError as error:
         progress.note(f"no draft head: {error}")
         return None
@@ -220,8 +220,11 @@ def _captured(
             return run(loaded, windows, text.split, directory=work / name)
 
     share = config.minutes / CalibrationConfig.minutes
-    most: dict[SplitName, int | None] = {"train": max(_LEAST_TRAIN_WINDOWS, round(_TRAIN_WINDOWS * share)), "test": _TEST_WINDOWS}
-    text_capture = run_text("text", text.windows_of(most))
+    max_windows: dict[SplitName, int | None] = {
+        "train": max(_MIN_TRAIN_WINDOWS, round(_TRAIN_WINDOWS * share)),
+        "test": _TEST_WINDOWS,
+    }
+    text_capture = run_text("text", text.windows_of(max_windows))
     with progress.phase(f"generate continuations of {config.prompts} prompts"):
         own, prompt_lengths = continue_prompts(loaded.model, text.windows, text.split, config.prompts, config.new_tokens)
         own_capture = run(loaded, own, text.split, directory=work / "continuations")
@@ -234,7 +237,8 @@ def exits_to_train(config: CalibrationConfig, num_layers: int, loops: int = 1) -
 
     Raises ParamsError when a head skips nothing at any candidate.
     """
-    candidates, kinds = candidate_layers(config.candidates, num_layers, loops), config.head_kinds
+    candidates = candidate_layers(config.candidates, num_layers, loops)
+    kinds = config.head_kinds
     exits = [(layer, kind) for layer in candidates for kind in kinds if layer + parse_kind(kind)[1] < num_layers]
     useless = [kind for kind in kinds if not any(kind == other for _, other in exits)]
     if useless:

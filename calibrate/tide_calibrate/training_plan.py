@@ -110,8 +110,8 @@ def plan_training(step_seconds: Mapping[str, float], heads: Mapping[str, int], m
         step_seconds: kind → seconds of a training step in one thread.
         heads: kind → number of heads.
     """
-    most = max(1.0, minutes / CalibrationConfig.minutes)
-    plans = [TrainingPlan(level, step_seconds, heads, minutes * 60 * _SHARE, workers) for level in _LEVELS if level <= most]
+    max_level = max(1.0, minutes / CalibrationConfig.minutes)
+    plans = [TrainingPlan(level, step_seconds, heads, minutes * 60 * _SHARE, workers) for level in _LEVELS if level <= max_level]
     for groups in ([list(heads)], [[kind] for kind in heads]):
         for plan in plans:
             if all(plan.seconds(group) <= plan.budget for group in groups):

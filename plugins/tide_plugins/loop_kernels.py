@@ -138,7 +138,8 @@ class PluginLoopKernels:
         return self._with_graph_condition(prepare_exit_gate, deeper, tensors, **numbers)
 
     def exit_inputs(self, state: LoopState, inputs: ExitInputs) -> Enqueue:
-        choice, places = state.choices[inputs.number - 1], (state.batch_size, inputs.width)
+        choice = state.choices[inputs.number - 1]
+        places = (state.batch_size, inputs.width)
         tensors = self._per_sequence(state, "length", dtype="i64") | self._per_sequence(state, "finished", dtype="u8")
         tensors |= self._waiting(state) | self._input_tensors(inputs.inputs, places)
         tensors |= {

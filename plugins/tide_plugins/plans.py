@@ -5,14 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # csrc/exit_router.cuh. One warp adds the parts of a row's norm, one chunk per lane; a lane reads up to 8 elements at a time.
-GROUP_ROWS, GROUP_THREADS, SLICE_WIDTH, MAX_CHUNKS, CHUNK_STEP = 8, 256, 16, 32, 256
+GROUP_ROWS = 8
+GROUP_THREADS = 256
+SLICE_WIDTH = 16
+MAX_CHUNKS = 32
+CHUNK_STEP = 256
 MAX_ROUTER_WIDTH = 256
 LOOP_THREADS = 256  # csrc/decode_loop.h
 TEXT_THREADS = 512  # csrc/text_drafts.h
 # csrc/exit_score_params.h. Pieces are 16 bytes per thread; one warp adds the sums of a row's blocks, one per lane.
-SCORE_THREADS, SCORE_PIECES, MAX_SCORE_BLOCKS = 256, 4, 32
+SCORE_THREADS = 256
+SCORE_PIECES = 4
+MAX_SCORE_BLOCKS = 32
 # csrc/choose_token_params.h. A thread reads about as many tokens; one warp takes the largest of a row's blocks, one per lane.
-CHOOSE_THREADS, CHOOSE_TOKENS, MAX_CHOOSE_BLOCKS, CHOOSE_SCRATCH_BYTES = 256, 16, 32, 33200
+CHOOSE_THREADS = 256
+CHOOSE_TOKENS = 16
+MAX_CHOOSE_BLOCKS = 32
+CHOOSE_SCRATCH_BYTES = 33200
 
 Dim3 = tuple[int, int, int]
 
@@ -52,8 +61,10 @@ class RouterPlan:
 
 def plan_exit_router(rows: int, hidden_size: int, width: int) -> RouterPlan:
     """The plan for states ``[rows, hidden_size]`` and a router of ``width``."""
-    chunk, groups = router_chunk(hidden_size), _divide_up(max(rows, 1), GROUP_ROWS)
-    chunks, slices = _divide_up(hidden_size, chunk), _divide_up(width, SLICE_WIDTH)
+    chunk = router_chunk(hidden_size)
+    groups = _divide_up(max(rows, 1), GROUP_ROWS)
+    chunks = _divide_up(hidden_size, chunk)
+    slices = _divide_up(width, SLICE_WIDTH)
     project = LaunchPlan((chunks, slices, groups), (GROUP_THREADS, 1, 1))
     score = LaunchPlan((groups, 1, 1), (GROUP_THREADS, 1, 1), shared_bytes=GROUP_ROWS * slices * SLICE_WIDTH * 4)
     return RouterPlan(project, score, chunk, groups * chunks * GROUP_ROWS * (slices * SLICE_WIDTH + 1))
@@ -81,7 +92,8 @@ def plan_exit_score(rows: int, vocab: int, element_bytes: int) -> LaunchPlan:
 
 def plan_choose_token(rows: int, vocab: int) -> LaunchPlan:
     """One plan for all three launches: peak, cut and race."""
-    some, blocks = max(rows, 1), _clamp(_divide_up(vocab, CHOOSE_THREADS * CHOOSE_TOKENS), 1, MAX_CHOOSE_BLOCKS)
+    some = max(rows, 1)
+    blocks = _clamp(_divide_up(vocab, CHOOSE_THREADS * CHOOSE_TOKENS), 1, MAX_CHOOSE_BLOCKS)
     grid, scratch = (blocks, some, 1), some * CHOOSE_SCRATCH_BYTES
     return LaunchPlan(grid, (CHOOSE_THREADS, 1, 1), counters=some, workspace_bytes=scratch)
 

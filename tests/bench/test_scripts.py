@@ -13,8 +13,8 @@ from benchmarks.serving.agent_script import session
 from tokenizers import Tokenizer
 
 SCRIPTS = (
-    *("agent_session", "architectures", "certificate", "drafters.__main__", "export_scale", "gpu.shapes", "integer_products"),
-    *("lm_eval_policies", "looped", "model_swap", "quantised_decode", "quantised_fidelity", "restart", "same_text.__main__"),
+    *("agent_session", "architectures", "certificate", "export_scale", "gpu.shapes", "integer_products"),
+    *("lm_eval_policies", "looped", "quantised_decode", "quantised_fidelity", "restart", "same_text.__main__"),
     *("serve_hostile", "serve_load", "target_identity", "tasks.__main__"),
 )
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 from calibrate.cost_model import table
 from cli_in_process import Run, cli_runner
 from rich.console import Console
 from tide_calibrate import calibrate as calibrate_module
-from tide_calibrate import cli, temporary_bundle, training_plan
+from tide_calibrate import cli, placed_exit, temporary_bundle, training_plan
 from tide_calibrate import train as train_module
 from tide_calibrate.calibrate import calibrate
 from tide_calibrate.capture import compiled_pass, forward_pass
@@ -28,17 +27,20 @@ from tide_calibrate.costs.measure import save_costs
 from tide_calibrate.costs.model_costs import measure_in_own_process
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.model.frozen import FrozenModel
-from tide_calibrate.placement.search import GATE
+from tide_calibrate.placed_exit import GATE
+from tide_calibrate.placement.candidates import EXACT
 from tide_calibrate.rehearsal import DRAFT_HEAD, WITHOUT_HEAD, Rehearsal
 from tide_calibrate.report import draw as draw_module
 from tide_calibrate.report.draw import REPORT_NAME
-from tide_calibrate.report.terminal import print_summary
+from tide_calibrate.report.terminal import print_summary, recommendation_line
+from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.traces.trace import SplitTrace
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.errors import CalibrationError, ParamsError
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_tokenizer import write_byte_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, CalibrationFile, read_calibration
+from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAME, read_calibration
 from tide_export.calibration.exits_file import read_exits
 from tide_export.config import ExportConfig, checkpoint_layers
 from tide_export.export import quantize_loaded
@@ -68,7 +70,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_plan, "STEPS", 24)
     monkeypatch.setattr(training_plan, "STEPS_FROM_NEIGHBOUR", 24)
     monkeypatch.setattr(train_module, "_DRAFT_HEAD_STEPS", 40)  # 400 take more than half of a calibration here
-    monkeypatch.setattr(train_module, "_REPLIES", train_module._LEAST_REPLIES)
+    monkeypatch.setattr(train_module, "_REPLIES", train_module._MIN_REPLIES)
     monkeypatch.setattr(draw_module, "png", lambda figure: repr([axes.get_title() for axes in figure.axes]).encode())
 
 
@@ -85,23 +87,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _save_model(directory: Path, change_in_late_layers: float) -> Path:
     """Save a tiny random Llama whose layers from the third on have their residual updates scaled by this factor."""
     torch.set_num_threads(1)
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator([TEXT], trainer)
     torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
     config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        eos_token_id=None,
+        vocab_size=128, num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.3, eos_token_id=None, **sizes
     )
     model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
@@ -109,7 +98,7 @@ def _save_model(directory: Path, change_in_late_layers: float) -> Path:
             layer.self_attn.o_proj.weight.mul_(change_in_late_layers)
             layer.mlp.down_proj.weight.mul_(change_in_late_layers)
     model.save_pretrained(directory)
-    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(directory)
+    write_byte_tokenizer(directory)
     return directory
 
 
@@ -175,7 +164,7 @@ def test_the_way_of_large_models(
     monkeypatch.setattr(train_module, "_WORTH_EXPORTING", 0)
     monkeypatch.setattr(compiled_pass, "CompiledPass", Watched)
     tracing(train_module)
-    tracing(calibrate_module)
+    tracing(placed_exit)
     done = run(model, "--data", texts, "--out", tmp_path / "calib", "--costs", costs, *SMALL)
     assert done.code == 0, done.err
     assert passes and "captured by PyTorch" not in done.err
@@ -228,11 +217,56 @@ COSTS = {
 }
 
 
-def test_a_draft_head_stays_only_where_it_pays(model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def measures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what is measured: the speeds of a policy with each candidate by its checkpoint, and then those of the policies."""
+
+    def set_speeds(of_policies: list[dict[str, Rehearsal]], of_candidates: dict[str, dict[int, float]]) -> None:
+        def rehearse(bundle: TemporaryBundle, prompts: object, new_tokens: int, policies: list[str], seconds: float) -> object:
+            if seconds != placed_exit.CANDIDATE_SECONDS:
+                return dict(of_policies.pop(0))
+            assert bundle._calibration is not None and bundle._calibration.info.draft_head is None
+            speed = of_candidates[policies[0]][bundle._calibration.info.exits[0].checkpoint]
+            return {policies[0]: Rehearsal(speed, speed - 0.1, speed + 0.1, 9)}
+
+        monkeypatch.setattr(calibrate_module, "measure_model_costs", lambda *_: table(layers=LAYERS))
+        monkeypatch.setattr(placed_exit, "rehearse", rehearse)
+
+    return set_speeds
+
+
+SLOW = {2: 0.9, 3: 1.01}
+CHOICES = {
+    "the fastest": ({EXACT: {2: 1.1, 3: 1.3}}, 3),
+    "the fastest by expectation among equals": ({EXACT: {2: 1.31, 3: 1.3}}, 2),
+    "one that only exit gains from": ({EXACT: SLOW, "exit": {2: 0.9, 3: 1.2}}, 3),
+    "none": ({EXACT: SLOW, "exit": SLOW}, None),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_the_exit_that_is_measured_to_be_fastest_is_kept(
+    case: str, model: Path, texts: Path, tmp_path: Path, measures: Callable[..., None]
+) -> None:
+    """Breaks: step costs alone decide which exit a bundle is cut for, or it is cut although no exit pays."""
+    speeds, chosen = CHOICES[case]
+    measures([{"exact": Rehearsal(1.4, 1.3, 1.5, 9)}], speeds)
+    file = calibrate(str(model), str(texts), tmp_path / "calib", replace(CONFIG, heads="identity", draft_head=False))
+    info = file.calibration
+    assert [exit.checkpoint for exit in info.exits] == ([] if chosen is None else [chosen])
+    assert info.recommended == "exact" and info.predicted["exact"] == 1.4
+    if chosen is None:
+        assert "the best exit, identity after layer 3, is measured to give policy exact:router 1.01x" in file.refusal
+        assert EXACT not in info.predicted and info.draft_limit == 0
+    else:
+        assert sum(info.exit_depths.values()) == pytest.approx(1, abs=1e-3)
+        assert info.predicted[EXACT] == speeds[EXACT][chosen]  # measured too where it is not what pays
+        assert info.predicted_range[EXACT] == pytest.approx([speeds[EXACT][chosen] - 0.1, speeds[EXACT][chosen] + 0.1])
+
+
+def test_a_draft_head_stays_only_where_it_pays(model: Path, texts: Path, tmp_path: Path, measures: Callable[..., None]) -> None:
     """Breaks: every token waits for a head whose guesses gain less than they cost, or a head that gains is thrown away."""
-    measured = [dict(found) for found in (HELPS, IS_NOISE, COSTS)]
-    monkeypatch.setattr(calibrate_module, "measure_model_costs", lambda *_: table(layers=LAYERS))
-    monkeypatch.setattr(calibrate_module, "rehearse", lambda *_: measured.pop(0))
+    measures([HELPS, IS_NOISE, COSTS], {EXACT: {2: 1.2, 3: 1.2}})
     log = Console(file=io.StringIO(), width=400)
     outs, config = [tmp_path / name for name in ("helps", "is noise", "costs")], replace(CONFIG, heads="identity")
     calibrate(str(model), str(texts), outs[0], config, also={0.2: outs[1], 0.1: outs[2]}, progress=ExportProgress(log))
@@ -241,7 +275,7 @@ def test_a_draft_head_stays_only_where_it_pays(model: Path, texts: Path, tmp_pat
     assert (helps.calibration.predicted["exact"], helps.draft_head_left_out) == (1.5, "")
     for out, file in zip(outs[1:], (is_noise, costs), strict=True):
         assert file.calibration.draft_head is None and not read_exits(out / EXITS_NAME).draft
-        assert {*file.calibration.predicted_range} == {"exact"}
+        assert {*file.calibration.predicted_range} == {"exact", EXACT}
     assert (is_noise.calibration.predicted["exact"], is_noise.calibration.predicted_range["exact"]) == (1.2, [1.1, 1.3])
     assert (is_noise.calibration.recommended, costs.calibration.recommended) == ("exact", "full")
     said = (
@@ -253,20 +287,10 @@ def test_a_draft_head_stays_only_where_it_pays(model: Path, texts: Path, tmp_pat
     for text in (log.file.getvalue(), summary.file.getvalue(), page):  # type: ignore[attr-defined]
         assert said in text and "left out (tide-calibrate --draft-head keeps it)" in text
     assert "1.500x full's speed with it and at 1.200x without" in log.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_draft_head_that_was_asked_for_stays(
-    run: Run, model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Breaks: `--draft-head` is ignored, and who measures heads has none to measure."""
-    monkeypatch.setattr(calibrate_module, "measure_model_costs", lambda *_: table(layers=LAYERS))
-    monkeypatch.setattr(calibrate_module, "rehearse", lambda *_: dict(COSTS))
-    done = run(model, "--data", texts, "--out", tmp_path / "calib", *SMALL, "--heads", "identity", "--draft-head")
-    assert done.code == 0, done.err
-    file = read_calibration(tmp_path / "calib")
-    assert file.calibration.draft_head is not None and read_exits(tmp_path / "calib" / EXITS_NAME).draft
-    assert file.calibration.predicted["exact"] == 1.05 and "left out" not in done.out + done.err
-    assert "1.050x full's speed with it" in " ".join(done.err.split())
+    measures([COSTS], {EXACT: {2: 1.2, 3: 1.2}})  # and who asks for a head gets it
+    kept = calibrate(str(model), str(texts), tmp_path / "kept", replace(config, draft_head=True))
+    assert kept.calibration.draft_head is not None and read_exits(tmp_path / "kept" / EXITS_NAME).draft
+    assert (kept.calibration.predicted["exact"], kept.draft_head_left_out) == (1.05, "")
 
 
 def test_a_certificate_against_the_original_counts_rounded_weights(
@@ -300,43 +324,37 @@ def test_a_certificate_against_the_original_counts_rounded_weights(
 
 
 def test_a_calibration_holds_exits_for_the_exporter(calib: Path, model: Path) -> None:
-    """tide-export needs exits of this model, their weights, a certificate and costs."""
+    """tide-export needs exits of this model, their weights, a certificate and costs; and the certificate must be traceable."""
     file = read_calibration(calib)
     file.check_model(fingerprint(load_model(str(model), "fp32")), "agreeing")
+    with pytest.raises(CalibrationError, match="made for agreeing"):
+        file.check_model("ab" * 32, "other")
     info = file.calibration
-    assert info.recommended == "exact"
-    assert info.predicted["exact"] > 1.02
+    assert info.recommended == "exact" and 1.02 < info.predicted["exact"] == info.predicted[EXACT]
     assert info.exits and all(one.checkpoint in (2, 3) for one in info.exits)
-    assert info.certificate is not None and info.certificate.measured < 0.3
-    assert file.refusal == ""
+    assert info.certificate is not None and info.certificate.measured < 0.3 and file.refusal == ""
     weights = read_exits(calib / EXITS_NAME)
     assert set(weights.translators) == {one.checkpoint for one in info.exits if one.head != "identity"}
     assert set(weights.routers) == {one.checkpoint for one in info.exits if one.has_mlp}
-
-
-def test_the_data_and_every_head_are_recorded(calib: Path) -> None:
-    """A certificate must be traceable to its calibration text, and a head's rate to what it was measured at."""
-    file = read_calibration(calib)
-    assert {(line.head, tuple(line.checkpoints)) for line in file.heads} == {
-        (head, (2, 3)) for head in ("identity", "linear", "tail:1")
-    }
+    heads = {(line.head, tuple(line.checkpoints)) for line in file.heads}
+    assert heads == {(head, (2, 3)) for head in ("identity", "linear", "tail:1")}
     assert all(0.3 < share <= 1 for line in file.heads for share in [*line.text, *line.continuations])
     data = file.data
-    assert sum(data.documents.values()) == DOCUMENTS
-    assert set(data.tokens) == set(data.sha256) == {"train", "threshold", "test"}
-    assert sum(data.tokens.values()) <= 40 * 64 and len(set(data.sha256.values())) == 3
+    assert sum(data.documents.values()) == DOCUMENTS and sum(data.tokens.values()) <= 40 * 64
+    assert set(data.tokens) == set(data.sha256) == {"train", "threshold", "test"} and len(set(data.sha256.values())) == 3
 
 
 def test_the_summary_is_printed_and_nothing_temporary_is_left(calib: Path) -> None:
-    """A user would not learn what to do next, or find captured states of gigabytes."""
+    """A user would not learn what to do next, take a prediction for a measurement, or find captured states of gigabytes."""
     printed = " ".join((calib.parent / "stdout").read_text().split())
     info = read_calibration(calib).calibration
     for expected in ("identity", "tail:1", "Chosen exits", "Certificate: With 95% confidence", "Use policy exact"):
         assert expected in printed
     assert f"exact {info.predicted['exact']:.2f}x" in printed
+    for text in (printed, (calib / REPORT_NAME / "index.html").read_text()):
+        assert "predictions from step costs, not measured: exact" in text
     assert {path.name for path in calib.parent.iterdir()} == {"calib", "stdout"}
     assert {path.name for path in calib.iterdir()} == {CALIBRATION_NAME, EXITS_NAME, REPORT_NAME, "costs.json"}
-    assert (calib / REPORT_NAME / "index.html").is_file()
 
 
 def test_the_report_is_drawn_again(calib: Path, run: Run, tmp_path: Path) -> None:
@@ -359,28 +377,18 @@ def test_other_folders_are_not_touched(calib: Path, calibrated: tuple, run: Run,
     assert done.code == 2 and "is not a calibration" in done.err and (tmp_path / "unrelated.txt").exists()
 
 
-def test_full_is_recommended_for_a_model_that_never_agrees(
-    texts: Path, costs: Path, run: Run, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+def test_full_is_recommended_where_nothing_is_known_to_pay(
+    texts: Path, costs: Path, model: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    """With strong random late layers no exit agrees; that must give a result, not an error."""
+    """With strong random late layers no exit agrees: a result, not an error. Without costs no speedup may be predicted."""
     never_agreeing = _save_model(tmp_path_factory.mktemp("models") / "never_agreeing", 3.0)
-    command = (never_agreeing, "--data", texts, "--out", tmp_path / "calib", "--costs", costs, *SMALL)
-    done = run(*command, "--heads", "identity", "--max-disagreement", "0.01")
-    assert done.code == 0, done.err
-    file = read_calibration(tmp_path / "calib")
+    config = replace(CONFIG, heads="identity", max_disagreement=0.01)
+    file = calibrate(str(never_agreeing), str(texts), tmp_path / "calib", config, costs=str(costs))
     assert (file.calibration.exits, file.calibration.recommended, file.calibration.certificate) == ([], "full", None)
-    assert "never agree" in file.refusal
-    assert "No exits pay" in done.out
+    assert "is predicted to give policy exact:router" in file.refusal and "No exits pay" in recommendation_line(file)
     assert (tmp_path / "calib" / REPORT_NAME / "index.html").is_file()
-
-
-def test_without_costs_no_gain_is_predicted(model: Path, texts: Path, run: Run, tmp_path: Path) -> None:
-    """Without measured costs no speedup may be predicted or recommended."""
-    done = run(model, "--data", texts, "--out", tmp_path / "calib", *SMALL, "--costs", "none", "--heads", "identity")
-    assert done.code == 0, done.err
-    info = read_calibration(tmp_path / "calib").calibration
-    assert (info.predicted, info.recommended, info.costs) == ({}, "full", None)
-    assert info.exits
+    info = calibrate(str(model), str(texts), tmp_path / "none", replace(CONFIG, heads="identity"), costs="none").calibration
+    assert (info.predicted, info.recommended, info.costs) == ({}, "full", None) and info.exits
 
 
 def test_costs_are_measured_on_a_temporary_bundle(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,11 +405,7 @@ def test_costs_are_measured_on_a_temporary_bundle(model: Path, tmp_path: Path, m
     assert len({deep - shallow for shallow, deep in pairwise(edges)}) > 1
     assert exported[0].max_seq_len == 128  # the model's own limit
     assert not list(tmp_path.iterdir())
-
-
-def test_costs_that_cannot_be_measured_are_an_error(tmp_path: Path) -> None:
-    """Costs are measured in a subprocess, whose error must appear in the message."""
-    with pytest.raises(CalibrationError, match=r"could not be measured \(.*nowhere.*--costs none"):
+    with pytest.raises(CalibrationError, match=r"could not be measured \(.*nowhere.*--costs none"):  # of another process
         measure_in_own_process(tmp_path / "nowhere", "cpu", tmp_path / "costs.json")
 
 
@@ -425,7 +429,7 @@ def test_an_interrupted_run_resumes_and_gives_the_same_bytes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(calibrate_module, "certify_exits", interrupt)  # by then the threshold text is captured too
+        patched.setattr(placed_exit, "certify_exits", interrupt)  # by then the threshold text is captured too
         done = run(*calibrated[1](out))
     assert done.code == 130
     assert "run the same command to go on" in done.err
@@ -448,73 +452,49 @@ def _contents(directory: Path) -> dict[str, bytes]:
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ("./nowhere", "there is no file or directory ./nowhere"),
-        ("one", "1 different documents, but at least 3 are needed"),
-        ("short", "too little text"),
-    ],
+UNUSABLE = (
+    ("--data", "./nowhere", "there is no file or directory ./nowhere"),
+    ("--data", "one", "1 different documents, but at least 3 are needed"),
+    ("--data", "short", "too little text"),
+    ("--heads", "tail:9", "the head tail:9 skips nothing"),
+    ("--heads", "oracle", "'oracle' is no exit head"),
+    ("--heads", "block:1", "'block:1' is no exit head"),
+    ("--candidates", "6", "do not fit a model of 6 layers"),
+    ("--candidates", "3,2", "rising"),
+    ("--router", "dice", "router is 'dice'"),
+    ("--minutes", "0", "minutes is 0.0"),
+    ("--minutes", "nan", "minutes is nan"),
+    ("--minutes", "1e9", "minutes is"),
+    ("--confidence", "0.2", "confidence is 0.2; set it between 0.5 and 1"),
+    ("--max-disagreement", "0", "max_disagreement is 0.0"),
+    ("--window", "4", "window is 4; set it from 16"),
+    ("--costs", "nowhere.json", "nowhere.json cannot be read"),
+    ("--window", "512", "give at most 128, the model's limit"),
+    ("--reference", "fp32", "reference fp32 is the calibrated model itself with weights source"),
+    ("--reference", "./nowhere", "there is no directory ./nowhere"),
 )
-def test_unusable_data_is_an_error(model: Path, run: Run, tmp_path: Path, data: str, message: str) -> None:
-    """Unusable data must not be replaced by other text, and must leave no partial output."""
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "a.txt").write_text("def f(): pass\n" * 400)
-    (tmp_path / "short").mkdir()
-    for name in "abc":
-        (tmp_path / "short" / f"{name}.txt").write_text(f"{name} = 1\n" * 3)
-    source = data if data.startswith(".") else tmp_path / data
-    done = run(model, "--data", source, "--out", tmp_path / "calib", *SMALL)
-    assert done.code == 2
-    assert done.err.count("error: ") == 1
-    assert message in " ".join(done.err.split())
-    assert not (tmp_path / "calib").exists()
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--heads", "tail:9", "the head tail:9 skips nothing"),
-        ("--heads", "oracle", "'oracle' is no exit head"),
-        ("--heads", "block:1", "'block:1' is no exit head"),
-        ("--candidates", "6", "do not fit a model of 6 layers"),
-        ("--candidates", "3,2", "rising"),
-        ("--router", "dice", "router is 'dice'"),
-        ("--confidence", "0.2", "confidence is 0.2; set it between 0.5 and 1"),
-        ("--max-disagreement", "0", "max_disagreement is 0.0"),
-        ("--window", "4", "window is 4; set it from 16"),
-        ("--costs", "nowhere.json", "nowhere.json cannot be read"),
-        ("--window", "512", "give at most 128, the model's limit"),
-        ("--reference", "fp32", "reference fp32 is the calibrated model itself with weights source"),
-        ("--reference", "./nowhere", "there is no directory ./nowhere"),
-    ],
-)
-def test_unusable_options_are_an_error(
-    model: Path, texts: Path, run: Run, tmp_path: Path, option: str, value: str, message: str
+@pytest.mark.parametrize(("option", "value", "message"), UNUSABLE)
+def test_unusable_data_and_options_are_errors(
+    model: Path, texts: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str, message: str
 ) -> None:
+    """Unusable data must not be replaced by other text, and must leave no partial output."""
+    for name, text in {"one/a": "def f(): pass\n" * 400, **{f"short/{n}": f"{n} = 1\n" * 3 for n in "abc"}}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.txt").write_text(text)
+    monkeypatch.chdir(tmp_path)
     done = run(model, "--data", texts, "--out", tmp_path / "calib", *SMALL, option, value)
-    assert done.code == 2
+    assert done.code == 2 and done.err.count("error: ") == 1
     assert message in " ".join(done.err.split())
     assert not (tmp_path / "calib").exists()
 
 
-def test_help_shows_an_example_and_the_report_command(run: Run) -> None:
-    """The help text must be sufficient for a first calibration."""
-    done = run("--help")
-    assert done.code == 0
+def test_help_candidates_and_defaults(run: Run) -> None:
+    """The help must do for a first calibration; heads would be trained where no exit can be, or too deep to be worth it."""
+    printed = run("--help").out
     for expected in ("--data", "--max-disagreement", "tide-export ./my-model --calibration", "tide-calibrate report"):
-        assert expected in done.out
-
-
-def test_a_calibration_of_another_model_is_refused(calib: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    other = _save_model(tmp_path_factory.mktemp("models") / "other", 0.5)
-    file: CalibrationFile = read_calibration(calib)
-    with pytest.raises(CalibrationError, match="made for agreeing"):
-        file.check_model(fingerprint(load_model(str(other), "fp32")), "other")
-
-
-def test_candidates() -> None:
-    """Heads would be trained where no exit can be, or too deep to be worth it."""
+        assert expected in printed
     first_two_thirds = {2: [1], 6: [1, 2, 3, 4], 24: [2, 4, 6, 8, 10, 12, 14, 16]}
     assert {layers: candidate_layers("auto", layers) for layers in first_two_thirds} == first_two_thirds
     for layers in (6, 32, 80, 126):
@@ -523,7 +503,4 @@ def test_candidates() -> None:
             assert candidates == sorted(set(candidates)) and candidates[0] >= 1 and candidates[-1] < layers
     with pytest.raises(ParamsError, match="too few for an exit"):
         candidate_layers("auto", 1)
-
-
-def test_defaults_are_valid_and_json() -> None:
     assert json.loads(json.dumps(CalibrationConfig().__dict__))["max_disagreement"] == 0.01

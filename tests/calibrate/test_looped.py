@@ -63,11 +63,6 @@ def test_continuations_are_the_models_own(model: PreTrainedModel) -> None:
     assert own.tokens.tolist() == text.tolist()
 
 
-def test_candidates_are_the_ends_of_loops() -> None:
-    """Exits would be tried where the model was not trained to stop."""
-    assert candidate_layers("auto", 96, 4) == [24, 48, 72]
-
-
 @pytest.mark.parametrize("router", ["gate", "max_probability"])
 def test_the_gate_is_calibrated(tmp_path: Path, router: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The certificate would be of another router than the bundle's, or a gate that was trained be left out of the choice."""
@@ -79,6 +74,7 @@ def test_the_gate_is_calibrated(tmp_path: Path, router: str, monkeypatch: pytest
             layer.input_layernorm_2.weight.mul_(0.02)
             layer.post_attention_layernorm_2.weight.mul_(0.02)
         model.model.norm.weight.fill_(1.0)
+    assert candidate_layers("auto", 96, 4) == [24, 48, 72]  # where the model was trained to stop
     source = tmp_path / "model"
     model.save_pretrained(source)
     write_byte_tokenizer(source)
@@ -86,16 +82,8 @@ def test_the_gate_is_calibrated(tmp_path: Path, router: str, monkeypatch: pytest
     for number, start in enumerate(range(0, 9600, 800)):
         (tmp_path / "texts" / f"{number}.txt").write_text(TEXT[start : start + 800])
     save_costs(table(layers=3), tmp_path / "costs.json")
-    config = CalibrationConfig(
-        heads="identity",
-        router=router,
-        window=64,
-        max_windows=40,
-        prompts=8,
-        new_tokens=12,
-        max_disagreement=0.3,
-        draft_head=False,
-    )
+    small = {"window": 64, "max_windows": 40, "prompts": 8, "new_tokens": 12, "max_disagreement": 0.3, "draft_head": False}
+    config = CalibrationConfig(heads="identity", router=router, **small)
     file = calibrate(str(source), str(tmp_path / "texts"), tmp_path / "calib", config, costs=str(tmp_path / "costs.json"))
     assert {exit.router for exit in file.calibration.exits} == {router} and file.num_layers == 3
     gate, written = gate_router(load_model(str(source), "fp32")), read_exits(tmp_path / "calib" / EXITS_NAME).routers

@@ -27,29 +27,20 @@ def present(monkeypatch: pytest.MonkeyPatch, gpu: PresentGpu | None, lacks: str 
         monkeypatch.setattr(select, "_missing_package", lambda target: lacks)
 
 
-def test_the_processor_is_timed_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_is_timed_where_it_can_be_or_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     present(monkeypatch, L40)
     assert measured_target("fp16") == "cpu" and measured_target("fp16", gpu_first=True) == "cuda"
-
-
-def test_the_gpu_is_timed_where_onnx_runtime_is_its_own(onnxruntime_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a calibration that ends in "cannot load" after an hour of training, in the environment of target cuda."""
-    present(monkeypatch, L40)
-    assert measured_target("fp16") == "cuda"
-
-
-def test_torch_is_timed_where_onnx_runtime_has_no_cuda(onnxruntime_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a refusal on a GPU with torch, which every calibration has, beside an old ONNX Runtime for processors."""
-    present(monkeypatch, L40)
-    monkeypatch.setattr(select, "_missing_package", lambda target: "no CUDA provider")
-    assert measured_target("bf16") == "torch"
-
-
-def test_a_target_that_was_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    present(monkeypatch, L40)
     assert measured_target("bf16", "cuda") == "cuda"
     with pytest.raises(TargetError, match=r"timed here in bf16: cpu: .*no bf16 kernels.*--costs none"):
         measured_target("bf16", "cpu")
+
+
+def test_the_gpu_is_timed_where_onnx_runtime_is_its_own(onnxruntime_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against "cannot load" after an hour of training, and a refusal on a GPU with torch, which every calibration has."""
+    present(monkeypatch, L40)
+    assert measured_target("fp16") == "cuda"
+    monkeypatch.setattr(select, "_missing_package", lambda target: "no CUDA provider")
+    assert measured_target("bf16") == "torch"
 
 
 @pytest.mark.parametrize(("gpu", "lacks"), [(None, None), (L40, "libcublas.so.13 is missing")])

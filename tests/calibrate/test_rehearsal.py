@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from export.architectures import LAYERS, tiny_model
-from export.looped_tiny import saved
 from export.stub_calibration import draft_tensors, write_calibration
 from runtime.conftest import bundle, exits_bundle, hf_model_directory, load
 from tide_calibrate import rehearsal
-from tide_calibrate.rehearsal import DRAFT_HEAD, LEAST_PROMPTS, WITHOUT_HEAD, _rehearsal, measure_policies, rehearse
+from tide_calibrate.placement.candidates import EXACT
+from tide_calibrate.rehearsal import DRAFT_HEAD, MIN_PROMPTS, WITHOUT_HEAD, _rehearsal, measure_policies, rehearse
 from tide_calibrate.text.documents import Windows
 from tide_calibrate.train import Captured
 from tide_runtime import Engine, ThreadOptions
@@ -36,12 +36,12 @@ def test_the_range_is_of_another_sample() -> None:
 
 def test_each_policy_that_the_bundle_has_is_measured(exits_bundle: Path, bundle: Path) -> None:
     """A speed of `exit` would be promised where no threshold is certified."""
-    prompts = [[3 + n, 40, 99, 7] for n in range(2 * LEAST_PROMPTS)]
-    found = measure_policies(exits_bundle, prompts, 8, seconds=0.0)
-    assert set(found) == {"exact", "exit"}
-    assert {one.prompts for one in found.values()} == {LEAST_PROMPTS}
+    prompts = [[3 + n, 40, 99, 7] for n in range(2 * MIN_PROMPTS)]
+    found = measure_policies(exits_bundle, prompts, 8, ["exact", "exit", EXACT], seconds=0.0)
+    assert set(found) == {"exact", "exit", EXACT}
+    assert {one.prompts for one in found.values()} == {MIN_PROMPTS}
     assert all(0 < one.low <= one.speedup <= one.high for one in found.values())
-    assert set(measure_policies(bundle, prompts[:2], 4, seconds=0.0)) == {"exact"}
+    assert set(measure_policies(bundle, prompts[:2], 4, ["exact", "exit"], seconds=0.0)) == {"exact"}
 
 
 @pytest.mark.parametrize("exits", [[], [ExitInfo(1, "linear", "max_probability", 0.05)]], ids=["text", "text and exits"])
@@ -62,23 +62,15 @@ def test_exact_runs_without_its_draft_head_too(exits: list[ExitInfo], tmp_path: 
         return np.tile(seconds, (9, 1))
 
     monkeypatch.setattr(rehearsal, "_in_turn", stubbed)
-    found = measure_policies(tmp_path / "engine", [[3, 40, 99, 7]] * 2, 4, seconds=0.0, threads=ThreadOptions(1))
+    found = measure_policies(tmp_path / "engine", [[3, 40, 99, 7]] * 2, 4, ["exact"], seconds=0.0, threads=ThreadOptions(1))
     assert taken[0] == (2, 3)
     assert (found["exact"].speedup, found[WITHOUT_HEAD].speedup, found[DRAFT_HEAD].speedup) == (1.25, 2.0, 0.625)
 
 
-@pytest.mark.slow
-def test_drafts_from_loops_are_measured_too(tmp_path: Path) -> None:
-    """The speed of a looped model's loops would be that of exits, as the simulation runs no rows."""
-    export(str(saved("ouro", tmp_path / "model")), tmp_path / "bundle", ExportConfig(max_seq_len=64, tokenizer="none"))
-    found = measure_policies(tmp_path / "bundle", [[3, 40, 99, 7]] * 2, 4, seconds=0.0, threads=ThreadOptions(1))
-    assert {"exact", "exact:router"} <= set(found)
-
-
 def test_prompts_come_from_the_test_split() -> None:
     """Speeds would be of texts on which the exits were chosen, or of none."""
-    tokens, documents = np.arange(24, dtype=np.int32).reshape(4, 6), np.array([7, 7, 9, 9], np.int32)
-    windows = Windows(tokens, np.full(4, 6, np.int32), documents)
+    tokens = np.arange(24, dtype=np.int32).reshape(4, 6)
+    windows = Windows(tokens, np.full(4, 6, np.int32), np.array([7, 7, 9, 9], np.int32))
     continuations = SimpleNamespace(split=np.array([1, 1, 2, 2], np.int8), lengths=windows.lengths)
     captured = Captured(None, windows, np.array([2, 2, 3, 2], np.int32), continuations, None)  # type: ignore[arg-type]
     assert captured.held_out_prompts() == [[12, 13, 14], [18, 19]]
@@ -86,11 +78,6 @@ def test_prompts_come_from_the_test_split() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_fails_says_what_to_do(tmp_path: Path) -> None:
-    class Missing:
-        target = "cpu"
-
-        def path(self) -> Path:
-            return tmp_path / "nowhere"
-
+    missing = SimpleNamespace(target="cpu", path=lambda: tmp_path / "nowhere")
     with pytest.raises(CalibrationError, match=r"speeds could not be measured \(.*nowhere.*--costs none"):
-        rehearse(Missing(), [[1, 2]], 4)  # type: ignore[arg-type]
+        rehearse(missing, [[1, 2]], 4, ["exact"], 0.0)  # type: ignore[arg-type]

@@ -139,8 +139,7 @@ def test_the_draft_head_learns_there(
     loaded = LoadedModel(copy.deepcopy(model), None, "tiny")
     with PretendGpu(), model_on(loaded, DEVICE):
         frozen = FrozenModel(loaded.model, LAYERS)
-        windows = Windows(np.full((2, 8), 5, np.int32), np.full(2, 8, np.int32), np.arange(2, dtype=np.int32))
-        text = SplitText([], np.zeros(2, np.int8), windows)
+        text = SplitText([], np.zeros(4, np.int8), _windows(model))
         replies = write_replies(loaded, text, [MIDDLE, LAYERS], 4, seed=0)
         short = Replies(captured, np.zeros(len(captured.tokens), np.int64))
         trained = train_draft_head(frozen, captured, short, MIDDLE, seconds=0.1)
@@ -148,21 +147,17 @@ def test_the_draft_head_learns_there(
     assert replies.capture.tokens.shape[0] == 4 and (tmp_path / "exits.safetensors").exists()
 
 
-def test_mixing_with_host_memory_is_refused() -> None:
-    """The tests above would pass whatever the code does."""
+def test_mixing_with_host_memory_and_a_missing_gpu_are_refused(tmp_path: Path) -> None:
+    """The tests above would pass whatever the code does; and a calibration would load a model for minutes before it fails."""
     with PretendGpu():
         there = torch.arange(3).to(DEVICE)
         with pytest.raises(RuntimeError, match="mixes tensors"):
             there + torch.arange(3)
         assert (there + 1).cpu().tolist() == [1, 2, 3] and int(there.sum()) == 3
-
-
-def test_a_gpu_that_torch_does_not_see_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    """A calibration would load a model for minutes first, or end with a traceback."""
+    with pytest.raises(ParamsError, match="cuda:1 for the second"):
+        CalibrationConfig(device="gpu")
     if torch.cuda.is_available():
         pytest.skip("needs a torch without a GPU")
     with pytest.raises(TargetError, match="sees 0 GPUs"):
         calibrate("nowhere", "nothing", tmp_path / "out", CalibrationConfig(device="cuda"))
-    with pytest.raises(ParamsError, match="cuda:1 for the second"):
-        CalibrationConfig(device="gpu")
     assert checked_device("cpu").type == "cpu" and not (tmp_path / "out").exists()

@@ -48,7 +48,8 @@ def exit_traces(
         limit: windows of 256 tokens in all.
         work: folder for the capture.
     """
-    loaded, documents = load_model(str(DEMO_MODELS / model), "fp32"), held_out_documents(data)
+    loaded = load_model(str(DEMO_MODELS / model), "fp32")
+    documents = held_out_documents(data)
     assert loaded.tokenizer is not None
     split = split_documents(documents, fractions=FRACTIONS)
     cut = windows(documents, split, loaded.tokenizer, limit=limit)

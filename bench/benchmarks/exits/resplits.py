@@ -81,8 +81,11 @@ def judge(pool: PolicyCounts, arm: Arm, parts: Iterator[Parts], epsilon: float, 
     for chosen_on, judged_by in parts:
         member = arm.choose(pool.select(chosen_on), epsilon, confidence)
         rest = pool.select(judged_by, slice(member, member + 1))
-        risk, exits, saved = disagreement(rest, arm.unit), rest.exit_share(), rest.saved_share()
-        above, above_by_tokens = risk[0] > epsilon, disagreement(rest, "token")[0] > epsilon
+        risk = disagreement(rest, arm.unit)
+        exits = rest.exit_share()
+        saved = rest.saved_share()
+        above = risk[0] > epsilon
+        above_by_tokens = disagreement(rest, "token")[0] > epsilon
         certified = member > 0
         rows.append((certified and above, certified and above_by_tokens, risk[0], exits[0], saved[0], certified))
     violations, by_tokens, *others = (float(mean) for mean in np.mean(np.array(rows, np.float64), axis=0))

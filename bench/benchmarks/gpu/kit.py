@@ -25,7 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = (".", "runtime", "calibrate", "plugins", "bench", "tests")
 PYTHON = "python"
-DEMO, WORK, SHAPES = "examples/demo_model/layerskip", "build/gpu-kit", "build/shapes"
+DEMO = "examples/demo_model/layerskip"
+WORK = "build/gpu-kit"
+SHAPES = "build/shapes"
 IDENTITY = (PYTHON, "-m", "benchmarks.target_identity", "--models", "demo")
 KERNEL_TESTS = "tests/plugins/test_kernels_on_gpu.py"
 TAIL_LINES = 40  # of a command's output that are kept

@@ -59,13 +59,17 @@ def microseconds(run: Callable[[int], object], count: int) -> float:
 
 def bandwidth() -> float:
     """GB/s of reading 4 GiB."""
-    x, y, programs = torch.randn(1 << 30, device="cuda"), torch.empty(2048, device="cuda"), 1056
+    x = torch.randn(1 << 30, device="cuda")
+    y = torch.empty(2048, device="cuda")
+    programs = 1056
     return x.numel() * 4e-3 / microseconds(lambda _: _read[(programs,)](x, y, x.numel(), 4096, num_warps=8), 3)
 
 
 def matrices(shape: str) -> Iterator[tuple[str, int, int]]:
     config: dict[str, Any] = SHAPES[shape]
-    hidden, mlp, width = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden = config["hidden_size"]
+    mlp = config["intermediate_size"]
+    width = config["head_dim"]
     yield "qkv", (_HEADS + 2 * _KV) * width, hidden
     yield "o", hidden, _HEADS * width
     yield "gate_up", 2 * mlp, hidden
@@ -151,7 +155,8 @@ def bits(report: Report) -> None:
 
 
 def _attention(every: torch.Tensor, first: int, caches: torch.Tensor) -> torch.Tensor:
-    width, lengths = caches.shape[-1], torch.full((len(every),), first + every.shape[1] - 1, dtype=torch.int32, device="cuda")
+    width = caches.shape[-1]
+    lengths = torch.full((len(every),), first + every.shape[1] - 1, dtype=torch.int32, device="cuda")
     table = torch.ones(2, caches.shape[3], width, dtype=torch.float16, device="cuda")
     return kernels.attention(every, table, lengths, caches[0], caches[1], _HEADS, width**-0.5, False, -1)
 

@@ -48,8 +48,11 @@ SHAPES = {
 
 
 def _tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, mlp, width = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+    hidden = config["hidden_size"]
+    mlp = config["intermediate_size"]
+    width = config["head_dim"]
+    queries = config["num_attention_heads"] * width
+    keys = config["num_key_value_heads"] * width
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
@@ -131,7 +134,9 @@ def ms_per_token(engine: Engine, batch: int, context: int, repeats: bool, temper
     prompts = [random.integers(3, 100_000, context) for _ in range(batch)]
     if repeats:  # a text of 16 tokens, over and over
         prompts = [np.resize(prompt[:16], context) for prompt in prompts]
-    few, many, times = 8, 72, {8: list[float](), 72: list[float]()}
+    few = 8
+    many = 72
+    times = {8: list[float](), 72: list[float]()}
     texts: list[Any] = []
     for _ in range(4):  # the first round compiles and captures
         for count in (few, many):

@@ -79,7 +79,8 @@ def _calibrate_and_export(source: str, weights: str, percents: Sequence[int], ma
     from tide_export import export
     from tide_export.config import ExportConfig
 
-    calibrations, data = {percent: folder / f"calibration_{percent}" for percent in percents}, folder / "data"
+    calibrations = {percent: folder / f"calibration_{percent}" for percent in percents}
+    data = folder / "data"
     write_held_out(data)
     first, *others = percents
     config = CalibrationConfig(max_disagreement=first / 100, weights=weights, max_windows=max_windows)

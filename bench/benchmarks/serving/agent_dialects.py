@@ -41,7 +41,9 @@ class Conversation(ABC):
     path: ClassVar[str]
 
     def __init__(self, address: str, model: str, system: str) -> None:
-        self._address, self._model, self._system = address, model, system
+        self._address = address
+        self._model = model
+        self._system = system
         self._history: list[dict[str, str]] = []
 
     def ask(self, turn: Turn) -> Answer:
@@ -85,7 +87,8 @@ class ChatCompletions(Conversation):
 
     def _take(self, event: Mapping[str, Any], answer: Answer) -> str:
         if usage := event.get("usage"):
-            answer.prompt_tokens, answer.new_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            answer.prompt_tokens = usage["prompt_tokens"]
+            answer.new_tokens = usage["completion_tokens"]
             answer.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
         return "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
 

@@ -18,7 +18,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 _ROOT = Path(__file__).resolve().parents[3]
-_RULES, _RULES_TOKENS, _EXCERPT_TOKENS = "CONTRIBUTING.md", 300, 500
+_RULES = "CONTRIBUTING.md"
+_RULES_TOKENS = 300
+_EXCERPT_TOKENS = 500
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -40,8 +40,10 @@ class TideServe:
         model: the name that requests give.
     """
 
-    def __init__(self, address: str, process: psutil.Process, model: str = "tide") -> None:
-        self.address, self.process, self.model = address, process, model
+    def __init__(self, address: str, process: psutil.Process, model: str) -> None:
+        self.address = address
+        self.process = process
+        self.model = model
         self._salts = count()
 
     def stream(self, request: Request) -> Iterator[None]:
@@ -67,14 +69,6 @@ class TideServe:
     def metric(self, name: str) -> float:
         """A metric by its name, and its labels as the server writes them, where it has any."""
         return next(float(line.split()[1]) for line in self._get("/metrics").splitlines() if line.startswith(f"{name} "))
-
-    def models(self) -> list[dict]:
-        """What /v1/models lists."""
-        return json.loads(self._get("/v1/models"))["data"]
-
-    def of(self, model: str) -> TideServe:
-        """The same server, asked for ``model``."""
-        return TideServe(self.address, self.process, model)
 
     def _get(self, path: str) -> str:
         connection = HTTPConnection(self.address, timeout=30)
@@ -110,25 +104,10 @@ def event_lines(address: str, path: str, body: Mapping[str, object], server: str
 @contextmanager
 def tide_serve(bundle: Path, *options: object, name: str = "tide") -> Iterator[TideServe]:
     """``tide-serve`` on a free loopback port, until the end of the block. Raises ArmError when it does not start."""
-    with _running([bundle, "--model-name", name, *options]) as (address, process):
-        yield TideServe(address, process)
-
-
-@contextmanager
-def several_models(bundles: Mapping[str, Path], *options: object) -> Iterator[TideServe]:
-    """The same with several models, name → bundle, of which `TideServe.of` chooses one."""
-    named = [text for name, path in bundles.items() for text in ("--model", f"{name}={path}")]
-    with _running([*named, *options]) as (address, process):
-        yield TideServe(address, process, next(iter(bundles)))
-
-
-@contextmanager
-def _running(arguments: Sequence[object]) -> Iterator[tuple[str, psutil.Process]]:
-    """The address and the process of ``tide-serve`` with ``arguments``."""
     with socket.socket() as free:
         free.bind((_HOST, 0))
         port = free.getsockname()[1]
-    arguments = [*arguments, "--port", port]
+    arguments = [bundle, "--model-name", name, *options, "--port", port]
     with tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, "-m", "tide_serve.cli", *map(str, arguments)]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -137,7 +116,7 @@ def _running(arguments: Sequence[object]) -> Iterator[tuple[str, psutil.Process]
             if not _ready(address, process):
                 log.seek(0)
                 raise ArmError(f"tide-serve did not start: {log.read()[-2000:]}")
-            yield address, psutil.Process(process.pid)
+            yield TideServe(address, psutil.Process(process.pid), name)
         finally:
             process.terminate()
             process.wait(_STOP_S)

@@ -136,7 +136,9 @@ def closed_loop(server: Server, requests: Sequence[Request], clients: int) -> Lo
 
 def open_loop(server: Server, requests: Sequence[Request]) -> LoadRun:
     """Each request is sent at its ``arrival_s``, however many are still unanswered."""
-    cpu, start, running = time.process_time(), perf_counter(), []
+    cpu = time.process_time()
+    start = perf_counter()
+    running = []
     with ThreadPoolExecutor(len(requests)) as pool:
         for request in requests:
             time.sleep(max(0.0, start + request.arrival_s - perf_counter()))

@@ -14,7 +14,8 @@ from tide_bench.report import Report
 from benchmarks.serving.load import PERCENTILES, LengthMix, LoadRun, capacity, latency_row, requests, speed_ratio, with_arrivals
 from benchmarks.serving.load_arms import LoadArm, LoadArms
 
-CLOSED_MIX, OPEN_MIX = LengthMix((64, 64), (64, 64)), LengthMix((16, 900), (16, 96))
+CLOSED_MIX = LengthMix((64, 64), (64, 64))
+OPEN_MIX = LengthMix((16, 900), (16, 96))
 FEWEST_ROUNDS = 3
 SEQUENCES, CONTEXT = 16, 1024  # of servers in an open loop
 Rounds = list[dict[str, LoadRun]]
@@ -106,7 +107,9 @@ def run_open(
 ) -> None:
     """The same requests at the same times for both arms. ``shares``: of what ``ours`` can serve, in percent; ``seconds``: of
     arrivals at each of these rates."""
-    bar, most, both = progress.add_task("Poisson arrivals", total=2 * (1 + len(shares))), dict[str, float](), (ours, theirs)
+    bar = progress.add_task("Poisson arrivals", total=2 * (1 + len(shares)))
+    most = dict[str, float]()
+    both = (ours, theirs)
     for arm in both:
         arms.closed(arm, requests(text, OPEN_MIX, SEQUENCES, seed))  # warm-up
         most[arm.label] = capacity(arms.closed(arm, requests(text, OPEN_MIX, 4 * SEQUENCES, seed + 1)).served, SEQUENCES)

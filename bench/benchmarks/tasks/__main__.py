@@ -131,9 +131,12 @@ def _worst(rows: Sequence[dict[str, Any]]) -> float:
 
 def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
     """Every kind of work at every precision."""
-    results, kinds, notes = report.results, list[list[str]](), list[str]()
+    results = report.results
+    kinds = list[list[str]]()
+    notes = list[str]()
     for weights in dict.fromkeys(row["weights"] for row in rows):
-        own, prefix = [row for row in rows if row["weights"] == weights], PREFIXES[weights]
+        own = [row for row in rows if row["weights"] == weights]
+        prefix = PREFIXES[weights]
         kinds += [[own[0]["title"], *cells] for cells in kind_rows(own)]
         notes.append(f"{weights} {results[GEOMEANS[weights]]:.2f}x, worst {results[f'{prefix}worst_prompt']:.2f}x")
     for weights, mean, name in GENAI_MEANS:
@@ -160,7 +163,8 @@ def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:
 
 def add_results(report: Report, rows: Sequence[dict[str, Any]], batches: Sequence[PairedBatch]) -> None:
     for weights in dict.fromkeys(row["weights"] for row in rows):
-        own, prefix = [row for row in rows if row["weights"] == weights], PREFIXES[weights]
+        own = [row for row in rows if row["weights"] == weights]
+        prefix = PREFIXES[weights]
         report.add(GEOMEANS[weights], geometric_mean(row["speedup"] for row in own))
         for kind in sorted({row["kind"] for row in own}):
             report.add(f"{prefix}{kind}", median(row["speedup"] for row in own if row["kind"] == kind))
@@ -234,7 +238,9 @@ def main(
 ) -> None:
     """Compare the default policy with `full` and other engines on eight kinds of work."""
     if quick:
-        weights, tasks, batches = "w8a8,int4", QUICK_TASKS, False
+        weights = "w8a8,int4"
+        tasks = QUICK_TASKS
+        batches = False
     chosen = chosen_names(weights, WEIGHTS, "weights") if weights else []
     kinds = [TaskKind(k.kind, k.max_new_tokens, k.tasks[:tasks], k.system) for k in load_tasks(prompts)]
     kinds_of = {name: [k for k in kinds if name != "source" or k.kind in CHATS] for name in PREFIXES}

@@ -14,9 +14,10 @@ import torch
 from transformers import PreTrainedModel, StaticCache
 
 from tide_bench.arms.base import ArmDevice
-from tide_bench.arms.captured import captured
 from tide_bench.arms.process import ArmError
 from tide_bench.arms.static_cache import StaticCacheArm
+
+_WARM_UPS = 3  # PyTorch's documentation, "CUDA graphs": libraries and workspaces are loaded before a capture
 
 
 class CudaGraphArm(StaticCacheArm):
@@ -30,7 +31,7 @@ class CudaGraphArm(StaticCacheArm):
         if cache in self._steps:
             return
         step = StaticStep(self.model, cache, rows, slots, self.device.name)
-        self._steps[cache] = captured(step, self.device.name).replay if self.device.is_gpu else step, step
+        self._steps[cache] = _captured(step, self.device.name).replay if self.device.is_gpu else step, step
 
     def decode(self, cache: StaticCache, token: torch.Tensor, position: int, steps: int) -> torch.Tensor:
         run, step = self._steps[cache]
@@ -71,3 +72,18 @@ class StaticStep:
     def written(self, steps: int) -> torch.Tensor:
         """The tokens of the ``steps`` steps since `begin`, [B, steps]."""
         return self._tokens[:, :steps]
+
+
+def _captured(work: Callable[[], object], device: str) -> torch.cuda.CUDAGraph:
+    """The graph of what one call of ``work`` queues; it is called a few times before."""
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+    return graph

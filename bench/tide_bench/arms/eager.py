@@ -44,7 +44,8 @@ class EagerArm:
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
         """``options``: more arguments of HF's ``generate``, such as its ways to draft."""
-        ids, clock = torch.tensor(prompts, device=self._device.name), _Clock(Stopwatch(self._device.name))
+        ids = torch.tensor(prompts, device=self._device.name)
+        clock = _Clock(Stopwatch(self._device.name))
         output = self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -93,11 +93,15 @@ class LlamacppArm:
     def _start_wheel(self, rows: int, slots: int, keep_prefixes: bool) -> Any:
         params = self._library.CommonParams()
         params.model.path = str(self.folder)
-        params.n_parallel, params.n_ctx, params.cont_batching = rows, slots, True
+        params.n_parallel = rows
+        params.n_ctx = slots
+        params.cont_batching = True
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = cores()
         params.n_gpu_layers, params.fit_params = 0, False  # the processor; these sizes, whatever memory is free
         if not keep_prefixes:
-            params.cache_prompt, params.cache_ram_mib, params.cache_idle_slots = False, 0, False
+            params.cache_prompt = False
+            params.cache_ram_mib = 0
+            params.cache_idle_slots = False
         params.verbosity = -1
         return self._library.Server(params)
 

@@ -28,9 +28,12 @@ class OpenvinoArm:
             import openvino_genai
         except ImportError as error:
             raise ArmError("OpenVINO GenAI is not installed; pip install openvino-genai") from error
-        self._genai, self._tensor, self.folder = openvino_genai, openvino.Tensor, folder
+        self._genai = openvino_genai
+        self._tensor = openvino.Tensor
+        self.folder = folder
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching, scheduler.max_num_batched_tokens = False, _ALL_AT_ONCE
+        scheduler.enable_prefix_caching = False
+        scheduler.max_num_batched_tokens = _ALL_AT_ONCE
         settings = {"INFERENCE_NUM_THREADS": cores(), "scheduler_config": scheduler}
         self._pipeline = openvino_genai.LLMPipeline(str(folder), "CPU", **settings)
 

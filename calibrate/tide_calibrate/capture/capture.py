@@ -92,7 +92,8 @@ def _digest(windows: Windows, split: NDArray[np.int8]) -> str:
 
 
 def _check(loaded: LoadedModel, windows: Windows, candidates: Sequence[int], top_k: int, hidden_dtype: str) -> None:
-    layers, text = loaded.num_layers, loaded.model.config.get_text_config()
+    layers = loaded.num_layers
+    text = loaded.model.config.get_text_config()
     if min(candidates, default=0) < 0 or max(candidates, default=0) > layers:
         raise ParamsError(f"candidates are {list(candidates)}; the model has {layers} layers: give layer counts 0 … {layers}")
     if hidden_dtype not in HIDDEN_DTYPES:

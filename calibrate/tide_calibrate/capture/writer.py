@@ -46,7 +46,10 @@ class CaptureWriter:
     """The files of one capture of ``windows`` in ``directory``."""
 
     def __init__(self, directory: Path, settings: CaptureSettings, windows: Windows, split: NDArray[np.int8]) -> None:
-        self.directory, self.settings, self.windows, self.split = directory, settings, windows, split
+        self.directory = directory
+        self.settings = settings
+        self.windows = windows
+        self.split = split
         self._progress = {"done": 0, "batches": 0}
         self._committed = time.monotonic()
 
@@ -91,7 +94,8 @@ class CaptureWriter:
         inputs = {"tokens": windows.tokens, "lengths": windows.lengths, "document": windows.document}
         for name, array in (inputs | {"split": self.split[windows.document]}).items():
             np.save(array_path(self.directory, name), array)
-        shape, stored = windows.tokens.shape, _STORED[settings.hidden_dtype]
+        shape = windows.tokens.shape
+        stored = _STORED[settings.hidden_dtype]
         outputs: dict[str, tuple[tuple[int, ...], type[Any]]] = {
             "top_ids": ((*shape, settings.top_k), np.int32),
             "top_logits": ((*shape, settings.top_k), np.float32),

@@ -92,7 +92,8 @@ def certified_member(counts: PolicyCounts, max_disagreement: float, confidence: 
     Groups of ``counts`` are the documents. Raises ParamsError for values out of range.
     """
     _check(max_disagreement, confidence, unit)
-    risk, size = disagreement(counts, unit), independent_tokens(counts, confidence, unit)
+    risk = disagreement(counts, unit)
+    size = independent_tokens(counts, confidence, unit)
     first = int(np.argmax(counts.exits.sum(0) > 0))
     for member in range(max(first - 1, 0), len(risk)):
         if hoeffding_bentkus(float(risk[member]), int(size[member]), max_disagreement) > 1 - confidence:
@@ -174,7 +175,8 @@ def _full_depth_refusal(rate: float, size: int, epsilon: float, confidence: floa
 
 def _refusal(counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon: float, confidence: float, size: int) -> str:
     """Explain why ``member`` cannot be used as thresholds; empty when it can."""
-    stopped, wrong = counts.exits.sum(0), (counts.losses - counts.full_losses).sum(0)
+    stopped = counts.exits.sum(0)
+    wrong = (counts.losses - counts.full_losses).sum(0)
     if not np.isfinite(family.thresholds).any() or (stopped[member] and wrong[member] > stopped[member] / 2):
         return (
             "the layers never agree: at no checkpoint do the tokens with the highest scores agree more often than not; "
@@ -184,7 +186,8 @@ def _refusal(counts: PolicyCounts, family: ThresholdFamily, member: int, epsilon
         return ""
     if not stopped.any():
         return "no token of this text stops at any threshold; use the policy full, or calibrate on more text"
-    fewest, tokens = fewest_samples(epsilon, 1 - confidence), int(counts.tokens.sum())
+    fewest = fewest_samples(epsilon, 1 - confidence)
+    tokens = int(counts.tokens.sum())
     if size < fewest:
         wanted = math.ceil(tokens * fewest / max(size, 1))
         return (

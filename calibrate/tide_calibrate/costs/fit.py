@@ -37,7 +37,8 @@ def fit_steps(
     """
     sizes = sorted(graph_ms)
     depths = [segment.layers[1] - segment.layers[0] for segment in manifest.segments if segment.layers]
-    segments, uncut = [segment.name for segment in manifest.segments], UNCUT in graph_ms[sizes[0]]
+    segments = [segment.name for segment in manifest.segments]
+    uncut = UNCUT in graph_ms[sizes[0]]
     layers = {**dict(zip(segments, depths, strict=True)), HEAD: 0} | ({UNCUT: manifest.model.num_layers} if uncut else {})
     times = np.array([[graph_ms[size][name] for name in layers] for size in sizes])
     launch, layer, logits = _least_squares(times, list(layers.values()), [name not in segments[:-1] for name in layers])

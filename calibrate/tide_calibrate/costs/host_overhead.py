@@ -106,7 +106,9 @@ class _TimedPolicy:
     """A depth policy that reports the start of each decode step to a stopwatch."""
 
     def __init__(self, policy: DepthPolicy, stopwatch: _Stopwatch) -> None:
-        self.name, self.lookahead, self.reusable_tokens = policy.name, policy.lookahead, policy.reusable_tokens
+        self.name = policy.name
+        self.lookahead = policy.lookahead
+        self.reusable_tokens = policy.reusable_tokens
         self._policy, self._stopwatch = policy, stopwatch
 
     def step(

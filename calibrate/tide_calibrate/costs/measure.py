@@ -36,7 +36,9 @@ SEQS = {1: (1, 2, 4, 6, 7, 12, 13, 24), 4: (1, 2, 4, 8, 16), 8: (1, 2, 4, 8)}
 NUM_CACHED_TOKENS = 96  # KV cache slots filled before the timed steps, if the cache has that many: a short chat
 MIN_ROUNDS = 3
 # Passes until the processor's caches are in the state of continuous decoding; a slow model needs fewer than the maximum.
-MIN_WARM_UPS, MAX_WARM_UPS, WARM_UP_S = 2, 8, 0.03
+MIN_WARM_UPS = 2
+MAX_WARM_UPS = 8
+WARM_UP_S = 0.03
 QUANTILE = 0.25  # of a graph's times over the rounds
 
 Clock = Callable[[], float]  # seconds

@@ -39,7 +39,8 @@ def measure_in_own_process(bundle: Path, target: str, file: Path) -> CostTable:
     ONNX Runtime fixes the thread pool of a process before its first session, so the calibrating process cannot change its own.
     The table is written to ``file`` as well. Raises CalibrationError when the process fails.
     """
-    failure, advice = "the costs of steps could not be measured", "give --costs none or a table"
+    failure = "the costs of steps could not be measured"
+    advice = "give --costs none or a table"
     in_own_process("tide_calibrate.costs.measure", [str(bundle), target, str(file)], failure, advice)
     return load_costs(file)
 

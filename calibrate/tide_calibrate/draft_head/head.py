@@ -41,7 +41,9 @@ class DraftHead(nn.Module):
 
     def __init__(self, model: FrozenModel, layer: int, vocabulary: Tensor, states: Tensor, seed: int) -> None:
         super().__init__()
-        self.model, self.layer, self.vocabulary = model, layer, vocabulary
+        self.model = model
+        self.layer = layer
+        self.vocabulary = vocabulary
         output = model.model.get_output_embeddings()
         if not isinstance(output, nn.Linear):
             raise UnsupportedModelError(f"{type(model.model).__name__} has no linear LM head, which a draft head needs")

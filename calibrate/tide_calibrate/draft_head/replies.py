@@ -121,11 +121,15 @@ def _reply(
 ) -> tuple[NDArray[np.int32], NDArray[np.float16], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
     """Tokens [B, 1 + T] from the prompts' last one on, and for each the states [B, 1 + T, boundaries, H], the largest
     logits and the logarithm of the sum of all. The model's hooks append to ``kept.states``, once for each boundary."""
-    model, random = loaded.model, torch.Generator(loaded.model.device).manual_seed(seed)
+    model = loaded.model
+    random = torch.Generator(loaded.model.device).manual_seed(seed)
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
     states = kept.states = list[Tensor]()
     step = torch.from_numpy(prompts).to(model.device)
-    tokens, tops, sums, cache = [step[:, -1:]], [], [], None
+    tokens = [step[:, -1:]]
+    tops = []
+    sums = []
+    cache = None
     for _ in range(new_tokens):
         check()
         output = model(input_ids=step, past_key_values=cache, use_cache=True, **last_only)

@@ -74,11 +74,11 @@ def train_draft_head(
     replies: Replies,
     layer: int,
     seconds: float,
-    most_steps: int = STEPS[-1],
+    max_steps: int = STEPS[-1],
     seed: int = 0,
     on_step: Callable[[int, int], None] = lambda done, steps: None,
 ) -> TrainedDraftHead:
-    """Train in the largest number of `STEPS` up to ``most_steps`` that takes at most ``seconds``, by the time of the first ones.
+    """Train in the largest number of `STEPS` up to ``max_steps`` that takes at most ``seconds``, by the time of the first ones.
 
     Args:
         text: of the training split; with the replies it tells how frequent tokens are.
@@ -99,7 +99,7 @@ def train_draft_head(
     place = torch.full((model.model.config.get_text_config().vocab_size,), -1, device=model.device)
     place[vocabulary] = torch.arange(len(vocabulary), device=model.device)
     trainer = _Trainer(head, place, replies, own, seed)
-    steps = trainer.plan(seconds, most_steps)
+    steps = trainer.plan(seconds, max_steps)
     for step in range(steps):
         trainer.step(step, steps)
         on_step(step + 1, steps)
@@ -108,19 +108,22 @@ def train_draft_head(
 
 class _Trainer:
     def __init__(self, head: DraftHead, place: Tensor, replies: Replies, windows: NDArray[np.int64], seed: int) -> None:
-        self.head, self.place, self.replies, self.windows = head, place, replies, windows
+        self.head = head
+        self.place = place
+        self.replies = replies
+        self.windows = windows
         self._random = np.random.default_rng(seed)
         self._optimizer = torch.optim.AdamW(head.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
 
-    def plan(self, seconds: float, most: int) -> int:
-        """The number of steps for ``seconds``, at most ``most``, by the time of a step after a first one, at a rate near 0."""
+    def plan(self, seconds: float, max_steps: int) -> int:
+        """The number of steps for ``seconds``, up to ``max_steps``, by the time of a step after a first one, at a rate near 0."""
         times = []
         for step in range(3):
             start = perf_counter()
             self.step(step, _NO_RATE)
             wait_for(self.head.model.device)
             times.append(perf_counter() - start)
-        return max((steps for steps in STEPS if steps <= most and steps * min(times[1:]) <= seconds), default=STEPS[0])
+        return max((steps for steps in STEPS if steps <= max_steps and steps * min(times[1:]) <= seconds), default=STEPS[0])
 
     def step(self, step: int, steps: int) -> None:
         chosen = self._random.choice(self.windows, min(WINDOWS_PER_STEP, len(self.windows)), replace=False)
@@ -153,7 +156,9 @@ def chain(head: DraftHead, replies: Replies, windows: NDArray[np.int64], length:
     batch = read_batch(capture, windows, [head.layer, final], device)
     tokens = torch.from_numpy(capture.tokens[windows, : batch.valid.shape[1]].astype(np.int64)).to(device)
     embedded = head.embedded(tokens, torch.from_numpy(replies.first_positions[windows]).to(device))
-    middle, state, links = batch.states[head.layer], batch.states[final], []
+    middle = batch.states[head.layer]
+    state = batch.states[final]
+    links = []
     for ahead in range(1, length + 1):
         # The state of token t and token t + ahead give the guess of token t + ahead + 1, which the model chose at t + ahead.
         kept = tokens.shape[1] - ahead
@@ -182,11 +187,12 @@ def measure_guesses(head: DraftHead, replies: Replies, windows: NDArray[np.int64
         before: Tensor | None = None
         for place, link in enumerate(chain(head, replies, part, GUESSES)):
             best = head.logits(link.states).softmax(-1).max(-1)
-            likeliest = link.top_ids[..., 0]
-            right = head.vocabulary[best.indices] == likeliest
+            choices = link.top_ids[..., 0]
+            right = head.vocabulary[best.indices] == choices
             counted = link.valid if before is None else link.valid & before[:, : link.valid.shape[1]]
             record.add(place, best.values, right, counted)
             # The next guess follows a right one, on a text that goes on with it.
-            before = counted & right & (link.tokens == likeliest)
-    layers, width = [head.layer, replies.capture.num_layers], 2 * head.model.hidden_size
+            before = counted & right & (link.tokens == choices)
+    layers = [head.layer, replies.capture.num_layers]
+    width = 2 * head.model.hidden_size
     return DraftHeadInfo(layers, width, len(head.vocabulary), record.acceptance, record.classes)

@@ -55,7 +55,9 @@ class ExitHead(nn.Module, ABC):
     def __init__(self, kind: str, checkpoint: int, boundaries: tuple[int, ...], translator: Translator | None = None) -> None:
         super().__init__()
         self.translator = translator
-        self.kind, self.checkpoint, self.boundaries = kind, checkpoint, boundaries
+        self.kind = kind
+        self.checkpoint = checkpoint
+        self.boundaries = boundaries
 
     @property
     def device(self) -> torch.device:

@@ -23,7 +23,7 @@ from tide_calibrate.model.frozen import FrozenModel
 # Without random tokens a head of 120 steps chose unlisted tokens so often that 29% among the listed ones were 21% among all.
 SAMPLED_TOKENS = 4096
 RANDOM_TOKENS = 1024
-_LEAST_SHARE = 2  # with the batch's own tokens, sampling under half of a vocabulary would save little
+_MIN_SHARE = 2  # with the batch's own tokens, sampling under half of a vocabulary would save little
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SampledVocabulary:
         None where sampling saves little, or the model's code around its LM head needs the whole vocabulary.
         """
         vocab_size: int = model.model.config.get_text_config().vocab_size
-        if vocab_size < _LEAST_SHARE * size or not model.lm_head.samples_vocabulary:
+        if vocab_size < _MIN_SHARE * size or not model.lm_head.samples_vocabulary:
             return None
         windows = np.flatnonzero(capture.split == 0)
         valid = np.arange(capture.tokens.shape[1]) < capture.lengths[windows][:, None]
@@ -86,12 +86,13 @@ class VocabularySample:
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         """Estimate over the whole vocabulary, [m], from the logits of the sample [m, n]."""
-        listed, rest = logits[:, : self.listed].logsumexp(1), logits[:, self.listed :].logsumexp(1)
+        listed = logits[:, : self.listed].logsumexp(1)
+        rest = logits[:, self.listed :].logsumexp(1)
         return torch.logaddexp(listed, rest + self.log_weight)
 
 
 def narrowed(
-    batch: WindowBatch, vocabulary: SampledVocabulary | None, *further: Tensor, likeliest: int | None = None
+    batch: WindowBatch, vocabulary: SampledVocabulary | None, *further: Tensor, max_choices: int | None = None
 ) -> tuple[WindowBatch, VocabularySample | None]:
     """A sample with the likeliest tokens of ``batch`` in it, and the batch with each token's place in the sample as its id.
 
@@ -99,10 +100,10 @@ def narrowed(
 
     Args:
         further: ids of more tokens to score.
-        likeliest: how many of the K tokens are kept at each token; None: all.
+        max_choices: how many of the K tokens are kept at each token; None: all.
     """
     if vocabulary is None:
         return batch, None
-    top_ids = batch.top_ids[..., :likeliest].contiguous()
+    top_ids = batch.top_ids[..., :max_choices].contiguous()
     sample = vocabulary.sample(torch.cat([top_ids[batch.valid].flatten(), *further]))
-    return replace(batch, top_ids=sample.places(top_ids), top_logits=batch.top_logits[..., :likeliest]), sample
+    return replace(batch, top_ids=sample.places(top_ids), top_logits=batch.top_logits[..., :max_choices]), sample

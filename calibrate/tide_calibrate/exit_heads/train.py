@@ -109,7 +109,10 @@ class _Trainer:
         held_out: NDArray[np.int64],
         vocabulary: SampledVocabulary | None,
     ) -> None:
-        self.head, self.capture, self.training, self.vocabulary = head, capture, training, vocabulary
+        self.head = head
+        self.capture = capture
+        self.training = training
+        self.vocabulary = vocabulary
         self.windows, self.held_out = windows, held_out
 
     def run(self, history: list[HeadProgress], on_step: Callable[[], None]) -> None:
@@ -133,7 +136,8 @@ class _Trainer:
             parameter.data.copy_(value)
 
     def step_seconds(self) -> float:
-        optimizer, times = torch.optim.Adam(self.head.trained(), lr=self.training.learning_rate), []
+        optimizer = torch.optim.Adam(self.head.trained(), lr=self.training.learning_rate)
+        times = []
         for step, batch in zip(range(1, 4), _shuffled_batches(self.windows, self.training), strict=False):
             start = perf_counter()
             self._step(step, batch, optimizer)
@@ -185,7 +189,8 @@ def _learning_rate_factor(step: int, steps: int) -> float:
 
 
 def _divergence(logits: Tensor, batch: WindowBatch, sample: VocabularySample | None) -> Tensor:
-    valid, total = batch.valid, None if sample is None else sample.logsumexp(logits)
+    valid = batch.valid
+    total = None if sample is None else sample.logsumexp(logits)
     return top_k_divergence(logits, batch.top_ids[valid], batch.top_logits[valid], batch.logsumexp[valid], total)
 
 
@@ -209,7 +214,8 @@ def top_k_divergence(
     full = top_logits - logsumexp[:, None]
     early = logits.gather(1, top_ids) - (logits.logsumexp(1) if early_logsumexp is None else early_logsumexp)[:, None]
     top_k = (full.exp() * (full - early)).sum(1)
-    full_rest, early_rest = _remaining_mass(full), _remaining_mass(early)
+    full_rest = _remaining_mass(full)
+    early_rest = _remaining_mass(early)
     return top_k + full_rest * (full_rest.log() - early_rest.log())
 
 

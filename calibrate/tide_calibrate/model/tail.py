@@ -86,7 +86,9 @@ class _StandIn(nn.Module):
     def __init__(self, layer: nn.Module, returns_tuple: bool, start: int, running: _Pass) -> None:
         super().__init__()
         self.__dict__["_layer"] = layer  # not registered: the stand-in has no weights of its own
-        self.returns_tuple, self.start, self.running = returns_tuple, start, running
+        self.returns_tuple = returns_tuple
+        self.start = start
+        self.running = running
 
     def __getattr__(self, name: str) -> Any:
         try:

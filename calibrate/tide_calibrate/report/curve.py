@@ -73,9 +73,11 @@ def _point(
     name: str, thresholds: Sequence[float] | NDArray[np.float64], trace: SplitTrace, exits: Sequence[ExitInfo]
 ) -> OperatingPoint:
     stopped = stops(trace, exits, thresholds)
-    agrees, nll = np.ones(stopped.exit_index.size, np.bool_), trace.full_nll.copy()
+    agrees = np.ones(stopped.exit_index.size, np.bool_)
+    nll = trace.full_nll.copy()
     for i, info in enumerate(exits):
-        here, exit_trace = stopped.exit_index == i, trace.exits[info.checkpoint, info.head]
+        here = stopped.exit_index == i
+        exit_trace = trace.exits[info.checkpoint, info.head]
         agrees[here], nll[here] = exit_trace.agrees[here], exit_trace.nll[here]
     return OperatingPoint(name, round(float(stopped.layers.mean()), 6), round(float(agrees.mean()), 6), _perplexity(nll))
 
@@ -111,7 +113,9 @@ def draw_curve(curve: CostCurve) -> Figure:
 
 
 def _plot(axis: Axes, curve: CostCurve, measure: str) -> None:
-    static, sweep, full = curve.static, curve.sweep, curve.full
+    static = curve.static
+    sweep = curve.sweep
+    full = curve.full
     axis.plot(*_xy(static, measure), color=MUTED, marker="s", linewidth=1, linestyle=":", label="static layer skip")
     if sweep:
         axis.plot(*_xy(sweep, measure), color=COLOURS[0], marker=".", label="exits, swept over their thresholds")

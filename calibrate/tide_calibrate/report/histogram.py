@@ -12,8 +12,8 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import ExitInfo
 
+from tide_calibrate.placement.decisions import decide
 from tide_calibrate.report.canvas import COLOURS, MUTED, house_style, panels
-from tide_calibrate.simulation.replay import decide
 from tide_calibrate.traces.trace import SplitTrace
 
 Policy = Literal["exact", "exit"]
@@ -43,11 +43,13 @@ def thresholds_of(exits: Sequence[ExitInfo], policy: Policy) -> list[float]:
 def stops(trace: SplitTrace, exits: Sequence[ExitInfo], thresholds: Sequence[float] | NDArray[np.float64]) -> Stops:
     """Find the first exit, shallow first, whose router is confident, for every token of ``trace``."""
     count = trace.window.size
-    exit_index, layers = np.full(count, len(exits)), np.zeros(count, np.int64)
+    exit_index = np.full(count, len(exits))
+    layers = np.zeros(count, np.int64)
     for i, (info, threshold) in enumerate(zip(exits, thresholds, strict=True)):
         if not np.isfinite(threshold):
             continue  # the exit is never evaluated
-        decisions, running = decide(trace, info, threshold), exit_index == len(exits)
+        decisions = decide(trace, info, threshold)
+        running = exit_index == len(exits)
         layers[running & decisions.runs_head] += info.tail_layers
         layers[running & decisions.confident] += info.checkpoint
         exit_index[running & decisions.confident] = i

@@ -7,7 +7,8 @@ from rich.table import Table
 from tide_runtime.bundle.calibration import CalibrationInfo, DraftHeadInfo, ExitInfo
 
 from tide_calibrate.certificate.certificate import meaning
-from tide_calibrate.simulation.replay import cut_model
+from tide_calibrate.placement.candidates import EXACT
+from tide_calibrate.placement.expected_speed import cut_model
 from tide_calibrate.traces.trace import agreement_rows
 from tide_export.calibration.calibration_file import CalibrationFile, HeadAgreement
 
@@ -36,12 +37,18 @@ def print_summary(file: CalibrationFile, console: Console) -> None:
 
 def recommendation_line(file: CalibrationFile) -> str:
     """Recommend a policy, with the reason."""
-    calibration, predicted = file.calibration, file.calibration.predicted
+    calibration = file.calibration
+    predicted = file.calibration.predicted
     if not predicted:
         return "Use policy full: costs were not measured, so no gain is known."
     refusal = "" if calibration.exits else f" No exits are placed: {file.refusal}."
     if calibration.recommended == "full":
         best = max((gain for name, gain in predicted.items() if name.startswith("exact")), default=1.0)
+        if "exit" in predicted:
+            return (
+                f"Exits pay for policy exit alone: {predicted['exit']:.2f}x the uncut model's tokens/s, with tokens that the "
+                f"certificate allows to differ; exact gains at most {best:.2f}x."
+            )
         return (
             f"No exits pay: at most {best:.2f}x the uncut model's tokens/s is predicted for exact.{refusal} "
             "By default the bundle drafts without exits, where that saves time."
@@ -57,19 +64,21 @@ def draft_head_line(info: DraftHeadInfo) -> str:
 
 
 def predicted_line(calibration: CalibrationInfo) -> str:
-    """List the speedups of every policy: measured ones with their range, modelled ones without."""
-    predicted, ranges = calibration.predicted, calibration.predicted_range
+    """List the speedups of every policy: measured ones with their range, and which are only predictions from step costs."""
+    predicted = calibration.predicted
+    ranges = calibration.predicted_range
     if not predicted:
         return "not predicted, because no costs were measured"
-    parts = {name: f"{name} {gain:.2f}x{_range(ranges.get(name))}" for name, gain in predicted.items() if ":" not in name}
-    single = [f"{name.removeprefix('exact:')} {gain:.2f}x" for name, gain in predicted.items() if ":" in name]
-    if single:
-        parts["exact"] += f" (modelled with one drafter: {', '.join(single)})"
-    return ", ".join(parts.values())
+    names = {name: "exact with drafts from exits alone" if name == EXACT else name for name in predicted}
+    line = ", ".join(f"{names[name]} {gain:.2f}x{_range(ranges.get(name))}" for name, gain in predicted.items())
+    not_measured = [names[name] for name in predicted if name != "full" and name not in ranges]
+    if not not_measured:
+        return line
+    return f"{line}; predictions from step costs, not measured: {', '.join(not_measured)}"
 
 
-def _range(found: list[float] | None) -> str:
-    return f" ({found[0]:.2f}–{found[1]:.2f})" if found else ""
+def _range(ends: list[float] | None) -> str:
+    return f" ({ends[0]:.2f}–{ends[1]:.2f})" if ends else ""
 
 
 def certificate_line(file: CalibrationFile) -> str:
@@ -129,7 +138,8 @@ def _draft_price(file: CalibrationFile, layer: int, head: str) -> tuple[float, f
     assert file.calibration.costs is not None
     info = ExitInfo(layer, head, "max_probability", 0.0)
     model, (early_exit,) = cut_model([info], file.num_layers, file.calibration.costs)
-    draft, whole = model.evaluation(1, 0, early_exit), model.full(1, 1, 1)
+    draft = model.evaluation(1, 0, early_exit)
+    whole = model.full(1, 1, 1)
     one, two = (model.price(model.finish(early_exit.boundary, tokens=tokens)) for tokens in (1, 2))
     return draft / whole, (draft + max(0.0, two - one)) / whole
 

@@ -87,7 +87,7 @@ def router_examples(
     """Compute states and labels of the valid tokens in ``windows``."""
     states, right = [], []
     for part in in_batches(windows, _WINDOWS_PER_READ):
-        batch, sample = narrowed(read_batch(capture, part, head.boundaries, head.device), vocabulary, likeliest=1)
+        batch, sample = narrowed(read_batch(capture, part, head.boundaries, head.device), vocabulary, max_choices=1)
         logits = head.logits(batch.states, None if sample is None else sample.ids)[batch.valid]
         right.append(logits.argmax(-1) == batch.top_ids[batch.valid][:, 0])
         states.append(batch.states[head.checkpoint][batch.valid])

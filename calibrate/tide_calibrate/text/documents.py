@@ -58,10 +58,10 @@ class SplitText:
     split: NDArray[np.int8]
     windows: Windows
 
-    def windows_of(self, most: Mapping[SplitName, int | None]) -> Windows:
+    def windows_of(self, max_windows: Mapping[SplitName, int | None]) -> Windows:
         """At most so many windows of each of these splits, spread evenly over it; None: all of it."""
         split, kept = self.split[self.windows.document], []
-        for name, limit in most.items():
+        for name, limit in max_windows.items():
             own = np.flatnonzero(split == SPLITS.index(name))
             count = len(own) if limit is None else min(limit, len(own))
             kept.append(own[np.linspace(0, len(own) - 1, count).round().astype(int)])
@@ -171,7 +171,8 @@ def _balance(sizes: Sequence[int], fractions: Sequence[float]) -> list[int]:
 
 def _prompt_prefix(tokenizer: FastTokenizer) -> list[int]:
     """The special tokens that the tokenizer puts in front of a prompt."""
-    with_special, plain = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+    with_special = tokenizer("a")["input_ids"]
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     starts = (i for i in range(len(with_special)) if with_special[i : i + len(plain)] == plain)
     return with_special[: next(starts, 0)]
 

@@ -5,7 +5,6 @@ Exits agree with the full model at other positions of generated text than of hum
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel
 from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.parallel import Check, in_parallel, workers_on
 from tide_calibrate.text.documents import SPLITS, Windows
-from tide_calibrate.traces.trace import OwnText, SplitTrace
+from tide_calibrate.traces.trace import SplitTrace
 
 PROMPT_TOKENS = 64
 BATCH_SIZE = 32  # prompts per forward pass
@@ -48,18 +47,13 @@ def continue_prompts(
     return Windows(tokens, lengths, windows.document[chosen]), np.full(len(chosen), prompt_length, np.int32)
 
 
-def generated_tokens(trace: SplitTrace, own: Windows, prompt_lengths: NDArray[np.int32]) -> SplitTrace:
-    """Restrict ``trace`` to positions whose output is a generated token, and attach the generated texts.
-
-    ``own`` and ``prompt_lengths`` are the result of `continue_prompts`.
-    """
+def generated_tokens(trace: SplitTrace, prompt_lengths: NDArray[np.int32]) -> SplitTrace:
+    """Restrict ``trace`` to positions whose output is a generated token. ``prompt_lengths``: see `continue_prompts`."""
     _, starts, inverse = np.unique(trace.window, return_index=True, return_inverse=True)
     position = np.arange(trace.window.size) - starts[inverse]
     # The state at the prompt's last token predicts the first new token; the state at the last token predicts none that is kept.
     last = np.append(trace.window[1:] != trace.window[:-1], True)
-    generated = trace.select((position >= prompt_lengths[trace.window] - 1) & ~last)
-    texts = {w: own.tokens[w, : own.lengths[w]].astype(np.int64) for w in np.unique(generated.window).tolist()}
-    return replace(generated, texts={w: OwnText(tokens, int(prompt_lengths[w])) for w, tokens in texts.items()})
+    return trace.select((position >= prompt_lengths[trace.window] - 1) & ~last)
 
 
 def _choose_windows(windows: Windows, split: NDArray[np.int8], count: int, prompt_length: int) -> NDArray[np.intp]:

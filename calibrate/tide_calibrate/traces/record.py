@@ -52,7 +52,8 @@ def trace_split(
     boundaries = sorted({boundary for head in heads.values() for boundary in head.boundaries} | {capture.num_layers})
     lengths = capture.lengths[windows]
     tokens, done = int(lengths.sum()), 0
-    full_nll, full_agrees = np.empty(tokens, np.float32), np.empty(tokens, np.bool_)
+    full_nll = np.empty(tokens, np.float32)
+    full_agrees = np.empty(tokens, np.bool_)
     recorders = {key: _ExitRecorder(tokens, routers.get(key, ())) for key in heads}
     for part in in_batches(windows, WINDOWS_PER_READ):
         batch = read_batch(capture, part, boundaries, lm_head.device)
@@ -62,7 +63,7 @@ def trace_split(
         full_tokens = batch.top_ids[..., 0][batch.valid]
         wanted = full_tokens if reference is None else reference.read(part, batch.valid)
         full_agrees[span] = (full_tokens == wanted).cpu().numpy()
-        batch, sample = narrowed(batch, vocabulary, next_tokens[next_tokens >= 0], wanted, likeliest=1)
+        batch, sample = narrowed(batch, vocabulary, next_tokens[next_tokens >= 0], wanted, max_choices=1)
         if sample is not None:
             next_tokens = torch.where(next_tokens < 0, -1, sample.places(next_tokens))
             wanted = sample.places(wanted)

@@ -1,4 +1,4 @@
-"""Outputs of exit heads and routers on every token of a text: the input of thresholds, placement, simulation and report."""
+"""Outputs of exit heads and routers on every token of a text: the input of thresholds, placement and report."""
 
 from __future__ import annotations
 
@@ -39,16 +39,9 @@ class ExitTrace:
     def joined(self, other: ExitTrace) -> ExitTrace:
         """Concatenate this trace's tokens with those of ``other``, a trace of the same exit."""
         scores = {name: np.concatenate([values, other.scores[name]]) for name, values in self.scores.items()}
-        agrees, nll = np.concatenate([self.agrees, other.agrees]), np.concatenate([self.nll, other.nll])
+        agrees = np.concatenate([self.agrees, other.agrees])
+        nll = np.concatenate([self.nll, other.nll])
         return replace(self, agrees=agrees, nll=nll, scores=scores)
-
-
-@dataclass(frozen=True)
-class OwnText:
-    """A generated text: all tokens [P + n], of which the first ``prompt`` (P) are the prompt."""
-
-    tokens: NDArray[np.int64]
-    prompt: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,6 @@ class SplitTrace:
         full_nll: [n] float32, the full model's negative log-likelihood (nats) of the text's next token; NaN at a window's end.
         exits: (checkpoint, head) → its trace.
         num_layers: L.
-        texts: window → its whole text, for windows that the model generated; the traced tokens are then the generated ones.
         full_agrees: [n] bool, the full model's likeliest token is the reference's; None where the full model is the reference.
     """
 
@@ -69,13 +61,14 @@ class SplitTrace:
     full_nll: NDArray[np.float32]
     exits: dict[Exit, ExitTrace]
     num_layers: int
-    texts: dict[int, OwnText] = field(default_factory=dict)
     full_agrees: NDArray[np.bool_] | None = None
 
     def select(self, kept: NDArray) -> SplitTrace:
         """Restrict the trace to some tokens: a mask [n] or ascending indices."""
         exits = {key: trace.select(kept) for key, trace in self.exits.items()}
-        window, document, full_nll = self.window[kept], self.document[kept], self.full_nll[kept]
+        window = self.window[kept]
+        document = self.document[kept]
+        full_nll = self.full_nll[kept]
         full_agrees = None if self.full_agrees is None else self.full_agrees[kept]
         return replace(self, window=window, document=document, full_nll=full_nll, exits=exits, full_agrees=full_agrees)
 
@@ -98,7 +91,6 @@ class SplitTrace:
             document=np.concatenate([self.document, other.document]),
             full_nll=np.concatenate([self.full_nll, other.full_nll]),
             exits={key: trace.joined(other.exits[key]) for key, trace in self.exits.items()},
-            texts=self.texts | other.texts,
             full_agrees=agrees,
         )
 

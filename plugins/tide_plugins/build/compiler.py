@@ -71,7 +71,8 @@ class Compiler:
 
 def _complete(kernel: Kernel, found: dict[str, Resources]) -> dict[str, Resources]:
     if set(found) != set(kernel.entry_points):
-        actual, expected = ", ".join(found) or "none", ", ".join(kernel.entry_points)
+        actual = ", ".join(found) or "none"
+        expected = ", ".join(kernel.entry_points)
         raise TargetError(f"{kernel.file_name} has the entry points {actual}; the table in kernels.py says {expected}")
     return found
 

@@ -74,7 +74,8 @@ class Nvrtc:
     @contextmanager
     def _program(self, name: str, source: bytes, headers: Mapping[str, bytes]) -> Iterator[_Program]:
         program = _Program()
-        texts, names = _strings(list(headers.values())), _strings([key.encode() for key in headers])
+        texts = _strings(list(headers.values()))
+        names = _strings([key.encode() for key in headers])
         create = self._library.nvrtcCreateProgram
         self._check("nvrtcCreateProgram", create(ctypes.byref(program), source, name.encode(), len(headers), texts, names))
         try:

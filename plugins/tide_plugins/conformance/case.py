@@ -63,7 +63,8 @@ def untouched(*shape: int, dtype: Any = np.int32) -> Array:
 
 def assert_close(name: str, actual: Array, expected: Array, tolerance: float, scale: Array | float = 0.0) -> None:
     """Assert a relative error, of the expected value or of ``scale`` where larger, and NaN only where expected."""
-    actual, expected = actual.astype(np.float64), np.asarray(expected, np.float64)
+    actual = actual.astype(np.float64)
+    expected = np.asarray(expected, np.float64)
     assert np.array_equal(np.isnan(actual), np.isnan(expected)), f"{name}: NaN at other places than expected"
     known = np.isfinite(expected)
     assert np.array_equal(actual[~known], expected[~known], equal_nan=True), f"{name}: infinities differ"

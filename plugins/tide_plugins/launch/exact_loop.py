@@ -70,7 +70,8 @@ def prepare_text_drafts(
     turn. ``weight``: tries that a usual rate counts as; ``prior`` is multiplied by it.
     """
     call = KernelCall(library, "text_drafts", DRAFT_TENSORS, tensors, stream)
-    room, tokens = call.size("room"), 1 << max(0, call.size("sizes") - 1)
+    room = call.size("room")
+    tokens = 1 << max(0, call.size("sizes") - 1)
     _check_drafts(call)
     call.require(room % 4 == 0, f"texts have room for {room} tokens; expected a multiple of 4, which are read at once")
     call.require(call.size("tokens") in (0, tokens), f"inputs are for {call.size('tokens')} tokens a row; expected {tokens}")

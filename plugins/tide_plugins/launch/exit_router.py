@@ -42,7 +42,9 @@ def prepare_exit_router(library: KernelLibrary, *, epsilon: float, stream: Any, 
         TargetError: the kernel cannot be built for this GPU.
     """
     call = KernelCall(library, "exit_router", TENSORS, tensors, stream)
-    rows, hidden_size, width = call.size("rows"), call.size("hidden_size"), call.size("width")
+    rows = call.size("rows")
+    hidden_size = call.size("hidden_size")
+    width = call.size("width")
     call.require(1 <= width <= MAX_ROUTER_WIDTH, f"down has {width} rows; expected 1 to {MAX_ROUTER_WIDTH}")
     call.require(hidden_size >= 1, "hidden has no columns; expected at least 1")
     plan = plan_exit_router(rows, hidden_size, width)

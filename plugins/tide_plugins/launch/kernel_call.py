@@ -63,7 +63,8 @@ class KernelCall:
         """
         if handle is None:
             return
-        name, cuda = self.library.architecture.name, self.library.architecture.cuda
+        name = self.library.architecture.name
+        cuda = self.library.architecture.cuda
         if cuda < 13:
             raise TargetError(f"kernels for {name} set no CUDA graph condition; read the result from device memory instead")
         params.graph_condition, params.sets_condition = handle, 1  # type: ignore[attr-defined]

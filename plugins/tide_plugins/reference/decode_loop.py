@@ -42,7 +42,8 @@ def loop_turn(given: Tensors, slots: int) -> Tensors:
 
 def exit_score(given: Tensors, mlp_threshold: float) -> Tensors:
     """Probability of the head's token in float64; -1 where the MLP rejects it or there is no token."""
-    rows, token = np.arange(len(given["token"])), np.maximum(given["token"], 0)
+    rows = np.arange(len(given["token"]))
+    token = np.maximum(given["token"], 0)
     logits = given["logits"].astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         probability = 1 / np.exp(logits - logits[rows, token][:, None]).sum(-1)
@@ -54,7 +55,8 @@ def exit_score(given: Tensors, mlp_threshold: float) -> Tensors:
 
 def choose_token(given: Tensors) -> Tensors:
     """Tokens as `tide_runtime.sampler` chooses them; -1 where the logits are not finite."""
-    chosen, tokens = given["chosen"].copy(), len(given["chosen"]) // len(given["length"])
+    chosen = given["chosen"].copy()
+    tokens = len(given["chosen"]) // len(given["length"])
     for row, logits in enumerate(given["logits"].astype(np.float32)):
         sequence, best = row // tokens, int(np.argmax(logits))
         if given["finished"][sequence]:
@@ -80,14 +82,17 @@ def exit_candidates(given: Tensors, exit_count: int, number: int, threshold: flo
     candidate = (given["finished"] == 0) & ((number == 1) | (given["exits"] == 0))
     if has_mlp:
         candidate &= given["score"] >= np.float32(threshold)
-    score, counts = np.where(candidate, given["score"] if has_mlp else 1, -1), given["counts"].copy()
+    score = np.where(candidate, given["score"] if has_mlp else 1, -1)
+    counts = given["counts"].copy()
     counts[exit_count + number] += candidate.any()
     return {"score": score, "wanted": candidate.any(keepdims=True), "counts": counts}
 
 
 def exit_join(given: Tensors, number: int) -> Tensors:
     """Pending states at exit ``number``, and the newest of each sequence."""
-    window, last, waiting = given["window"].copy(), given["last"].copy(), given["waiting"]
+    window = given["window"].copy()
+    last = given["last"].copy()
+    waiting = given["waiting"]
     for row, arrived in enumerate(_arrivals(given, number)):
         first = waiting[number - 1, row]
         window[row, first : first + arrived] = given["states"][row, :arrived]
@@ -98,7 +103,9 @@ def exit_join(given: Tensors, number: int) -> Tensors:
 
 def exit_gate(given: Tensors, threshold: float, number: int, width: int) -> Tensors:
     """Exit decisions and numbers of pending tokens."""
-    runs, waiting, counts = given["finished"] == 0, given["waiting"].copy(), given["counts"].copy()
+    runs = given["finished"] == 0
+    waiting = given["waiting"].copy()
+    counts = given["counts"].copy()
     waiting[number - 1] += _arrivals(given, number)
     if number > 1:
         waiting[number - 2] = 0
@@ -120,7 +127,8 @@ def exit_gate(given: Tensors, threshold: float, number: int, width: int) -> Tens
 
 def exit_inputs(given: Tensors, slots: int, number: int) -> Tensors:
     """Inputs of the layers after exit ``number``, for as few tokens of each row as are pending there."""
-    rows, waiting = len(given["window"]), given["waiting"][number - 1]
+    rows = len(given["window"])
+    waiting = given["waiting"][number - 1]
     choice = int(np.ceil(np.log2(max([1, *waiting[given["finished"] == 0]]))))
     tokens = 1 << choice
     some = np.clip(waiting, 1, tokens)

@@ -23,10 +23,13 @@ def latest_longest_match(text: NDArray[np.int32]) -> tuple[int, int]:
 
 def text_drafts(given: Tensors, slots: int, draft_limit: int, weight: float) -> Tensors:
     """Guesses, the size of the next pass, and its inputs."""
-    rows, sizes, drafts = len(given["length"]), len(given["prices"]), given["guess"].shape[1]
+    rows = len(given["length"])
+    sizes = len(given["prices"])
+    drafts = given["guess"].shape[1]
     made = {name: given[name].copy() for name in ("guess", "guessed", "matched", "expected")}
     for row in range(rows):
-        size, runs = int(given["length"][row]) + 1, given["finished"][row] == 0
+        size = int(given["length"][row]) + 1
+        runs = given["finished"][row] == 0
         text = given["text"][row, :size]
         matched, end = latest_longest_match(text) if runs else (0, 0)
         left = int(given["limit"][row]) - size - 1
@@ -55,7 +58,8 @@ def text_drafts(given: Tensors, slots: int, draft_limit: int, weight: float) -> 
 def text_accept(given: Tensors) -> Tensors:
     """Texts, progress and statistics of the rows after a pass."""
     made = {name: given[name].copy() for name in ("text", "length", "finished", "hits", "tries", "ring", "counts")}
-    turn, tokens = int(given["counts"][0]), 1 << int(given["choice"][0])
+    turn = int(given["counts"][0])
+    tokens = 1 << int(given["choice"][0])
     chosen = given["chosen"].reshape(-1)[: len(given["length"]) * tokens].reshape(-1, tokens)
     for row, choices in enumerate(chosen):
         verified = min(int(given["guessed"][row]), tokens - 1)

@@ -1,7 +1,7 @@
-"""The cost model: the time of launches, for the depth policies and for the calibration's simulator alike.
+"""The cost model: the time of launches, for the depth policies and for the speeds that a calibration expects alike.
 
-A launch is a graph on so many tokens. Policies, simulator, placement and benchmarks build lists of launches; `StepTable.price` is
-the one formula that turns them into milliseconds.
+A launch is a graph on so many tokens. Policies and the placement of exits build lists of launches; `StepTable.price` is the one
+formula that turns them into milliseconds.
 
 Figures of exits come from the bundle's calibration, not from the machine that runs, so that what policy ``exit`` decides, and
 with it its text, is the same on every machine. Where a decision does not change the text, passes through all layers are priced

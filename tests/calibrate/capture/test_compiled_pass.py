@@ -1,7 +1,8 @@
 """Capture through compiled segments: PyTorch's states and logits, in any family, and PyTorch where that is not so."""
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,9 @@ from export.architectures import FEW_LAYERS, LAYERS, VOCAB
 from slow_cases import slow_but
 from tide_calibrate.capture.capture import capture
 from tide_calibrate.capture.compiled_pass import CompiledPass, fastest_pass
-from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
-from tide_calibrate.capture.store import open_capture
+from tide_calibrate.capture.forward_pass import EagerPass
 from tide_calibrate.temporary_bundle import TemporaryBundle
-from tide_runtime.errors import CalibrationError, UnsupportedModelError
-
-from tide_export.load import LoadedModel
+from tide_runtime.errors import UnsupportedModelError
 
 
 @pytest.fixture(scope="module")
@@ -43,52 +41,29 @@ def test_states_and_logits_are_pytorchs(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(made.hidden[boundary], eager.hidden[boundary], rtol=2e-3, atol=2e-3)
 
 
-def test_only_the_asked_boundaries_are_written(bundle: TemporaryBundle, tmp_path: Path) -> None:
-    """The bundle has further cuts, where step costs are measured."""
-    model = loaded()
-    made = capture(model, ragged(), SPLIT, [2], tmp_path, make_pass=lambda: CompiledPass(bundle.path(), model.model, [2]))
-    assert set(made.hidden) == {2}
+def test_interrupted_and_resumed_gives_the_same_bytes(
+    bundle: TemporaryBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new pass has new caches; what an earlier one left in them must not matter. The bundle has further cuts, where step costs
+    are measured: only the asked boundaries are written."""
+    model, passes, run_pass = loaded(), [], CompiledPass.run
 
+    def run(directory: Path) -> set[int]:
+        make = partial(CompiledPass, bundle.path(), model.model, [2, LAYERS])
+        return set(capture(model, ragged(), SPLIT, [2, LAYERS], directory, batch_size=2, make_pass=make).hidden)
 
-class _Interrupted:
-    def __init__(self, inner: ForwardPass, at: int) -> None:
-        self.inner, self.left = inner, at
-
-    def run(self, *arguments: object) -> None:
-        self.left -= 1
-        if not self.left:
+    def interrupted(*arguments: Any) -> None:
+        passes.append(1)
+        if len(passes) == 4:
             raise KeyboardInterrupt
-        self.inner.run(*arguments)  # type: ignore[arg-type]
+        run_pass(*arguments)
 
-
-def test_interrupted_and_resumed_gives_the_same_bytes(bundle: TemporaryBundle, tmp_path: Path) -> None:
-    """A new pass has new caches; what an earlier one left in them must not matter."""
-    model = loaded()
-
-    def make() -> CompiledPass:
-        return CompiledPass(bundle.path(), model.model, CANDIDATES)
-
-    def run(directory: Path, make_pass: Callable[[], ForwardPass]) -> None:
-        capture(model, ragged(), SPLIT, CANDIDATES, directory, batch_size=2, make_pass=make_pass)
-
-    run(tmp_path / "whole", make)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "resumed", lambda: _Interrupted(make(), 4))
-    with pytest.raises(CalibrationError, match="stopped after 3 of 6 batches"):
-        open_capture(tmp_path / "resumed")
-    run(tmp_path / "resumed", make)
+    assert run(tmp_path / "whole") == {2, LAYERS}
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(CompiledPass, "run", interrupted)
+        run(tmp_path / "resumed")
+    run(tmp_path / "resumed")
     assert files(tmp_path / "resumed") == files(tmp_path / "whole")
-
-
-def test_a_finished_capture_exports_nothing(bundle: TemporaryBundle, tmp_path: Path) -> None:
-    """Resuming takes seconds; an export can take minutes."""
-    model = loaded()
-    capture(model, ragged(), SPLIT, [2], tmp_path)
-
-    def never() -> ForwardPass:
-        raise AssertionError
-
-    capture(model, ragged(), SPLIT, [2], tmp_path, make_pass=never)
 
 
 def test_a_model_that_cannot_be_exported_is_captured_by_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,13 +91,3 @@ def test_wrong_logits_are_found_out(bundle: TemporaryBundle) -> None:
     assert isinstance(fastest_pass(other.model, bundle, CANDIDATES, notes.append), EagerPass) and notes
     assert isinstance(fastest_pass(other.model, None, CANDIDATES, notes.append), EagerPass) and len(notes) == 1
     assert compiled_module._TOLERANCE <= 1e-4
-
-
-def test_caches_have_room_for_the_window(tmp_path: Path) -> None:
-    """A window longer than the caches would be refused only after the export."""
-    model: LoadedModel = loaded()
-    with TemporaryBundle(model, "fp32", [2], tmp_path, window=24) as temporary:
-        made = capture(
-            model, ragged(), SPLIT, [2], tmp_path / "c", make_pass=lambda: CompiledPass(temporary.path(), model.model, [2])
-        )
-    assert made.top_ids.shape[1] == 24

@@ -1,5 +1,6 @@
 """The reference's greedy tokens: equality with the model, alignment with the traces, and references that do not fit."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,20 +68,15 @@ def test_a_trace_compares_with_the_references_token_at_the_same_place(tmp_path: 
 
 
 def test_other_windows_than_the_references_are_refused(tmp_path: Path) -> None:
-    """The test split would be compared with tokens of the threshold split."""
-    model, windows = rounded(), text()
+    """The test split would be compared with tokens of the threshold split; and the dequantised weights of a GGUF file are not the
+    checkpoint that it was made from."""
+    stored: Any = {"lm_head.weight": object()}
+    model, windows = replace(rounded(), source="tiny.gguf", quantized=stored), text()
     reference = capture_reference(model, windows, SPLIT, "threshold", tmp_path / "reference", QUIET)
+    assert reference.name == "the dequantised weights of tiny.gguf"
     captured = capture(model, windows, SPLIT, [4], tmp_path / "states")
     with pytest.raises(CalibrationError, match="has not run on these windows"):
         trace_split(captured, "test", FrozenModel(model.model).lm_head, {}, {}, reference=reference)
-
-
-def test_low_bit_sources_are_not_called_originals(tmp_path: Path) -> None:
-    """A GGUF file's dequantised weights are not the checkpoint that the file was made from."""
-    stored: Any = {"lm_head.weight": object()}
-    source = LoadedModel(tiny_model("llama"), None, "tiny.gguf", quantized=stored)
-    reference = capture_reference(source, text(), SPLIT, "threshold", tmp_path / "reference", QUIET)
-    assert reference.name == "the dequantised weights of tiny.gguf"
 
 
 def test_a_reference_with_another_vocabulary_is_refused() -> None:

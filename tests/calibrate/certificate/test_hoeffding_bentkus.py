@@ -1,11 +1,15 @@
-"""The Hoeffding–Bentkus p-value: exact binomial tail, validity under H0, monotonicity, and edge cases."""
+"""The Hoeffding–Bentkus p-value: exact binomial tail, validity under H0, monotonicity, and edge cases; and how many independent
+tokens a text is worth."""
 
 import math
 from fractions import Fraction
+from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tide_calibrate.certificate.effective_size import effective_size, student_quantile
 from tide_calibrate.certificate.hoeffding_bentkus import binomial_cdf, fewest_samples, hoeffding_bentkus, upper_bound
 from tide_runtime.errors import ParamsError
 
@@ -14,16 +18,12 @@ def exact_cdf(k: int, n: int, p: Fraction) -> float:
     return float(sum(math.comb(n, j) * p**j * (1 - p) ** (n - j) for j in range(k + 1)))
 
 
-@pytest.mark.parametrize("n", [1, 7, 60, 400])
-@pytest.mark.parametrize("p", [Fraction(1, 100), Fraction(1, 20), Fraction(1, 2), Fraction(9, 10)])
-def test_binomial_cdf_is_the_sum_of_its_terms(n: int, p: Fraction) -> None:
-    """A wrong tail would certify invalid thresholds, or refuse valid ones."""
-    for k in {-1, 0, n // 100, n // 20, n // 2, n - 1, n}:
-        assert binomial_cdf(k, n, float(p)) == pytest.approx(exact_cdf(k, n, p), rel=1e-10)
-
-
-def test_binomial_cdf_of_millions_of_tokens() -> None:
-    """Cancellation must not destroy the tail for large texts: n = 10⁷ is Poisson(10), P(X <= 10) = 0.58304."""
+def test_binomial_cdf_is_the_sum_of_its_terms() -> None:
+    """A wrong tail would certify invalid thresholds, or refuse valid ones; nor may cancellation destroy it for large texts."""
+    for n, p in product((1, 7, 60, 400), (Fraction(1, 100), Fraction(1, 20), Fraction(1, 2), Fraction(9, 10))):
+        for k in {-1, 0, n // 100, n // 20, n // 2, n - 1, n}:
+            assert binomial_cdf(k, n, float(p)) == pytest.approx(exact_cdf(k, n, p), rel=1e-10)
+    # n = 10⁷ is Poisson(10), P(X <= 10) = 0.58304.
     assert binomial_cdf(10, 10_000_000, 1e-6) == pytest.approx(0.5830397502, rel=1e-5)
     tail = binomial_cdf(9_000, 1_000_000, 0.01)  # ten standard deviations below the mean
     assert 1e-25 < tail < 1e-23
@@ -54,31 +54,56 @@ def test_rounding_of_k_over_n_does_not_add_a_loss(n: int, k: int) -> None:
         assert hoeffding_bentkus(k / n, n, epsilon) <= math.e * binomial_cdf(k, n, epsilon) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("epsilon, delta, fewest", [(0.01, 0.05, 299), (0.05, 0.05, 59), (0.01, 0.01, 459)])
-def test_fewest_samples_is_the_smallest_size_that_certifies(epsilon: float, delta: float, fewest: int) -> None:
+def test_fewest_samples_is_the_smallest_size_that_certifies() -> None:
     """The error for too little text states this number: it must suffice, and one less must not."""
-    assert fewest_samples(epsilon, delta) == fewest
-    assert hoeffding_bentkus(0.0, fewest, epsilon) <= delta < hoeffding_bentkus(0.0, fewest - 1, epsilon)
+    for epsilon, delta, fewest in ((0.01, 0.05, 299), (0.05, 0.05, 59), (0.01, 0.01, 459)):
+        assert fewest_samples(epsilon, delta) == fewest
+        assert hoeffding_bentkus(0.0, fewest, epsilon) <= delta < hoeffding_bentkus(0.0, fewest - 1, epsilon)
 
 
-def test_a_rate_at_or_above_the_limit_is_no_evidence() -> None:
+def test_no_evidence_and_invalid_rates() -> None:
+    """A rate at the limit is no evidence; a NaN must raise an error, as compared with δ it could certify."""
     assert hoeffding_bentkus(0.05, 10**6, 0.05) == hoeffding_bentkus(1.0, 10, 0.05) == 1.0
+    for risk, n, epsilon in ((0.1, 0, 0.01), (-0.1, 5, 0.01), (math.nan, 5, 0.01), (0.1, 5, 0.0)):
+        with pytest.raises(ParamsError):
+            hoeffding_bentkus(risk, n, epsilon)
 
 
-@pytest.mark.parametrize("risk, n, epsilon", [(0.1, 0, 0.01), (-0.1, 5, 0.01), (math.nan, 5, 0.01), (0.1, 5, 0.0)])
-def test_invalid_rates_are_refused(risk: float, n: int, epsilon: float) -> None:
-    """A NaN must raise an error; compared with δ it could certify."""
-    with pytest.raises(ParamsError):
-        hoeffding_bentkus(risk, n, epsilon)
-
-
-@pytest.mark.parametrize("risk, n", [(0.0, 10), (0.05, 400), (0.05, 100_000), (0.5, 3)])
-def test_the_upper_bound_is_the_smallest_rate_that_is_rejected(risk: float, n: int) -> None:
+def test_the_upper_bound_is_the_smallest_rate_that_is_rejected() -> None:
     """The refusal of a quantised model states this bound: a larger --max-disagreement must pass, a smaller one must not."""
-    bound = upper_bound(risk, n, 0.05)
-    assert risk < bound <= 1
-    assert hoeffding_bentkus(risk, n, min(bound + 1e-5, 0.999999)) <= 0.05 < hoeffding_bentkus(risk, n, bound - 1e-5)
-
-
-def test_the_upper_bound_of_certain_losses_is_one() -> None:
+    for risk, n in ((0.0, 10), (0.05, 400), (0.05, 100_000), (0.5, 3)):
+        bound = upper_bound(risk, n, 0.05)
+        assert risk < bound <= 1
+        assert hoeffding_bentkus(risk, n, min(bound + 1e-5, 0.999999)) <= 0.05 < hoeffding_bentkus(risk, n, bound - 1e-5)
     assert upper_bound(1.0, 100, 0.05) == 1
+
+
+def test_student_quantiles_match_published_tables() -> None:
+    """A quantile that is too small would overstate the effective size of few documents."""
+    for freedom, quantile in ((1, 6.31375), (2, 2.91999), (5, 2.01505), (500, 1.64791), (10**6, 1.64485)):
+        assert student_quantile(freedom, 0.95) == pytest.approx(quantile, rel=1e-5)
+
+
+def test_independent_tokens_count_nearly_in_full() -> None:
+    """Text with independent tokens must not need several times the tokens."""
+    random = np.random.default_rng(0)
+    rates = random.binomial(500, 0.02, (200, 40)) / 500  # 40 columns of 200 documents
+    size = effective_size(rates, np.full(200, 500), 0.95)
+    assert 0.8 * 100_000 < size.mean() <= 100_000 and size.max() <= 100_000
+
+
+def test_fully_correlated_documents_count_as_one_token_each() -> None:
+    """10⁵ tokens in 50 documents that are entirely right or wrong are 50 observations, not 10⁵; and one document is one."""
+    rates = np.zeros((50, 1))
+    rates[:10] = 1.0
+    assert effective_size(rates, np.full(50, 2000), 0.95).tolist() == [50]
+    assert effective_size(np.array([[0.0, 0.5]]), np.array([100_000]), 0.95).tolist() == [1, 1]
+
+
+def test_a_column_without_losses_has_the_size_of_the_next_column() -> None:
+    """Zero losses carry no information on correlation, so 10⁵ tokens must not be assumed independent."""
+    rates = np.zeros((20, 4))
+    rates[:, 2] = np.linspace(0, 0.02, 20)
+    size = effective_size(rates, np.full(20, 5000), 0.95)
+    assert size[0] == size[1] == size[2] < 10_000
+    assert size[3] == 20  # no later column has variance: one token per document

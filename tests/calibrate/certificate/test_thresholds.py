@@ -79,23 +79,15 @@ def test_certified_thresholds_exceed_epsilon_with_probability_at_most_delta(popu
     assert min(chosen) > 0 and population.exit_share()[chosen].mean() > 0.2  # the guarantee must not hold by refusing all exits
 
 
-def test_naive_thresholds_exceed_epsilon_far_more_often(population) -> None:
-    """Shows that the coverage test can fail: thresholds without a test violate ε in far more than a share δ of the draws."""
+def test_what_has_no_guarantee_exceeds_epsilon_far_more_often(population) -> None:
+    """Shows that the coverage test can fail, and why unit="document" is the default: its tokens are not independent."""
     for epsilon in (0.01, 0.05):
         assert violations(population, 8, epsilon, partial(naive_member, max_disagreement=epsilon), "document") > 5 * DELTA
-
-
-def test_unit_token_is_invalid_for_correlated_tokens(population) -> None:
-    """The reason for the default unit="document": on documents that differ, unit="token" violates ε far more often than δ."""
-    share = violations(population, 8, 0.05, lambda counts: certified_member(counts, 0.05, 1 - DELTA, "token"), "token")
-    assert share > 2 * DELTA
-
-
-def test_unit_token_is_valid_for_independent_tokens() -> None:
-    """The guarantee of unit="token" must hold where its assumption holds."""
+    by_token = partial(certified_member, max_disagreement=0.05, confidence=1 - DELTA, unit="token")
+    assert violations(population, 8, 0.05, by_token, "token") > 2 * DELTA
     family = fit_family(synthetic_trace(80, scatter=0.0, seed=1), EXITS, members=96)
-    pool = document_counts(synthetic_trace(400, scatter=0.0, seed=2), family)
-    assert violations(pool, 8, 0.05, lambda counts: certified_member(counts, 0.05, 1 - DELTA, "token"), "token") <= ALLOWED
+    independent = document_counts(synthetic_trace(400, scatter=0.0, seed=2), family)
+    assert violations(independent, 8, 0.05, by_token, "token") <= ALLOWED  # where tokens are independent, it holds
 
 
 @given(st.integers(0, 10_000), st.integers(1, 400))
@@ -111,27 +103,31 @@ def test_a_family_is_ordered_from_safe_to_bold(seed: int, tokens: int) -> None:
     assert set(thresholds[np.isfinite(thresholds)]) <= {float(np.float32(s)) for column in scores for s in column}
 
 
-@given(st.integers(0, 10_000))
+@given(st.integers(0, 10_000), st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_counts_match_the_policy_token_by_token(seed: int) -> None:
-    """The counts must match the runtime's behaviour: a score equal to the threshold exits, NaN and infinities never do."""
+def test_counts_match_the_policy_token_by_token(seed: int, referenced: bool) -> None:
+    """The counts must match the runtime's behaviour: a score equal to the threshold exits, NaN and infinities never do. Against
+    a reference, a token that runs every layer is a loss where the last layer differs."""
     random = np.random.default_rng(seed)
     values = np.array([0.2, 0.4, 0.4, 0.8, np.nan, np.inf, -np.inf], np.float32)
-    scores, agrees = random.choice(values, (3, 50)), random.random((3, 50)) < 0.5
+    scores, agrees, full_agrees = random.choice(values, (3, 50)), random.random((3, 50)) < 0.5, random.random(50) < 0.5
     trace = trace_of(list(scores), list(agrees), documents=4)
+    trace = replace(trace, full_agrees=full_agrees if referenced else None)
     thresholds = -np.sort(-random.choice([0.2, 0.3, 0.4, 0.8, np.inf], (6, 3)).astype(np.float32), axis=0).astype(np.float64)
     counts = policy_counts(trace, [ExitRule(*e) for e in exits_of(trace)], thresholds, trace.document)
-    losses, saved, exits = np.zeros((4, 6)), np.zeros((4, 6)), np.zeros((4, 6))
+    losses, full_losses, saved, exits = np.zeros((4, 4, 6))
     for token, member in np.ndindex(50, 6):
         stops = [k for k in range(3) if np.isfinite(scores[k, token]) and scores[k, token] >= thresholds[member, k]]
+        where = trace.document[token], member
         if stops:
-            where = trace.document[token], member
             exits[where] += 1
             losses[where] += not agrees[stops[0], token]
             saved[where] += 12 - 3 * (stops[0] + 1)
-    np.testing.assert_array_equal(counts.losses, losses)
-    np.testing.assert_array_equal(counts.exits, exits)
-    np.testing.assert_array_equal(counts.layers_saved, saved)
+        elif referenced:
+            losses[where] += not full_agrees[token]
+            full_losses[where] += not full_agrees[token]
+    for name, expected in {"losses": losses, "full_losses": full_losses, "exits": exits, "layers_saved": saved}.items():
+        np.testing.assert_array_equal(getattr(counts, name), expected)
 
 
 def test_equal_scores_exit_together() -> None:
@@ -144,30 +140,42 @@ def test_equal_scores_exit_together() -> None:
     assert choose_thresholds(trace, family, 0.2).thresholds == (float(np.float32(0.7)),)
 
 
-def test_saved_layers_exclude_the_tails_own_layers() -> None:
-    """tail:2 after 3 of 12 layers runs 5 layers; counting 3 would overstate the gain."""
-    trace = trace_of([[0.9] * 4], [[True] * 4])
-    tail = replace(trace.exits[3, "identity"], head="tail:2")
-    trace = replace(trace, exits={(3, "tail:2"): tail})
-    counts = policy_counts(trace, [ExitRule(3, "tail:2", "mlp")], np.array([[0.5]]), trace.document)
-    assert counts.layers_saved.item() == 4 * (12 - 5)
-
-
-def test_mlp_and_max_probability_must_both_reach_their_thresholds() -> None:
-    """With router mlp+max_probability the head is not evaluated, and no token stops, where the MLP is below its threshold."""
+def test_a_tails_layers_and_both_thresholds_of_a_gated_head_count() -> None:
+    """tail:2 after 3 of 12 layers runs 5; and no token stops where the MLP in front of the head is below its threshold."""
     trace = trace_of([[0.9, 0.1, 0.9]], [[True] * 3])
     trace.exits[3, "identity"].scores["max_probability"] = np.array([0.8, 0.8, 0.2], np.float32)
     rule = ExitRule(3, "identity", "mlp+max_probability", mlp_threshold=0.5)
     np.testing.assert_array_equal(rule.scores(trace), np.array([0.8, np.nan, 0.2], np.float32))
+    tailed = replace(trace, exits={(3, "tail:2"): replace(trace.exits[3, "identity"], head="tail:2")})
+    counts = policy_counts(tailed, [ExitRule(3, "tail:2", "mlp")], np.array([[0.5]]), trace.document)
+    assert counts.layers_saved.item() == 2 * (12 - 5)
 
 
-def test_nan_scores_never_exit(family) -> None:
-    """A router that outputs NaN must cost speed, not correctness."""
+def test_scores_and_agreement_of_the_threshold_split_decide(family) -> None:
+    """A router that outputs NaN must cost speed, not correctness; exits that agreed on the train split only are refused."""
     trace = synthetic_trace(20, 0.5, seed=4)
     broken = {k: replace(e, scores={"max_probability": np.full_like(e.nll, np.nan)}) for k, e in trace.exits.items()}
     choice = choose_thresholds(replace(trace, exits=broken), family, 0.05)
     assert choice.thresholds is None and choice.exit_share == 0 and "no token" in choice.reason
     assert fit_family(replace(trace, exits=broken), EXITS).thresholds.min() == math.inf
+    wrong = {k: replace(e, agrees=np.zeros_like(e.agrees)) for k, e in trace.exits.items()}
+    assert choose_thresholds(replace(trace, exits=wrong), family, 0.01).thresholds is None
+
+
+@pytest.mark.parametrize("unit", ["document", "token"])
+def test_too_little_text_is_refused_with_the_amount_needed(unit) -> None:
+    """298 tokens without a loss cannot certify 1% at 95% confidence; the message must name more text as the remedy, and no
+    certificate be written. With enough text but too strict an ε, it must not suggest more text."""
+    n = 200 if unit == "token" else 5000
+    trace = trace_of([[0.99] * n], [[True] * n])
+    choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01, unit=unit)
+    assert choice.thresholds is None and "too little text" in choice.reason and "299" in choice.reason
+    assert f"about {math.ceil(n * 299 / choice.effective_tokens)} tokens" in choice.reason
+    with pytest.raises(CalibrationError, match="too little text"):
+        certify(choice, "ab", "2026-11-21")
+    trace = trace_of([[0.9] * 40_000], [[i % 20 != 0 for i in range(40_000)]], documents=40)
+    choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01, unit=unit)
+    assert choice.thresholds is None and "wrong too often" in choice.reason and "too little" not in choice.reason
 
 
 @pytest.mark.parametrize("chance", [0.0, 1 / 2048, 0.2])
@@ -181,31 +189,6 @@ def test_layers_that_never_agree_are_refused(chance: float) -> None:
     assert choice.thresholds is None and "never agree" in choice.reason and "full" in choice.reason
 
 
-def test_exits_that_agree_on_the_train_split_only_are_refused(family) -> None:
-    """The threshold split decides, even if the exits agreed on the train split."""
-    trace = synthetic_trace(30, 0.5, seed=5)
-    wrong = {k: replace(e, agrees=np.zeros_like(e.agrees)) for k, e in trace.exits.items()}
-    assert choose_thresholds(replace(trace, exits=wrong), family, 0.01).thresholds is None
-
-
-@pytest.mark.parametrize("unit", ["document", "token"])
-def test_too_little_text_is_refused_with_the_amount_needed(family, unit) -> None:
-    """298 tokens without a loss cannot certify 1% at 95% confidence; the message must name more text as the remedy."""
-    n = 200 if unit == "token" else 5000
-    trace = trace_of([[0.99] * n], [[True] * n])
-    choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01, unit=unit)
-    assert choice.thresholds is None and "too little text" in choice.reason and "299" in choice.reason
-    assert f"about {math.ceil(n * 299 / choice.effective_tokens)} tokens" in choice.reason
-
-
-def test_exits_that_are_too_often_wrong_are_refused() -> None:
-    """With enough text but too strict an ε, the message must not suggest more text."""
-    agrees = [i % 20 != 0 for i in range(40_000)]
-    trace = trace_of([[0.9] * 40_000], [agrees], documents=40)
-    choice = choose_thresholds(trace, fit_family(trace, exits_of(trace)), 0.01)
-    assert choice.thresholds is None and "wrong too often" in choice.reason and "too little" not in choice.reason
-
-
 def test_the_choice_is_reproducible_and_monotone_in_epsilon_and_confidence() -> None:
     """The exit share must grow with ε and shrink with the confidence."""
     trace, family = synthetic_trace(30, 0.5, seed=6), fit_family(synthetic_trace(80, 0.5, seed=1), EXITS)
@@ -216,6 +199,11 @@ def test_the_choice_is_reproducible_and_monotone_in_epsilon_and_confidence() -> 
     counts = document_counts(trace, family)
     assert counts.exit_share()[naive_member(counts, 0.01)] > strict.exit_share
     assert strict.measured < 0.01 and strict.documents == 30 and strict.effective_tokens < strict.tokens
+    certificate = certify(strict, data_sha256="ab" * 32, date="2026-11-21")  # ships in the bundle, and must be understandable
+    assert (certificate.max_disagreement, certificate.confidence, certificate.unit) == (0.01, 0.95, "document")
+    assert (certificate.tokens, certificate.documents, certificate.measured) == (strict.tokens, 30, strict.measured)
+    text = meaning(certificate)
+    assert "95% confidence" in text and "1.00%" in text and "30 documents" in text and "says nothing about" in text
 
 
 def test_measured_rate_is_that_of_an_average_document(family) -> None:
@@ -242,20 +230,3 @@ def test_invalid_options_and_exits_are_refused(family) -> None:
             fit_family(trace, exits)
     with pytest.raises(DataError, match="no text"):
         choose_thresholds(trace_of([[]], [[]]), family)
-
-
-def test_the_certificate_records_the_test_and_its_meaning(family) -> None:
-    """The certificate is shipped in the bundle and must be understandable without the calibration."""
-    choice = choose_thresholds(synthetic_trace(30, 0.5, seed=6), family, 0.01)
-    certificate = certify(choice, data_sha256="ab" * 32, date="2026-11-21")
-    assert (certificate.max_disagreement, certificate.confidence, certificate.unit) == (0.01, 0.95, "document")
-    assert (certificate.tokens, certificate.documents, certificate.measured) == (choice.tokens, 30, choice.measured)
-    text = meaning(certificate)
-    assert "95% confidence" in text and "1.00%" in text and "30 documents" in text and "says nothing about" in text
-
-
-def test_a_refusal_gets_no_certificate() -> None:
-    """Breaks: a bundle claims a certificate for a calibration that had too little text."""
-    tiny = trace_of([[0.99] * 20], [[True] * 20])
-    with pytest.raises(CalibrationError, match="too little text"):
-        certify(choose_thresholds(tiny, fit_family(tiny, exits_of(tiny))), "ab", "2026-11-21")

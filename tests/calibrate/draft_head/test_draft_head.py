@@ -93,17 +93,14 @@ def test_training_learns_and_measures_on_replies_that_it_did_not_see(monkeypatch
 
 def test_replies_carry_the_states_of_a_forward_pass() -> None:
     model = tiny_model("llama")
-    windows = Windows(
-        np.random.default_rng(1).integers(3, 60, (4, 80)).astype(np.int32), np.full(4, 80, np.int32), np.arange(4, dtype=np.int32)
-    )
-    text = SplitText([], np.zeros(4, np.int8), windows)
+    text = split_text(np.random.default_rng(1).integers(3, 60, (4, 80)).astype(np.int32))
     loaded = LoadedModel(model, None, "tiny")
     written = write_replies(loaded, text, [MIDDLE, LAYERS], REPLIES, seed=0)
     capture = written.capture
     assert capture.tokens.shape == (REPLIES, NEW) and set(written.first_positions) == {PIECE - 1}
     again = write_replies(loaded, text, [MIDDLE, LAYERS], REPLIES, seed=0)
     np.testing.assert_array_equal(capture.tokens, again.capture.tokens)
-    pieces = [row[start : start + PIECE] for row in windows.tokens for start in range(81 - PIECE)]
+    pieces = [row[start : start + PIECE] for row in text.windows.tokens for start in range(81 - PIECE)]
     assert any(_states_fit(model, piece, capture.tokens[0], capture.hidden) for piece in pieces)
 
 
@@ -118,32 +115,32 @@ def _states_fit(
     )
 
 
+def split_text(tokens: NDArray[np.int32], length: int = 80) -> SplitText:
+    """Windows of so many tokens, each a document of the train split."""
+    count = len(tokens)
+    return SplitText(
+        [], np.zeros(count, np.int8), Windows(tokens, np.full(count, length, np.int32), np.arange(count, dtype=np.int32))
+    )
+
+
 def test_a_reply_ends_before_its_end_token() -> None:
     model = tiny_model("llama")
     model.generation_config = copy.deepcopy(model.generation_config)
     model.generation_config.eos_token_id = list(range(0, 40, 2))
-    windows = Windows(np.full((4, 80), 5, np.int32), np.full(4, 80, np.int32), np.arange(4, dtype=np.int32))
     loaded = LoadedModel(model, None, "tiny")
-    capture = write_replies(loaded, SplitText([], np.zeros(4, np.int8), windows), [LAYERS], 2, seed=0).capture
+    capture = write_replies(loaded, split_text(np.full((4, 80), 5, np.int32)), [LAYERS], 2, seed=0).capture
     for tokens, length in zip(capture.tokens, capture.lengths, strict=True):
         assert not np.isin(tokens[1:length], model.generation_config.eos_token_id).any()
     assert (capture.lengths < NEW).any()
-
-
-def test_a_text_too_short_for_a_prompt_is_refused() -> None:
-    windows = Windows(np.zeros((4, 80), np.int32), np.full(4, 16, np.int32), np.arange(4, dtype=np.int32))
-    loaded = LoadedModel(tiny_model("llama"), None, "tiny")
     with pytest.raises(DataError, match="give longer documents"):
-        write_replies(loaded, SplitText([], np.zeros(4, np.int8), windows), [LAYERS], 2, seed=0)
+        write_replies(loaded, split_text(np.zeros((4, 80), np.int32), 16), [LAYERS], 2, seed=0)
 
 
 def test_a_model_with_a_chat_template_also_prompts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks: the head would know replies to the calibration's text only, and no other conversation."""
     monkeypatch.setattr(replies_module, "template_tokens", lambda loaded: ([5, 6, 9], [7]))
-    windows = Windows(np.full((4, 80), 11, np.int32), np.full(4, 80, np.int32), np.arange(4, dtype=np.int32))
-    written = write_replies(
-        LoadedModel(tiny_model("llama"), None, "tiny"), SplitText([], np.zeros(4, np.int8), windows), [LAYERS], 6, 0
-    )
+    text = split_text(np.full((4, 80), 11, np.int32))
+    written = write_replies(LoadedModel(tiny_model("llama"), None, "tiny"), text, [LAYERS], 6, 0)
     capture = written.capture
     assert written.first_positions.tolist() == [43, 43, 43, 2, 2, 2]  # behind [5, 6, 9], 40 tokens of text and [7]
     assert capture.tokens[:, 0].tolist() == [7, 7, 7, 9, 9, 9]

@@ -46,21 +46,18 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", CHARTS)
-def test_every_chart_has_ink(drawn: Path, name: str) -> None:
+def test_every_chart_has_ink(drawn: Path) -> None:
     """An empty canvas is a valid PNG too, so coloured lines, bars or points must cover part of it."""
-    image = matplotlib.image.imread(io.BytesIO((drawn / REPORT_NAME / f"{name}.png").read_bytes()))[..., :3]
-    coloured = np.ptp(image, axis=-1) > 0.2  # neither white nor grey
-    assert image.shape[1] > 1000
-    assert coloured.mean() > 0.002
+    for name in CHARTS:
+        image = matplotlib.image.imread(io.BytesIO((drawn / REPORT_NAME / f"{name}.png").read_bytes()))[..., :3]
+        coloured = np.ptp(image, axis=-1) > 0.2  # neither white nor grey
+        assert image.shape[1] > 1000 and coloured.mean() > 0.002, name
 
 
 class _Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.images: list[dict[str, str | None]] = []
-        self.references: list[str] = []
-        self.tags: list[str] = []
+        self.images, self.references, self.tags = list[dict](), list[str](), list[str]()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -69,42 +66,17 @@ class _Page(HTMLParser):
         self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
 
 
-@pytest.fixture(scope="module")
-def page(drawn: Path) -> tuple[str, _Page]:
-    text = (drawn / REPORT_NAME / "index.html").read_text()
-    parser = _Page()
-    parser.feed(text)
-    return text, parser
-
-
-def test_the_page_is_self_contained(page: tuple[str, _Page]) -> None:
-    """The page must open offline, for example from an e-mail."""
-    text, parser = page
-    assert parser.references
-    assert all(reference.startswith("data:") for reference in parser.references)
-    assert not re.search(r"https?:|@import|url\(", text)
-    assert "script" not in parser.tags
-
-
-def test_every_image_has_alternative_text_with_figures(page: tuple[str, _Page]) -> None:
-    """Without it, screen readers cannot present the charts."""
-    images = page[1].images
-    assert len(images) == len(CHARTS)
-    assert all(re.search(r"\d", image["alt"] or "") for image in images)
-
-
-def test_external_names_are_escaped(page: tuple[str, _Page]) -> None:
-    """A model or machine named <script> must not become markup."""
-    assert "tiny &amp; &lt;mighty&gt;" in page[0]
-    assert "<mighty>" not in page[0]
-    assert "a &lt;machine&gt;" in page[0]
-
-
-def test_the_summary_comes_before_the_charts(page: tuple[str, _Page]) -> None:
-    text, _ = page
-    first_image = text.index("<img")
-    for figure in ("1.31", "1.22", "600 tokens", "after layer", "tail:1"):
-        assert figure in text[:first_image]
+def test_the_page_opens_offline_and_is_described(drawn: Path) -> None:
+    """It may be read from an e-mail, and by a screen reader; a model or machine named <script> must not become markup."""
+    text, page = (drawn / REPORT_NAME / "index.html").read_text(), _Page()
+    page.feed(text)
+    assert page.references and all(reference.startswith("data:") for reference in page.references)
+    assert not re.search(r"https?:|@import|url\(", text) and "script" not in page.tags
+    assert len(page.images) == len(CHARTS) and all(re.search(r"\d", image["alt"] or "") for image in page.images)
+    assert "tiny &amp; &lt;mighty&gt;" in text and "<mighty>" not in text and "a &lt;machine&gt;" in text
+    summary = text[: text.index("<img")]
+    for figure in ("1.31", "1.22", "600 tokens", "after layer", "tail:1", "predictions from step costs, not measured"):
+        assert figure in summary
 
 
 def test_drawing_again_gives_the_same_bytes(drawn: Path, tmp_path: Path) -> None:
@@ -114,10 +86,6 @@ def test_drawing_again_gives_the_same_bytes(drawn: Path, tmp_path: Path) -> None
         (drawn / REPORT_NAME / name).unlink()
     redraw(drawn)
     assert {path.name: path.read_bytes() for path in (drawn / REPORT_NAME).iterdir()} == first
-
-
-def test_saved_data_is_read_back_equal(drawn: Path) -> None:
-    """Otherwise a redrawn report would show other figures than the first one."""
     assert read_data(drawn / REPORT_NAME) == _data(synthetic_exits())
 
 
@@ -129,17 +97,14 @@ def test_a_calibration_without_exits_has_a_report_too(tmp_path: Path) -> None:
     assert "Chosen exits" not in text
 
 
-@pytest.mark.parametrize(("name", "content"), [(DATA_NAME, "{}"), (DATA_NAME, "no"), (CALIBRATION_NAME, "[1]")])
-def test_broken_files_are_named(tmp_path: Path, name: str, content: str) -> None:
-    directory = _calibration(tmp_path / "calib", synthetic_exits())
-    (directory / (REPORT_NAME if name == DATA_NAME else "") / name).write_text(content)
-    with pytest.raises(CalibrationError, match=rf"{re.escape(name)} is not .*calibrate.* again"):
-        redraw(directory)
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="nowhere holds no calibration"):
         redraw(tmp_path / "nowhere")
+    for number, (name, content) in enumerate([(DATA_NAME, "{}"), (DATA_NAME, "no"), (CALIBRATION_NAME, "[1]")]):
+        directory = _calibration(tmp_path / str(number), synthetic_exits())
+        (directory / (REPORT_NAME if name == DATA_NAME else "") / name).write_text(content)
+        with pytest.raises(CalibrationError, match=rf"{re.escape(name)} is not .*calibrate.* again"):
+            redraw(directory)
 
 
 # --- Data of the charts
@@ -156,16 +121,13 @@ def test_layers_include_heads_evaluated_without_a_stop() -> None:
 
 
 def test_a_token_stops_at_the_first_confident_exit() -> None:
+    """And never at one whose threshold is not certified."""
     trace, exits = synthetic_trace(), synthetic_exits()
     shares = exit_histogram(trace, exits, "exit", "text").shares
     first = (trace.exits[2, "identity"].scores["max_probability"] >= 0.95).mean()
-    assert shares[0] == pytest.approx(first, abs=1e-6)
-    assert sum(shares) == pytest.approx(1, abs=1e-5)
-
-
-def test_an_uncertified_exit_is_never_taken() -> None:
-    exits = [ExitInfo(2, "identity", "max_probability", exact_threshold=0.0)]
-    assert exit_histogram(synthetic_trace(), exits, "exit", "text").shares == [0, 1]
+    assert shares[0] == pytest.approx(first, abs=1e-6) and sum(shares) == pytest.approx(1, abs=1e-5)
+    uncertified = [ExitInfo(2, "identity", "max_probability", exact_threshold=0.0)]
+    assert exit_histogram(trace, uncertified, "exit", "text").shares == [0, 1]
 
 
 def test_the_curve_ends_at_the_full_model() -> None:
@@ -177,15 +139,9 @@ def test_the_curve_ends_at_the_full_model() -> None:
     assert boldest.layers < safest.layers
     assert boldest.agreement < 1
     assert curve.full.perplexity == pytest.approx(float(np.exp(np.nanmean(trace.full_nll))), rel=1e-5)
-
-
-def test_static_skip_is_the_exit_for_every_token() -> None:
-    trace = synthetic_trace()
-    [point, *_] = cost_curve(trace, [], None).static
-    assert point.name.startswith("layer 2, ")
-    head = point.name.removeprefix("layer 2, ")
-    assert point.agreement == pytest.approx(trace.exits[2, head].agrees.mean(), abs=1e-6)
-    assert point.agreement == max(round(trace.exits[2, h].agrees.mean(), 6) for h in ("identity", "tail:1"))
+    static = curve.static[0]  # every token stops there, at the head that agrees most often
+    assert static.name.startswith("layer 2, ")
+    assert static.agreement == max(round(trace.exits[2, head].agrees.mean(), 6) for head in ("identity", "tail:1"))
 
 
 def test_a_calibrated_router_lies_on_the_diagonal() -> None:

@@ -7,7 +7,7 @@ from tide_calibrate.report.terminal import break_even_rows, certificate_line, pr
 
 from tide_export.calibration.calibration_file import CalibrationFile
 
-PREDICTED = {"full": 0.98, "exact": 1.31, "exact:ngram": 1.1, "exact:router": 1.2, "exit": 1.25}
+PREDICTED = {"full": 1.0, "exact": 1.31, "exact:router": 1.2, "exit": 1.25}
 
 
 def file(recommended: str, predicted: dict[str, float], exits: bool = True) -> CalibrationFile:
@@ -24,9 +24,11 @@ def test_exact_is_recommended_with_its_gain() -> None:
 
 def test_full_is_recommended_with_the_reason() -> None:
     """Without exits the sentence must give the reason for that, rather than for a missing certificate."""
-    slow = file("full", {"full": 0.98, "exact": 1.01, "exact:ngram": 1.01}, exits=False)
+    slow = file("full", {"full": 1.0, "exact": 1.01}, exits=False)
     assert recommendation_line(slow).startswith("No exits pay: at most 1.01x")
     assert "No exits are placed: the layers never agree." in recommendation_line(slow)
+    kept = file("full", {"full": 1.0, "exact": 1.01, "exit": 1.4})
+    assert recommendation_line(kept).startswith("Exits pay for policy exit alone: 1.40x")
     assert certificate_line(slow) == "No certificate for policy exit: there are no exits."
 
 
@@ -35,11 +37,15 @@ def test_without_costs_no_gain_is_predicted() -> None:
     assert "not predicted" in predicted_line(file("full", {}).calibration)
 
 
-def test_the_speedup_with_each_single_drafter_is_shown() -> None:
-    made = replace(file("exact", PREDICTED).calibration, predicted_range={"exact": [1.2, 1.45]})
-    expected = "full 0.98x, exact 1.31x (1.20–1.45) (modelled with one drafter: ngram 1.10x, router 1.20x), exit 1.25x"
-    assert predicted_line(made) == expected
-    assert predicted_line(file("full", {"full": 1.0, "exact": 1.2}).calibration) == "full 1.00x, exact 1.20x"
+def test_what_was_not_measured_is_called_a_prediction() -> None:
+    """A figure from step costs would be taken for one of this machine."""
+    made = file("exact", PREDICTED).calibration
+    alone = "exact with drafts from exits alone"
+    assert predicted_line(made) == (
+        f"full 1.00x, exact 1.31x, {alone} 1.20x, exit 1.25x; predictions from step costs, not measured: exact, {alone}, exit"
+    )
+    measured = replace(made, predicted_range={"exact": [1.2, 1.45], "exact:router": [1.1, 1.3], "exit": [1.0, 1.5]})
+    assert predicted_line(measured) == (f"full 1.00x, exact 1.31x (1.20–1.45), {alone} 1.20x (1.10–1.30), exit 1.25x (1.00–1.50)")
 
 
 def test_the_table_says_why_no_exit_pays() -> None:

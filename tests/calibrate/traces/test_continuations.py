@@ -1,7 +1,5 @@
 """Greedy continuations: equal to ``generate``, from the right splits, cut at end tokens, traced at generated tokens only."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -61,28 +59,16 @@ def test_continuations_are_cut_at_the_end_token(model: PreTrainedModel, windows:
         assert length == WIDTH or row[length - 1] == model.generation_config.eos_token_id
 
 
-def test_only_generated_tokens_are_traced(windows: Windows) -> None:
-    """The state at a prompt's last token predicts the first new token; the state at the last token predicts none that is kept.
-
-    The texts include the prompts, because prompt-lookup drafts are taken from them.
-    """
+def test_only_generated_tokens_are_traced() -> None:
+    """The state at a prompt's last token predicts the first new token; the state at the last token predicts none that is kept."""
     window = np.repeat(np.arange(2, dtype=np.int32), WIDTH)
     trace = SplitTrace(window, window, np.tile(np.arange(WIDTH, dtype=np.float32), 2), {}, num_layers=4)
-    kept = generated_tokens(trace, windows, np.full(2, PROMPT, np.int32))
+    kept = generated_tokens(trace, np.full(2, PROMPT, np.int32))
     assert kept.full_nll.tolist() == [*range(PROMPT - 1, WIDTH - 1)] * 2
-    assert {w: (text.tokens.tolist(), text.prompt) for w, text in kept.texts.items()} == {
-        w: (windows.tokens[w].tolist(), PROMPT) for w in (0, 1)
-    }
-
-
-def test_windows_too_short_for_a_prompt_are_an_error(model: PreTrainedModel, windows: Windows, split: np.ndarray) -> None:
-    short = replace(windows, lengths=np.full_like(windows.lengths, PROMPT - 1))
-    with pytest.raises(DataError, match="no window of 7 tokens"):
-        continue_prompts(model, short, split, 8, NEW)
 
 
 def test_traces_of_two_splits_are_joined() -> None:
-    """Speed is predicted on both splits; tokens assigned to a wrong window would get prompt-lookup drafts of another text."""
+    """Speed is predicted on both splits; a token beside another one's agreement would falsify it."""
     whole = synthetic_trace()
     first, rest = whole.window < 7, whole.window >= 7
     joined = whole.select(first).joined(whole.select(rest))
@@ -101,3 +87,6 @@ def test_prompts_are_balanced_over_documents(model: PreTrainedModel) -> None:
         model, Windows(tokens, np.full(len(tokens), WIDTH, np.int32), document), np.array([1, 1, 1, 2], np.int8), 16, NEW
     )
     assert np.bincount(own.document).tolist() == [3, 2, 3, 6]
+    short = Windows(tokens, np.full(len(tokens), PROMPT - 1, np.int32), document)
+    with pytest.raises(DataError, match="no window of 7 tokens"):
+        continue_prompts(model, short, np.array([1, 1, 1, 2], np.int8), 8, NEW)

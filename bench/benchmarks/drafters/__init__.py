@@ -1,1 +1,0 @@
-"""Drafters in public formats: trained here, saved, imported, and run by `exact`."""
