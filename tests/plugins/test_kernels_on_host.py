@@ -18,7 +18,7 @@ from tide_plugins.kernels import CSRC, KERNELS
 from tide_plugins.params import PARAMS
 
 SPECS = {spec.name: spec for spec in cases()}
-PER_KERNEL = 9  # cases that also run in other execution orders
+PER_KERNEL = 4  # cases that also run in other execution orders
 
 
 def some(kernel: str, count: int) -> list[CaseSpec]:
