@@ -3,8 +3,8 @@
     python aot_in_real_bindings.py STUB...     shared libraries under the names that the bindings need, empty
 
 `tensorrt.plugin` is Python: it checks signatures, turns descriptions into shapes and launches, and holds the kernel. What it gets
-from TensorRT itself (registry, tensors, expressions) is replaced by plain numbers here. Scores of the kernels must be those of the
-reference; what one plugin was launched with is printed as JSON.
+from TensorRT itself (registry, tensors, expressions) is replaced by plain numbers here. Scores must be those of the reference;
+what one router's plugins were launched with is printed as JSON.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from tide_plugins.loop_kernels import PluginLoopKernels
 from tide_runtime import Engine
 from tide_runtime.backends.device import cuda_device
 from tide_runtime.backends.device.element_types import FP32
-from tide_runtime.backends.device.program import Execution
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
@@ -226,20 +225,6 @@ def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPat
             pass
     assert [output(row) for row in rows] == expected(wanted, ())
     assert str(made) == "host-driven: no kernels for sm_61" and len(warned) == 1
-
-
-def test_a_loop_that_cannot_be_captured_is_a_reason() -> None:
-    """Guards against a reason that misses a capture failing at the first launches."""
-    made = chosen()
-    assert isinstance(made.policy, DrivenDepth)
-
-    def refuse(program: Any) -> Execution:
-        raise TargetError("the graph cannot be instantiated")
-
-    made.policy.drivers.compile = refuse
-    with pytest.warns(RuntimeWarning, match="driven from the host"):
-        made.policy.drivers.compiled([])
-    assert str(made) == "host-driven: the graph cannot be instantiated"
 
 
 def test_an_engine_says_what_drives_it(load: Callable[..., Engine]) -> None:
