@@ -200,6 +200,13 @@ def test_speed_is_held_against_the_prediction_for_what_ran(
         assert engine.generate([PROMPT, "class"], params())[0].stats.speedup is None  # rows share their time
 
 
+@pytest.mark.parametrize("policy", ["exact", "full"])
+def test_policies_with_the_models_own_output_take_no_budget(certified: Path, policy: str) -> None:
+    """A request would run through every layer although it wants fewer."""
+    with load(certified, policy) as engine, pytest.raises(ParamsError, match="promises the model's own output"):
+        engine.generate(PROMPT, params(depth_budget=2))
+
+
 @pytest.mark.parametrize(
     ("depth", "least", "message"),
     [

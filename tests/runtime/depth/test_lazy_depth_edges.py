@@ -221,19 +221,6 @@ def test_nan_logits_are_an_error_and_leave_the_slots_usable(draft: Any) -> None:
 # --- Bounds on exits
 
 
-@pytest.mark.parametrize("streak", [1, 2, 5])
-def test_max_exit_streak_sends_every_next_token_deep(streak: int) -> None:
-    [row] = rows_of("exit", model_of(), [exit_after(2)], requests((1, 2)), options=DepthOptions(max_exit_streak=streak))
-    deep = [i for i, depth in enumerate(row.depth.token_depths) if depth == LAYERS]
-    assert deep == list(range(streak, 11, streak + 1))
-
-
-def test_min_depth_passes_over_shallower_exits() -> None:
-    exits = [exit_after(2), exit_after(3)]
-    [row] = rows_of("exit", model_of(), exits, requests((1, 2)), options=DepthOptions(min_depth=3))
-    assert set(row.depth.token_depths) == {3}
-
-
 def test_a_depth_budget_is_kept_by_exits_that_are_unsure() -> None:
     """A request would cost more than its caller allowed, or the forced tokens would pass for certified ones."""
     model, never = model_of(), [exit_after(2, threshold=1.0)]

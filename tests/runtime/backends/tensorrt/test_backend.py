@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
-from weakref import ref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from runtime.tiny_device_backend import TinyDeviceBackend
 from runtime.tiny_generation import make_row, output
 from runtime.tiny_transformer import HIDDEN
 from tide_runtime.backends.device import element_types
-from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES
 from tide_runtime.backends.tensorrt.backend import TensorRtBackend, load_module
 from tide_runtime.bundle import Bundle
@@ -278,24 +275,6 @@ def test_a_context_for_each_profile_and_one_scratch_memory(bundle: Bundle) -> No
     assert {context.scratch for context in api.contexts} == {(made._scratch.pointer, max(SCRATCH.values()))}
 
 
-def test_unused_caches_are_freed(bundle: Bundle) -> None:
-    """Guards against execution contexts or bindings that keep caches alive until the next garbage collection."""
-    made, api = backend(bundle)
-    context = cast(DeviceContext, made.context(2))
-    drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
-    policy: Any = DrivenDepth(DevicePlan(FullDepth()), NumpyLoopKernels(api.gpu), 3, drivers)
-    gc.disable()
-    try:
-        for _ in run(policy, context, [make_row(request, bundle.manifest) for request in requests(eos=(4,))]):
-            pass
-        known = ref(context)
-        context.close()
-        del context
-        assert known() is None
-    finally:
-        gc.enable()
-
-
 def test_a_step_without_a_profile_is_refused(bundle: Bundle) -> None:
     """Guards against TensorRT's own message, about dimensions."""
     made, _ = backend(bundle)
@@ -336,20 +315,3 @@ def test_unsupported_types_are_refused(bundle: Bundle) -> None:
     step.place([0])
     with pytest.raises(BundleError, match="hidden_out of segment_0 is fp16, the runtime has fp32"):
         step.run("segment_0")
-
-
-def test_the_used_api_exists_in_the_real_bindings() -> None:
-    """Guards against calls that only the recorded API accepts."""
-    trt = pytest.importorskip("tensorrt_rtx", reason="the package tensorrt-rtx is not installed")
-    for owner, names in (
-        ("Runtime", ("get_engine_validity", "deserialize_cuda_engine")),
-        ("ICudaEngine", ("device_memory_size_v2", "create_execution_context", "create_runtime_config")),
-        ("IRuntimeConfig", ("set_execution_context_allocation_strategy", "dynamic_shapes_kernel_specialization_strategy")),
-        ("DynamicShapesKernelSpecializationStrategy", ("EAGER",)),
-        ("IExecutionContext", tuple(n for n in vars(RecordedContext) if n.startswith(("set_", "execute_")))),
-        ("EngineValidity", ("INVALID",)),
-        ("ExecutionContextAllocationStrategy", ("USER_MANAGED",)),
-        ("Logger", ("WARNING",)),
-    ):
-        for name in names:
-            assert hasattr(getattr(trt, owner), name), f"{owner}.{name}"
