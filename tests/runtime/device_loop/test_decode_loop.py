@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from itertools import product
 from threading import Thread
 from typing import Any
 from weakref import ref
@@ -74,7 +72,6 @@ class Driven:
         exits: tuple[ExitInfo, ...] = (),
         compile: bool = True,
         fixed: bool = False,
-        mutation: str = "",
         logits: ElementType = FP64,
         queued_beside: str = "",
         least_slots: int | None = None,
@@ -87,7 +84,7 @@ class Driven:
         inner = ExitDepth(self.manifest, DepthOptions()) if exits else FullDepth()
         plan = inner.device_plan()
         assert isinstance(plan, DevicePlan)
-        self.policy = DrivenDepth(plan, NumpyLoopKernels(self.gpu, mutation, doubt), TURNS, self.drivers, WINDOW)
+        self.policy = DrivenDepth(plan, NumpyLoopKernels(self.gpu, doubt), TURNS, self.drivers, WINDOW)
 
     def rows(self, wanted: list[Request], capacity: int) -> list[TokenSequence]:
         rows = [make_row(request, self.manifest) for request in wanted]
@@ -164,37 +161,6 @@ def test_short_texts_keep_caches_small() -> None:
         for _ in run(driven.policy, context, [make_row(request, driven.manifest)]):
             seen.append(context.caches.slots)
         assert max(seen) == most
-
-
-@pytest.mark.parametrize(
-    "mutation", ["eos", "limit", "mask", "turns", "window", "mlp", "last", "again", "elsewhere", "heads", "narrow"]
-)
-def test_every_broken_rule_of_the_loop_is_detected(mutation: str) -> None:
-    """Guards against kernel rules that no test covers."""
-    assert _seen(mutation) != _seen("")
-
-
-@cache
-def _seen(mutation: str) -> object:
-    """Tokens and launches, or the error of the simulated GPU or the ring."""
-    done = list[object]()
-    texts = requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9))
-    for name, wanted, capacity in product(("none", "both", "three"), texts, (1, 5)):
-        driven = Driven(EXITS[name], mutation=mutation)
-        try:
-            done.append((driven.tokens(wanted, capacity), dict(driven.backend.launches)))
-        except (AssertionError, TideError, IndexError, ValueError) as error:
-            done.append(repr(error))
-    return done
-
-
-def test_one_launch_generates_several_tokens() -> None:
-    """Guards against a round trip to the host per token, which dominates the step time of small models."""
-    driven = Driven()
-    [row] = driven.rows([replace(requests()[0], params=GenerationParams(max_new_tokens=1 + 3 * TURNS))], 1)
-    assert row.finish_reason == "length"
-    assert driven.gpu.graph_launches == 2  # the host drives the first launch
-    assert driven.backend.launches == {"segment_0": 1 + 3 * TURNS, "segment_1": 1 + 3 * TURNS, "segment_2": 1 + 3 * TURNS}
 
 
 def test_requests_that_need_the_host_are_decoded_there() -> None:
@@ -359,13 +325,6 @@ def test_heads_run_only_for_sequences_that_may_exit(name: str, compile: bool) ->
         assert driven.backend.launches["head"] <= taken + 1  # one before the capture
 
 
-def test_a_head_that_no_sequence_needs_does_not_prevent_a_capture() -> None:
-    """Guards against loops that stay with the host forever because a graph of theirs has never run."""
-    driven = Driven((replace(EXIT, exit_threshold=1.0),))
-    assert driven.tokens(LONG_TEXTS) == expected(LONG_TEXTS, (replace(EXIT, exit_threshold=1.0),))
-    assert driven.gpu.graph_launches and driven.backend.launches["head"] <= 3  # one for each size of a batch
-
-
 @pytest.mark.parametrize("name", SEVERAL)
 def test_layers_between_exits_run_only_when_needed(name: str) -> None:
     """Guards against running all layers where the next exit would suffice."""
@@ -376,13 +335,3 @@ def test_layers_between_exits_run_only_when_needed(name: str) -> None:
     for info in EXITS[name]:  # one launch of the layers after it per token that does not exit, few for pending ones
         segment = next(number for number, graph in enumerate(driven.manifest.segments) if graph.layers[0] == info.checkpoint)  # type: ignore[index]
         assert launches[segment] < launches[0] - depths.count(info.checkpoint) // 2
-
-
-@pytest.mark.parametrize("name", SEVERAL)
-def test_statistics_name_the_exit_that_a_token_took(name: str) -> None:
-    """Guards against depth statistics of the wrong exit."""
-    plain, driven = Driven(EXITS[name]), Driven(EXITS[name])
-    reference = [make_row(request, plain.manifest) for request in LONG_TEXTS]
-    for _ in run(plain.policy.inner, plain.backend.context(3), reference):  # type: ignore[arg-type]
-        pass
-    assert [row.depth.token_depths for row in driven.rows(LONG_TEXTS, 3)] == [row.depth.token_depths for row in reference]

@@ -89,18 +89,6 @@ def test_conditional_nodes_that_a_machine_lacks_leave_the_flat_form() -> None:
     assert str(Drive(driven.policy, loop=driven.policy)).endswith("at once: no graph conditions")
 
 
-def test_a_body_that_fails_for_another_reason_leaves_the_flat_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against losing graphs altogether when an engine is captured but not in a conditional body."""
-
-    def refuse(self: SimulatedBuilder, condition: object) -> None:
-        raise RuntimeError("not supported")
-
-    monkeypatch.setattr(SimulatedBuilder, "while_loop", refuse)
-    driven, wanted = Driven(), requests()
-    assert driven.tokens(wanted) == expected(wanted, ()) and driven.gpu.graph_launches
-    assert str(Drive(driven.policy, loop=driven.policy)).endswith("RuntimeError: not supported") and not driven.gpu.recording
-
-
 @pytest.mark.parametrize(
     ("beside", "reason"),
     [("host", HOST), ("copy", COPIES), ("wait", "CudaError: synchronization"), ("fork", "CudaError: unjoined")],

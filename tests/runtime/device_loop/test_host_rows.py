@@ -109,13 +109,3 @@ def test_the_host_decides_tokens_in_doubt(exits: tuple[ExitInfo, ...], capacity:
     tokens = sum(len(row.new_tokens) for row in found if not row.params.greedy)
     assert sum(decided) > 0
     assert exits or sum(decided) <= tokens  # what the host decides at an exit may wait there, and all others with it
-
-
-def test_layers_behind_an_exit_run_before_the_host_takes_over() -> None:
-    """Guards against this suite missing a loop that hands over a row of which keys and values are missing."""
-
-    def seen(mutation: str) -> object:
-        exits = EXITS["probability"]
-        return [*map(outcome, texts(Driven(exits, doubt=4, mutation=mutation), sampled(exits), 1, on_host=False))]
-
-    assert seen("shallow") != seen("")

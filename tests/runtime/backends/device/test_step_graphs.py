@@ -4,7 +4,6 @@ import warnings
 from typing import Any
 from weakref import ref
 
-import numpy as np
 import pytest
 from runtime.device_loop.test_decode_loop import MODEL, PROMPTS
 from runtime.numpy_backend import tiny_manifest
@@ -89,18 +88,6 @@ def test_machines_without_graphs_say_so() -> None:
     assert str(steps.backend.step_graphs).endswith("cuda-core is old") and not steps.gpu.graph_launches
 
 
-def test_few_shapes_take_all_drafts_of_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    """Guards against a graph for each combination of drafts, so that most passes of eight sequences are not captured."""
-    steps, rng = Steps(), np.random.default_rng(0)
-    context = steps.backend.context(8)
-    for _ in range(300):
-        counts = (1 + np.minimum(rng.exponential(rng.choice([0.2, 0.5, 1, 4]), 8).astype(int), 15)).tolist()
-        assert context.step(0, counts, counts).captured
-    with capsys.disabled():
-        print(f"\nRESULT captured_shapes_b8={len(context._steps)}")
-    assert len(context._steps) <= 5
-
-
 def test_prompts_of_many_lengths_leave_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against decode steps that are captured again because prompts have had a hundred lengths."""
     monkeypatch.setattr(device_step, "_KEPT_STEPS", 4)
@@ -150,10 +137,3 @@ def test_a_closed_context_frees_its_graphs_and_caches() -> None:
     context.close()
     del context, step
     assert kept() is None
-
-
-def test_prompts_are_not_captured() -> None:
-    """Guards against a graph for each length of a prompt."""
-    steps = Steps()
-    context = steps.backend.context(1)
-    assert not context.step(0, [17], [1]).captured

@@ -247,22 +247,6 @@ def test_uneven_sequences_are_padded(bundle: Bundle) -> None:
     assert abs(np.asarray(first[4:5])[0] - states[1].hidden[1][0]).max() < 1e-9
 
 
-def test_a_second_uneven_step_uses_its_own_index_arrays(bundle: Bundle) -> None:
-    """Guards against stale index arrays in the second step of the same shape."""
-    made, _ = backend(bundle)
-    context, texts = made.context(2), ([5, 10], [1, 2, 3, 4, 6, 7, 8, 9])
-    states = [MODEL.states_of(np.array(text)) for text in texts]
-    for turn in range(2):
-        step = context.step(0, [1, 4], [1, 2])
-        step.input_ids[:5] = [texts[0][turn], *texts[1][4 * turn : 4 * turn + 4]]
-        step.place([turn, 4 * turn])
-        for segment in bundle.manifest.segments:
-            step.run(segment.name)
-        end = 4 * turn + 4
-        wanted = [states[0].logits[turn].argmax(), *states[1].logits[end - 2 : end].argmax(-1)]
-        assert step.token[:3].tolist() == wanted
-
-
 def test_a_context_for_each_profile_and_one_scratch_memory(bundle: Bundle) -> None:
     """Guards against one scratch memory per execution context."""
     made, api = backend(bundle)
