@@ -209,6 +209,7 @@ BAD = {
     ),
     "no vocabulary": bad(sets("model", "vocab_size", value=0), "vocab_size must be at least 1"),
     "checkpoints not rising": bad(sets("checkpoints", value=[3, 1]), "do not follow from the checkpoints [3, 1]"),
+    "other checkpoints": bad(sets("checkpoints", value=[2, 3]), "do not follow from the checkpoints [2, 3]"),
     "two of one name": bad(sets("graphs", 1, "name", value="segment_0"), "two graphs have the same name"),
     "no head": bad(drops("graphs", 3), "head is missing"),
     "unknown graph": bad(
@@ -253,6 +254,7 @@ BAD = {
     "truncated weights, signed": bad(content(WEIGHTS, lambda held: held[:1000]), "cannot load onnx/cpu."),
     "bit of the weights": bad(content(WEIGHTS, flipped, signed=False), WEIGHTS, "SHA-256"),
     "bit of the tokenizer": bad(content(TOKENIZER, flipped, signed=False), TOKENIZER, "SHA-256"),
+    "grown graph": bad(content(HEAD, lambda held: held + b"\0", signed=False), HEAD, "expected"),
     "folder for a file": bad(without(HEAD, Path.mkdir), HEAD, "is missing"),
     "graph not listed": bad(drops("files", HEAD), HEAD, "not listed under files"),
     "weights not listed": bad(drops("files", WEIGHTS), WEIGHTS, "not listed under files"),
