@@ -102,6 +102,17 @@ def test_a_real_engine_serves_threads_and_event_loops(load: Callable[..., Engine
 # --- Failures
 
 
+def test_a_loaded_prefix_may_be_evicted_in_the_same_step() -> None:
+    """Breaks: a prompt that takes a known prefix and then its memory; released blocks hold garbage."""
+    with NumpyEngine(capacity=1, blocks=4, chunk=POSITIONS) as engine:
+        prompt = [1, 2, 3, 4] * 4
+        result(engine.submit([*prompt, 5], 2))
+        assert (engine.scheduler.cache.blocks, engine.scheduler.free_blocks) == (2, 2)
+        handle = engine.submit([*prompt, *[6, 7] * 20], 6)
+        assert result(handle) == text(engine, [*prompt, *[6, 7] * 20], 6)
+        assert handle.result(0).stats.prefix_tokens == 16
+
+
 def test_nan_logits_end_one_sequence_alone(engine: NumpyEngine) -> None:
     """Breaks: other requests' texts, by one whose logits are NaN; or the next user of its row, by NaN left in the cache."""
     with engine.backend.paused():

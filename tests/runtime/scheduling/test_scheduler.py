@@ -165,6 +165,19 @@ def test_admission_waits_for_memory() -> None:
     assert (started(step(scheduler)), scheduler.preemptions) == ([requests[4]], 0)
 
 
+def test_what_cannot_be_preempted_starts_with_all_it_may_need() -> None:
+    """Breaks: policies whose texts change when they are computed again; they would fail in the middle."""
+    scheduler = make(blocks=7, can_preempt=False)
+    first, second = request(2, new=3 * BLOCK_TOKENS), request(2, new=3 * BLOCK_TOKENS)
+    scheduler.add(first)
+    scheduler.add(second)
+    assert (started(step(scheduler)), first.blocks) == ([first], 4)
+    while first.sequence.finish_reason is None:
+        assert step(scheduler).decoding == [first]
+    assert started(step(scheduler)) == [second]
+    assert scheduler.preemptions == 0
+
+
 @pytest.mark.parametrize("priorities", [(0, 0, 0), (0, 2, 1), (1, 0, 2)])
 def test_the_last_in_rank_is_preempted_and_keeps_its_rank(priorities: tuple[int, ...]) -> None:
     """Breaks: an old or important request that is computed again for a new one; one that comes back behind the whole queue."""
