@@ -317,6 +317,14 @@ def test_heads_run_only_for_sequences_that_may_exit(name: str, compile: bool) ->
         assert driven.backend.launches["head"] <= taken + 1  # one before the capture
 
 
+def test_a_head_that_no_sequence_needs_does_not_prevent_a_capture() -> None:
+    """Guards against loops that stay with the host forever because a graph of theirs has never run."""
+    driven = Driven((replace(EXIT, exit_threshold=1.0),))
+    wanted = requests(budgets=(21, 21, 21, 21, 21))
+    assert driven.tokens(wanted) == expected(wanted, (replace(EXIT, exit_threshold=1.0),))
+    assert driven.gpu.graph_launches and driven.backend.launches["head"] <= 3  # one for each size of a batch
+
+
 @pytest.mark.parametrize("name", SEVERAL)
 def test_layers_between_exits_run_only_when_needed(name: str) -> None:
     """Guards against running all layers where the next exit would suffice."""
