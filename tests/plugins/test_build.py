@@ -10,7 +10,6 @@ from tide_plugins.build.builder import Builder
 from tide_plugins.build.compiler import why_not_built
 from tide_plugins.build.cubin_cache import CubinCache
 from tide_plugins.build.nvrtc import CompilationError
-from tide_plugins.build.table import grids, spilling
 from tide_plugins.kernels import KERNELS
 from tide_runtime.bundle.architectures import ARCHITECTURES, Architecture
 from tide_runtime.errors import TargetError
@@ -29,14 +28,6 @@ extern "C" __global__ void tide_exit_router_f32(float* x) { twice(x); }
 extern "C" __global__ void tide_exit_router_f16(__half* x) { twice(x); }
 """
 _FILES = {"exit_router.cuh": _SOURCE, "factor.h": b"#define FACTOR 2\n"}
-_SPILLING = b"""
-extern "C" __global__ void __launch_bounds__(1024, 2) tide_exit_router_f32(float* x) {
-  float v[64];
-  for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];
-  __syncthreads();
-  for (int j = 0; j < 64; ++j) { float s = 0; for (int i = 0; i < 64; ++i) s += v[i] * v[i ^ j]; x[j] = s; }
-}
-"""
 
 
 def _architecture(name: str) -> Architecture:
@@ -97,23 +88,8 @@ def test_an_entry_point_that_is_missing_is_named(cache: CubinCache) -> None:
         Builder(cache, _FILES).build(replace(_KERNEL, dtypes=("f32", "f16", "bf16")), _architecture("sm_75"))
 
 
-def test_spills_are_seen(cache: CubinCache) -> None:
-    """Guards against a resource report that never detects spills, on which the build fails."""
-    kernel = replace(_KERNEL, dtypes=("f32",))
-    built = Builder(cache, {"exit_router.cuh": _SPILLING}).build(kernel, _architecture("sm_75"))
-    [line] = spilling([built])
-    assert line.startswith("tide_exit_router_f32 on sm_75: ") and "!" in grids([built])[0].rows[0][2]
-
-
 def test_an_architecture_the_compiler_does_not_know_is_said_with_what_it_knows() -> None:
     """Guards against a failing `--arch all` where a compiler lacks an architecture."""
     reason = why_not_built(Architecture(61, 13, "GTX 10"))
     assert reason is not None and "does not compile for sm_61; it knows sm_75" in reason
     assert all(why_not_built(architecture) is None for architecture in ARCHITECTURES)
-
-
-def test_all_kernels_for_several_targets_come_once_each(cache: CubinCache) -> None:
-    """Guards against lost or duplicate images."""
-    targets = [_architecture("sm_75"), _architecture("sm_80")]
-    built = list(Builder(cache, _FILES).build_all([_KERNEL], targets, jobs=2))
-    assert sorted(item.file_name for item in built) == ["exit_router.sm_75.cubin", "exit_router.sm_80.cubin"]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from plugins.launch_case import EMPTY_KERNELS
-from tide_plugins.build import builder
+from tide_plugins import cli
+from tide_plugins.build import builder, compiler, toolchain
 from tide_plugins.cli import app
 from tide_plugins.kernels import KERNELS
 from typer.testing import CliRunner, Result
@@ -54,7 +55,7 @@ def test_spills_are_named_and_fail_the_build(empty_kernels: dict[str, bytes], tm
     spilling = _SPILLING.replace("NAME", "tide_exit_score_f16").encode()
     empty_kernels["exit_score.cuh"] = empty_kernels["exit_score.cuh"].replace(name, spilling)
     done = _build(tmp_path, "--arch", "sm_75")
-    assert done.exit_code == 1
+    assert done.exit_code == 1 and re.search(r"tide_exit_score_f16 +\d+ +\d+!", done.output)
     assert re.search(r"spills: tide_exit_score_f16 on sm_75: \d+ bytes stored, \d+ loaded per thread", done.output)
     facts = json.loads(_build(tmp_path, "--arch", "sm_75", "--json").stdout)
     assert len(facts["spills"]) == 1
@@ -92,26 +93,19 @@ def test_a_document_without_marks_is_left_alone(empty_kernels: dict[str, bytes],
     assert document.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--arch", "sm_61"], "error: architecture sm_61 is not supported; choose all"),
-        (["--jobs", "0"], "expected at least 1"),
-    ],
-)
-def test_a_mistake_is_one_message_and_exit_code_2(arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "tide_plugins", "build", *arguments]
+def test_a_mistake_is_one_message_and_exit_code_2() -> None:
+    """Guards against a traceback."""
+    command = [sys.executable, "-m", "tide_plugins", "build", "--jobs", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr and "Traceback" not in done.stderr
+    assert "expected at least 1" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_missing_compiler_is_said_and_the_rest_is_built(
     empty_kernels: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a failing build where CUDA 12, which only V100 needs, is not installed."""
-    from tide_plugins.build import compiler, toolchain
-
+    monkeypatch.setattr(cli, "KERNELS", KERNELS[:1])
     monkeypatch.setitem(toolchain._LIBRARY, 12, ("nvidia-cuda-nvrtc-of-nobody", "libnvrtc.so.12"))
     compiler.compiler.cache_clear()
     done = _build(tmp_path)

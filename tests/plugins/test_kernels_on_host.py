@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plugins.host_driver import SANITIZE, SHIM, HostDriver, host_library, on_host, run_case
+from plugins.host_driver import SANITIZE, HostDriver, host_library, on_host, run_case
 from tide_plugins.conformance import CaseSpec, cases
-from tide_plugins.conformance.case import ELEMENTS
 from tide_plugins.kernels import CSRC, KERNELS
 from tide_plugins.params import PARAMS
 
 SPECS = {spec.name: spec for spec in cases()}
-PER_KERNEL = 9  # cases that also run in other execution orders
+PER_KERNEL = 4  # cases that also run in other execution orders
 
 
 def some(kernel: str, count: int) -> list[CaseSpec]:
@@ -78,43 +77,19 @@ def test_a_turn_sets_the_graph_condition() -> None:
         assert driver.graph_condition() == (0, 0, 0), "no handle was given"
 
 
-@pytest.mark.parametrize("kernel", PARAMS)
-def test_python_structs_are_laid_out_as_the_compilers(kernel: str, tmp_path: Path) -> None:
+def test_python_structs_are_laid_out_as_the_compilers(tmp_path: Path) -> None:
     """Guards against struct fields at other offsets than the compiler's."""
-    fields = [name for name, *_ in PARAMS[kernel]._fields_]
-    offsets = ", ".join(f"offsetof(tide::{kernel}_params, {name})" for name in fields)
-    source = tmp_path / "layout.cpp"
-    source.write_text(
-        f'#include <cstddef>\n#include <cstdio>\n#include "{kernel}_params.h"\n'
-        f"const std::size_t layout[] = {{{offsets}, sizeof(tide::{kernel}_params)}};\n"
-        'int main() { for (std::size_t at : layout) std::printf("%zu ", at); }'
-    )
+    source, expected = tmp_path / "layout.cpp", []
+    lines = ["#include <cstddef>", "#include <cstdio>", *(f'#include "{kernel}_params.h"' for kernel in PARAMS), "int main() {"]
+    for kernel, struct in PARAMS.items():
+        fields = [name for name, *_ in struct._fields_]
+        places = [f"offsetof(tide::{kernel}_params, {name})" for name in fields] + [f"sizeof(tide::{kernel}_params)"]
+        lines += [f'std::printf("{kernel} {name} %zu\\n", {at});' for name, at in zip([*fields, "size"], places, strict=True)]
+        offsets = [*(getattr(struct, name).offset for name in fields), ctypes.sizeof(struct)]
+        expected += [f"{kernel} {name} {at}" for name, at in zip([*fields, "size"], offsets, strict=True)]
+    source.write_text("\n".join([*lines, "}"]))
     subprocess.run(["g++", "-std=c++17", f"-I{CSRC}", str(source), "-o", str(tmp_path / "layout")], check=True)
-    printed = subprocess.run([str(tmp_path / "layout")], capture_output=True, text=True, check=True).stdout
-    expected = [*(getattr(PARAMS[kernel], name).offset for name in fields), ctypes.sizeof(PARAMS[kernel])]
-    assert [int(number) for number in printed.split()] == expected
-
-
-def test_shim_rounds_as_ieee_754(tmp_path: Path) -> None:
-    """Guards against host results in half precision with another rounding than the GPU's."""
-    values = np.random.default_rng(1).integers(0, 2**32, 20_000, np.uint64).astype(np.uint32).view(np.float32)
-    values = np.concatenate(
-        [values[np.isfinite(values)], np.array([65519.99, 65520, 6e-8, 2.98e-8, 1 + 2**-11, 1 + 2**-8], np.float32)]
-    )
-    (tmp_path / "values").write_bytes(values.tobytes())
-    source = tmp_path / "round.cpp"
-    source.write_text(
-        '#include <cstdio>\n#include "cuda_bf16.h"\n#include "cuda_fp16.h"\n'
-        "int main() { float x; while (std::fread(&x, 4, 1, stdin)) { const __half h = __float2half_rn(x);\n"
-        "const __nv_bfloat16 b = __float2bfloat16_rn(x); std::fwrite(&h, 2, 1, stdout); std::fwrite(&b, 2, 1, stdout); } }"
-    )
-    subprocess.run(["g++", "-std=c++17", f"-I{SHIM}", str(source), "-o", str(tmp_path / "round")], check=True)
-    with (tmp_path / "values").open("rb") as given:
-        rounded = subprocess.run([str(tmp_path / "round")], stdin=given, capture_output=True, check=True).stdout
-    pairs = np.frombuffer(rounded, np.uint16).reshape(-1, 2)
-    for column, dtype in enumerate(("f16", "bf16")):
-        with np.errstate(over="ignore"):
-            assert np.array_equal(pairs[:, column], values.astype(ELEMENTS[dtype]).view(np.uint16))
+    assert subprocess.run([str(tmp_path / "layout")], capture_output=True, text=True, check=True).stdout.splitlines() == expected
 
 
 _SANITIZED = """

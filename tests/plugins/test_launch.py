@@ -56,12 +56,6 @@ def test_a_router_is_two_launches_that_carry_every_address_and_number(library: K
     assert score.arguments[:5] == ("hidden", "partial", "down_bias", "up", "up_bias") and score.arguments[-1] == "score"
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_the_element_type_chooses_the_entry_point(library: KernelLibrary, driver: RecordingDriver, dtype: str) -> None:
-    _router(library, router_tensors(dtype=dtype)).enqueue(_STREAM)
-    assert driver.launches[0].entry == f"tide_exit_router_project_{dtype}"
-
-
 def test_enqueueing_again_costs_two_launches_and_no_memory(library: KernelLibrary, driver: RecordingDriver) -> None:
     """Guards against allocations in a decode step, which cannot be captured in a CUDA graph."""
     prepared = _router(library, router_tensors())
@@ -89,16 +83,18 @@ def test_a_gpu_newer_than_every_cubin_gets_ptx(builder: Builder) -> None:
     assert driver.loaded == [(True, "tide_exit_router_project_f16"), (True, "tide_exit_router_score_f16")]
 
 
-@pytest.mark.parametrize("width", [0, 257])
-def test_a_router_width_the_kernel_does_not_have_is_refused(library: KernelLibrary, width: int) -> None:
-    with pytest.raises(ParamsError, match=rf"exit_router: down has {width} rows; expected 1 to 256"):
-        _router(library, router_tensors(width=width))
-
-
-def test_more_rows_than_a_grid_holds_are_refused(library: KernelLibrary) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"width": 0}, "exit_router: down has 0 rows; expected 1 to 256"),
+        ({"width": 257}, "exit_router: down has 257 rows; expected 1 to 256"),
+        ({"rows": 600_000, "hidden_size": 64, "width": 8}, "pass fewer rows at once"),  # more than a grid holds
+    ],
+)
+def test_sizes_that_the_kernel_does_not_have_are_refused(library: KernelLibrary, sizes: dict[str, int], words: str) -> None:
     """Guards against 'invalid argument' from the driver."""
-    with pytest.raises(ParamsError, match="pass fewer rows at once"):
-        _router(library, router_tensors(rows=600_000, hidden_size=64, width=8))
+    with pytest.raises(ParamsError, match=words):
+        _router(library, router_tensors(**sizes))
 
 
 def test_every_entry_point_can_be_loaded(library: KernelLibrary) -> None:

@@ -44,17 +44,3 @@ def test_router_plans_stay_inside_what_every_gpu_has_and_the_kernel_reads() -> N
             assert plan.score.grid == (groups, 1, 1) and plan.score.shared_bytes <= 48 * 1024 and groups <= 65535
             assert plan.chunk % plans.CHUNK_STEP == 0 and (chunks - 1) * plan.chunk < hidden_size <= chunks * plan.chunk
             assert chunks <= plans.MAX_CHUNKS and slices * plans.SLICE_WIDTH >= width and groups * plans.GROUP_ROWS >= rows
-
-
-@pytest.mark.parametrize(("hidden_size", "blocks"), [(2048, 64), (4096, 128), (8192, 256)])
-def test_a_router_of_one_row_is_spread_over_the_gpu(hidden_size: int, blocks: int) -> None:
-    """Guards against a router that leaves most of an H100 idle while it reads the weights."""
-    chunks, slices, groups = plans.plan_exit_router(1, hidden_size, 128).project.grid
-    assert chunks * slices * groups == blocks
-
-
-def test_exit_scores_are_read_by_several_multiprocessors() -> None:
-    """Guards against one block, at about 0.1 TB/s, that reads the logits of a vocabulary of 128,256."""
-    plan = plans.plan_exit_score(1, 128_256, 2)
-    assert plan.grid[0] == 16 and 128_256 * 2 / plan.grid[0] < 17_000
-    assert plans.plan_exit_score(4, 262_144, 4).grid == (plans.MAX_SCORE_BLOCKS, 4, 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from plugins.launch_case import EMPTY_KERNELS
+from tide_plugins import cli
 from tide_plugins.build import builder
 from tide_plugins.cli import app
 from tide_plugins.kernels import KERNELS
@@ -23,14 +24,11 @@ _COMMANDS = re.findall(r"^python -m tide_plugins (build[^#\n]*)", _TEXT, re.MULT
 def test_its_build_commands_work(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against renamed options in the documented commands; uses kernels that compile quickly."""
     monkeypatch.setattr(builder, "sources", lambda: EMPTY_KERNELS)
+    monkeypatch.setattr(cli, "KERNELS", KERNELS[:1])
     monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, shlex.split(command))
     assert done.exit_code == 0, done.output
-
-
-def test_it_has_commands() -> None:
-    assert len(_COMMANDS) >= 3
 
 
 def test_its_table_is_of_every_kernel_and_architecture_and_has_no_spills() -> None:
@@ -43,5 +41,6 @@ def test_its_table_is_of_every_kernel_and_architecture_and_has_no_spills() -> No
 
 
 def test_its_links_lead_somewhere() -> None:
+    assert len(_COMMANDS) >= 3
     links = re.findall(r"\]\(([^)]+)\)", _TEXT)
     assert links and all((_ROOT / "plugins" / link).exists() for link in links)

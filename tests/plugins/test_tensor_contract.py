@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from plugins.launch_case import EMPTY_KERNELS, every_kernel, router_tensors
+from plugins.host_driver import on_host
+from plugins.launch_case import EMPTY_KERNELS, router_tensors
 from plugins.recording_driver import RecordingDriver
 from tide_plugins.build.builder import Builder
 from tide_plugins.build.cubin_cache import CubinCache
+from tide_plugins.conformance import CaseSpec, cases
 from tide_plugins.launch import decode_loop, exit_router
 from tide_plugins.launch.device_array import DeviceArray
 from tide_plugins.launch.exit_router import prepare_exit_router
@@ -65,28 +67,30 @@ def test_what_is_wrong_is_named(library: KernelLibrary, change: dict[str, Any], 
     assert message in _refused(library, **change)
 
 
-@pytest.mark.parametrize("change", [{"shape": ()}, {"shape": (1,)}])
-def test_scalars_may_have_one_dimension_or_none(library: KernelLibrary, change: dict[str, Any]) -> None:
-    """Guards against refusing torch.zeros(()) or torch.zeros(1) as a scalar."""
-    prepare_exit_router(library, epsilon=1e-6, stream=1, **(router_tensors() | _changed("up_bias", **change)))
+@pytest.mark.parametrize(
+    ("rows", "change"),
+    [
+        (8, {"up_bias": {"shape": ()}}),  # as torch.zeros(())
+        (8, {"up_bias": {"shape": (1,)}}),
+        (1, {"hidden": {"strides": (1, 1)}}),  # libraries give dimensions of size 1 any stride
+    ],
+)
+def test_what_libraries_make_is_taken(library: KernelLibrary, rows: int, change: dict[str, Any]) -> None:
+    """Guards against refusing tensors that are right in another form."""
+    tensors = router_tensors(rows=rows)
+    changed = {name: replace(tensors[name], **fields) for name, fields in change.items()}
+    prepare_exit_router(library, epsilon=1e-6, stream=1, **(tensors | changed))
 
 
-def test_one_row_may_have_any_stride(library: KernelLibrary) -> None:
-    """Guards against refusing arbitrary strides of dimensions of size 1, which libraries produce."""
-    tensors = router_tensors(rows=1)
-    tensors["hidden"] = replace(tensors["hidden"], strides=(1, 1))
-    prepare_exit_router(library, epsilon=1e-6, stream=1, **tensors)
-
-
-def test_every_kernel_accepts_its_valid_tensors_and_misses_each_required_one(library: KernelLibrary) -> None:
+@pytest.mark.parametrize("spec", {spec.kernel: spec for spec in cases()}.values(), ids=lambda spec: spec.kernel)
+def test_every_kernel_accepts_its_valid_tensors_and_misses_each_required_one(library: KernelLibrary, spec: CaseSpec) -> None:
     """Guards against contracts that lack a tensor, which would be a null pointer in the kernel."""
-    for kernel, prepare, tensors, numbers in every_kernel():
-        prepare(library, stream=1, **tensors, **numbers)
-        for name in tensors:
-            if name in _OPTIONAL:
-                continue
-            with pytest.raises(ParamsError, match=rf"{kernel}: .*{name}"):
-                prepare(library, stream=1, **(tensors | {name: None}), **numbers)
+    case = spec.build()
+    tensors = {name: on_host(tensor) for name, tensor in case.tensors.items()}
+    case.prepare(library, stream=1, **tensors, **case.numbers)
+    for name in set(tensors) - _OPTIONAL:
+        with pytest.raises(ParamsError, match=rf"{spec.kernel}: .*{name}"):
+            case.prepare(library, stream=1, **(tensors | {name: None}), **case.numbers)
 
 
 def test_every_pointer_of_every_parameter_struct_can_be_given(library: KernelLibrary) -> None:

@@ -1,7 +1,7 @@
 """A GPU that executes CUDA graphs in Python: streams that run or record, and the rules that the driver enforces.
 
 The builder has the part of cuda.core's interface that the runtime uses; test_cuda_core_api.py holds the two together.
-`RULES` names the documented source of every rule; test_simulated_gpu.py breaks each, and finds its words in cuda.bindings.
+`RULES` names the source of every rule; test_simulated_gpu.py breaks each.
 """
 
 from __future__ import annotations
@@ -19,75 +19,24 @@ _MOST_TURNS = 10_000  # of one loop: one that never ends would hang the tests
 _IN_BODIES = {"KERNEL", "EMPTY", "GRAPH", "MEMSET", "MEMCPY", "CONDITIONAL"}
 _MEMORY = {"MEM_ALLOC", "MEM_FREE"}
 
-# rule → (name in cuda.bindings.driver whose docstring has the words, None: elsewhere; the words, or where they stand)
-RULES: dict[str, tuple[str | None, str]] = {
-    "body nodes": (
-        "CUDA_CONDITIONAL_NODE_PARAMS",
-        "Allowed node types are kernel nodes, empty nodes, child graphs, memsets, memcopies, and conditionals. This applies "
-        "recursively to child graphs and conditional bodies.",
-    ),
-    "child with memory": (
-        "cuGraphAddChildGraphNode",
-        "If `childGraph` contains allocation nodes, free nodes, or conditional nodes, this call will return an error.",
-    ),
-    "child is cloned": ("cuGraphAddChildGraphNode", "The child graph is cloned in this call."),
-    "handle before its node": (
-        "CUDA_CONDITIONAL_NODE_PARAMS",
-        "Handles must be created in advance of creating the node using cuGraphConditionalHandleCreate.",
-    ),
-    "handle of this graph": (
-        "cuGraphConditionalHandleCreate",
-        "The conditional handle must be associated with a conditional node in this graph or one of its children.",
-    ),
-    "handle with a node": (
-        "cuGraphConditionalHandleCreate",
-        "Handles not associated with a conditional node may cause graph instantiation to fail.",
-    ),
-    "one instantiation": ("cuGraphAddMemAllocNode", "Only one instantiation of the graph may exist at any point in time."),
-    "memory is freed": (
-        "cuGraphLaunch",
-        "If any allocations created by `hGraphExec` remain unfreed (from a previous launch) and `hGraphExec` was not "
-        "instantiated with :py:obj:`~.CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`, the launch will fail",
-    ),
-    "unsafe calls": (
-        "cuThreadExchangeStreamCaptureMode",
-        "If the local thread has an ongoing capture sequence that was not initiated with `CU_STREAM_CAPTURE_MODE_RELAXED` at "
-        "`cuStreamBeginCapture`",
-    ),
-    "synchronization": (
-        None,
-        "CUDA programming guide, CUDA Graphs, Prohibited and Unhandled Operations: it is invalid to synchronize or query the "
-        "execution status of a stream which is being captured, or a captured event",
-    ),
-    "invalidation": (
-        None,
-        "CUDA programming guide, CUDA Graphs, Invalidation: after an invalid operation the captured streams return errors until "
-        "the capture is ended, which returns an error and no graph",
-    ),
-    "invalid graph": (
-        None,
-        "cuda-python issue 2834: the driver destroys the graph of an invalid capture; closing its builder in cuda-core up to 1.2 "
-        "destroys it again, which ends the process",
-    ),
-    "launch while capturing": (
-        None,
-        "onnxruntime pull request 32081: cudaGraphLaunch into a capturing stream fails with error 900, "
-        "cudaErrorStreamCaptureUnsupported",
-    ),
-    "unjoined": (
-        None,
-        "CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED: the capture sequence contains a fork that was not joined to the primary "
-        "stream; ending it returns this error and no graph",
-    ),
-    "copies repeat": (
-        None,
-        "driver API, cuGraphMemcpyNodeGetParams: a memcpy node has addresses of its own, which every launch reads and writes",
-    ),
-    "host functions repeat": (
-        None,
-        "onnxruntime, CudaStream::CleanUpOnRunEnd: a host function in a captured stream is replayed by every launch, and "
-        "releases again what it has released",
-    ),
+# Rule → where it stands: a function of the driver API's documentation, or another source.
+RULES = {
+    "body nodes": "CUDA_CONDITIONAL_NODE_PARAMS: kernels, empty nodes, child graphs, memsets, memcopies and conditionals alone",
+    "child with memory": "cuGraphAddChildGraphNode: no allocation nodes, free nodes or conditional nodes",
+    "child is cloned": "cuGraphAddChildGraphNode",
+    "handle before its node": "CUDA_CONDITIONAL_NODE_PARAMS",
+    "handle of this graph": "cuGraphConditionalHandleCreate: a conditional node in this graph or one of its children",
+    "handle with a node": "cuGraphConditionalHandleCreate: otherwise instantiation may fail",
+    "one instantiation": "cuGraphAddMemAllocNode: of a graph with allocations one may exist at a time",
+    "memory is freed": "cuGraphLaunch: unless instantiated with CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH",
+    "unsafe calls": "cuThreadExchangeStreamCaptureMode: unless the capture began with CU_STREAM_CAPTURE_MODE_RELAXED",
+    "synchronization": "CUDA programming guide, CUDA Graphs, Prohibited and Unhandled Operations",
+    "invalidation": "CUDA programming guide, CUDA Graphs, Invalidation: errors until the capture is ended, which gives no graph",
+    "invalid graph": "cuda-python issue 2834: closing an invalid capture's builder destroys its graph again",
+    "launch while capturing": "onnxruntime pull request 32081: cudaErrorStreamCaptureUnsupported",
+    "unjoined": "CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED: ending the capture gives no graph",
+    "copies repeat": "cuGraphMemcpyNodeGetParams: a memcpy node has addresses of its own",
+    "host functions repeat": "onnxruntime, CudaStream::CleanUpOnRunEnd: every launch replays it, and releases again",
 }
 
 
@@ -100,7 +49,7 @@ class ProcessDied(BaseException):
 
 
 def _broken(rule: str) -> CudaError:
-    return CudaError(f"{rule}: {RULES[rule][1]}")
+    return CudaError(f"{rule}: {RULES[rule]}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,7 +261,7 @@ class SimulatedBuilder:
         if self.state == "discarded":
             return
         if self.invalid is not None or self.graph_is_gone:
-            raise ProcessDied(RULES["invalid graph"][1])
+            raise ProcessDied(RULES["invalid graph"])
         if self.state == "building":
             self._end_capture()
             self.state = "closed"
@@ -320,7 +269,7 @@ class SimulatedBuilder:
     def end_building(self) -> SimulatedBuilder:
         assert self.state == "building"
         if self.invalid is not None:
-            raise ProcessDied(RULES["invalid graph"][1])
+            raise ProcessDied(RULES["invalid graph"])
         self._end_capture()
         self.state = "built"
         return self

@@ -1,10 +1,8 @@
 """``tide-run`` and ``tide-inspect`` as a user meets them: real processes, their output, their exit codes."""
 
 import contextlib
-import itertools
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -20,7 +18,6 @@ from cli_in_process import Run
 from tide_runtime import Chunk, Engine, EngineOptions, GenerationParams
 from tide_runtime.cli.conversation import converse
 from tide_runtime.cli.errors import run_app
-from tide_runtime.cli.inspect import depth_bar
 from tide_runtime.cli.run import _answer
 from tide_runtime.errors import BundleError
 from tide_runtime.scheduling.handle import GenerationHandle
@@ -165,24 +162,6 @@ def start_conversation(bundle: Path) -> tuple[subprocess.Popen[bytes], int]:
     return process, terminal
 
 
-def test_a_conversation_remembers_its_turns(bundle: Path, engine: Engine) -> None:
-    """The second answer must come from a prompt that holds the first question and answer."""
-    params = GenerationParams(max_new_tokens=8, ignore_eos=True)
-    messages: list[dict[str, str]] = []
-    answers = []
-    for said in ("a", "b"):
-        messages.append({"role": "user", "content": said})
-        answers.append(engine.generate(engine.chat_prompt(messages), params)[0].text or "")
-        messages.append({"role": "assistant", "content": answers[-1]})
-    process, terminal = start_conversation(bundle)
-    os.write(terminal, b"a\n\nb\n\x04")  # an empty line is no message, Ctrl-D ends
-    stdout, stderr = process.communicate(timeout=60)
-    os.close(terminal)
-    assert process.returncode == 0, stderr
-    assert stdout.decode() == f"{answers[0]}\n> > {answers[1]}\n> \n"
-    assert stderr.count(b"policy exact") == 2
-
-
 class Conversation:
     """`tide-run -i` in this process; ``asked``: the messages of each prompt."""
 
@@ -265,12 +244,6 @@ def test_a_conversation_outlives_a_message_that_does_not_fit(
     assert printed.out.count(answer) >= 2 and printed.err.count("policy exact") == 3
 
 
-def test_ctrl_c_at_the_prompt_ends_the_conversation(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks: Ctrl-C no longer ends `tide-run -i`."""
-    with pytest.raises(KeyboardInterrupt):
-        Conversation(engine, monkeypatch).hold("a", KeyboardInterrupt)
-
-
 def test_ctrl_c_exits_with_130(bundle: Path) -> None:
     process, terminal = start_conversation(bundle)
     stderr = b""
@@ -313,20 +286,6 @@ def test_a_conversation_has_a_banner_and_a_history(bundle: Path) -> None:
     text = screen.decode()
     assert text.count("tiny-llama. Ctrl-C stops an answer, /clear begins") == 1 and text.count("Ctrl-D or /bye ends") == 2
     assert "tokens/s" not in text and "^[[A" not in text
-
-
-@pytest.mark.parametrize(
-    ("module", "facts"),
-    [
-        ("run", ["--max-new-tokens", "default: 256", "--temperature", "default: auto", "default: auto", "the model's own"]),
-        ("inspect", ["--json", "--no-verify", "default: verify"]),
-    ],
-)
-def test_help_states_the_defaults(module: str, facts: list[str], command: Run) -> None:
-    done = command(module, "--help")
-    text = re.sub(r"[\s│]+", " ", done.out)
-    assert done.code == 0
-    assert [fact for fact in facts if fact not in text] == []
 
 
 def test_messages_are_printed_word_for_word(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,12 +343,3 @@ def test_inspect_verifies_unless_told_not_to(bundle_copy: Path, command: Run) ->
     refused = command("inspect", bundle_copy)
     assert refused.code == 2 and "weights.bin does not match" in refused.err
     assert command("inspect", bundle_copy, "--no-verify").code == 0
-
-
-@pytest.mark.parametrize(("layers", "checkpoints"), [(2, [1]), (24, [6, 12, 18]), (126, [30]), (1, [])])
-def test_the_depth_bar_has_a_cut_per_checkpoint_and_a_part_per_segment(layers: int, checkpoints: list[int]) -> None:
-    bar, legend = depth_bar(layers, checkpoints).splitlines()
-    parts = bar.split("┃")
-    edges = [0, *checkpoints, layers]
-    assert [len(part) * layers for part in parts] == [(b - a) * sum(map(len, parts)) for a, b in itertools.pairwise(edges)]
-    assert legend.startswith(f"{layers} layers, ")

@@ -1,11 +1,13 @@
 """`Engine.embed`: texts of an embedding model, of any lengths, in company and in chunks."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from edited_bundle import edit, manifest_of
 from export.tiny_embedding import CONFIG, POOLINGS, embedded, ids_of, write_embedding_model
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.cli.inspect import inspect
@@ -20,17 +22,17 @@ Made = tuple[PreTrainedModel, Path]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
-    """``made("mean")``: a model of that pooling, trained for vectors of 16 and 32 numbers, and its bundle."""
-    found: dict[str, Made] = {}
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
+    """``made("mean")``: a model of that pooling, trained for vectors of 16 and 32 numbers, and its bundle; ``changes``: of the
+    manifest's `EmbeddingInfo`."""
+    folder = tmp_path_factory.mktemp("embedding")
+    model = write_embedding_model(folder / "model", pooling=POOLINGS["last"], matryoshka_dimensions=[16, 32])
+    export(str(folder / "model"), folder / "bundle", CONFIG)
 
-    def make(pooling: str) -> Made:
-        if pooling not in found:
-            folder = tmp_path_factory.mktemp(pooling)
-            model = write_embedding_model(folder / "model", pooling=POOLINGS[pooling], matryoshka_dimensions=[16, 32])
-            export(str(folder / "model"), folder / "out", CONFIG)
-            found[pooling] = model, folder / "out"
-        return found[pooling]
+    def make(pooling: str, **changes: object) -> Made:
+        copy = Path(shutil.copytree(folder / "bundle", tmp_path_factory.mktemp(pooling), dirs_exist_ok=True))
+        edit(copy, "embedding", value={**manifest_of(copy)["embedding"], "pooling": pooling, **changes})
+        return model, copy
 
     return make
 
@@ -40,7 +42,7 @@ def load(made: Made, **options: object) -> Engine:
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_vectors_are_those_of_transformers(made: Callable[[str], Made], pooling: str) -> None:
+def test_vectors_are_those_of_transformers(made: Callable[..., Made], pooling: str) -> None:
     """Searches would compare vectors that are not the model's: of another token, of padding, or of another text of the call."""
     model, _ = made(pooling)
     with load(made(pooling)) as engine:
@@ -53,7 +55,7 @@ def test_vectors_are_those_of_transformers(made: Callable[[str], Made], pooling:
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_company_and_chunks_change_no_bit(made: Callable[[str], Made], pooling: str) -> None:
+def test_company_and_chunks_change_no_bit(made: Callable[..., Made], pooling: str) -> None:
     """The vector of a document would not be found again after an index is built in other batches."""
     with load(made(pooling)) as engine:
         if engine.row_padding is None:
@@ -68,7 +70,7 @@ def test_company_and_chunks_change_no_bit(made: Callable[[str], Made], pooling: 
         assert np.array_equal(found, together)
 
 
-def test_a_text_that_runs_again_is_pooled_once(made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_runs_again_is_pooled_once(made: Callable[..., Made], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is short, the beginning of a preempted text would count twice in its mean."""
     extend, left = Scheduler._extend, [2]
 
@@ -86,7 +88,7 @@ def test_a_text_that_runs_again_is_pooled_once(made: Callable[[str], Made], monk
         assert left == [0] and engine.stats().preemptions == 2
 
 
-def test_vectors_of_fewer_dimensions(made: Callable[[str], Made]) -> None:
+def test_vectors_of_fewer_dimensions(made: Callable[..., Made]) -> None:
     """A shortened vector would not have length 1, or a size would be given that the model was not trained for."""
     with load(made("last")) as engine:
         [whole], [short] = engine.embed("abc"), engine.embed("abc", dimensions=16)
@@ -96,20 +98,17 @@ def test_vectors_of_fewer_dimensions(made: Callable[[str], Made]) -> None:
                 engine.embed("abc", dimensions=wrong)
 
 
-def test_a_prompt_of_the_model_stands_before_texts(tmp_path: Path) -> None:
+def test_a_prompt_of_the_model_stands_before_texts(made: Callable[..., Made]) -> None:
     """Vectors would differ from sentence-transformers' for models with a default prompt, and ids would get it as well."""
-    prompts = {"prompts": {"query": "Q: "}, "default_prompt_name": "query"}
-    model = write_embedding_model(tmp_path / "model", prompts=prompts, modules=("Transformer", "Pooling"))
-    export(str(tmp_path / "model"), tmp_path / "out", CONFIG)
-    with load((model, tmp_path / "out")) as engine:
+    with load(made("last", prompt="Q: ", normalized=False, dimensions=None)) as engine:
         [found], [as_ids] = engine.embed("abc"), engine.embed(ids_of("Q: abc"))
         assert np.array_equal(found, as_ids)
-        assert np.linalg.norm(found) > 2  # not normalised: there is no such module
+        assert np.linalg.norm(found) > 2
         with pytest.raises(ParamsError, match="dimensions is 16, and this model was trained for vectors of 64 numbers only"):
             engine.embed("abc", dimensions=16)
 
 
-def test_what_an_embedding_model_does_not_do_is_refused(made: Callable[[str], Made], bundle: Path) -> None:
+def test_what_an_embedding_model_does_not_do_is_refused(made: Callable[..., Made], bundle: Path) -> None:
     """States would be taken for logits and written as text, or vectors made of logits."""
     with load(made("last")) as engine:
         for ask in (lambda: engine.generate("a"), lambda: engine.submit("a", GenerationParams()), lambda: engine.score([1, 2])):
@@ -126,7 +125,7 @@ def test_what_an_embedding_model_does_not_do_is_refused(made: Callable[[str], Ma
         writes.embed("a")
 
 
-def test_inspect_says_how_texts_are_embedded(made: Callable[[str], Made], capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_says_how_texts_are_embedded(made: Callable[..., Made], capsys: pytest.CaptureFixture[str]) -> None:
     """A bundle could not be told from one that writes text."""
     inspect(made("mean")[1], as_json=True)
     facts = json.loads(capsys.readouterr().out)
@@ -135,7 +134,7 @@ def test_inspect_says_how_texts_are_embedded(made: Callable[[str], Made], capsys
     assert "the state of the last token, normalised" in capsys.readouterr().out
 
 
-def test_a_cancelled_text_has_no_vector(made: Callable[[str], Made]) -> None:
+def test_a_cancelled_text_has_no_vector(made: Callable[..., Made]) -> None:
     """A text of which half was pooled would look like a finished one."""
     with load(made("mean"), prefill_chunk=1, max_batch=1) as engine:
         handles = [engine.submit_embedding("x" * 60) for _ in range(4)]

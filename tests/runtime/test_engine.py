@@ -1,7 +1,6 @@
 """The engine computes what the eager model computes, whatever the batch, the caller's threads, or how it is asked."""
 
 import json
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 from edited_bundle import edit, manifest_of, sign
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, Grammar, ThreadOptions
-from tide_runtime.errors import ParamsError, PromptError, TargetError, TideError
+from tide_runtime.errors import ParamsError, PromptError, TargetError
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 PROMPTS = ["def add(a, b):", "class", "x", "    def __init__(self, x, y):\n        self.x = x", "return a + b\n"]
@@ -49,13 +48,6 @@ def test_greedy_is_the_eager_model_token_for_token(
     assert tokens(result) == reference_greedy(hf_model, ids, 16)
     assert result.text == hf_tokenizer.decode(result.token_ids, skip_special_tokens=True)
     assert (result.finish_reason, result.stats.prompt_tokens, result.stats.new_tokens) == ("length", len(ids), 16)
-
-
-def test_prefill_in_chunks_changes_nothing(load: Callable[..., Engine], engine: Engine) -> None:
-    """A long prompt is prefilled piece by piece; a piece that forgets an earlier one would show here."""
-    wanted = [tokens(r) for r in engine.generate(PROMPTS, params())]
-    with load(prefill_chunk=3) as chunked:
-        assert [tokens(r) for r in chunked.generate(PROMPTS, params())] == wanted
 
 
 def test_logprobs_are_the_eager_log_softmax(engine: Engine, hf_model: LlamaForCausalLM) -> None:
@@ -96,11 +88,12 @@ def test_text_and_token_ids_are_the_same_prompt(engine: Engine, hf_tokenizer: Pr
 # --- Batches
 
 
-@pytest.mark.parametrize("max_batch", [1, 2, 16])
-def test_a_ragged_batch_is_each_prompt_alone(load: Callable[..., Engine], engine: Engine, max_batch: int) -> None:
-    """With two slots for five prompts of different length, rows join and leave, and caches move between slots."""
+@pytest.mark.parametrize("options", [{"max_batch": 1}, {"max_batch": 2}, {"max_batch": 16}, {"prefill_chunk": 3}])
+def test_a_ragged_batch_is_each_prompt_alone(load: Callable[..., Engine], engine: Engine, options: dict[str, Any]) -> None:
+    """With two slots for five prompts of different length, rows join and leave, and caches move between slots; a long prompt is
+    prefilled piece by piece."""
     alone = [tokens(engine.generate(prompt, params(14))[0]) for prompt in PROMPTS]
-    with load(max_batch=max_batch) as batched:
+    with load(**options) as batched:
         assert [tokens(r) for r in batched.generate(PROMPTS, params(14))] == alone
 
 
@@ -116,20 +109,6 @@ def test_streamed_text_is_the_whole_text(engine: Engine) -> None:
         assert [chunk.generation is not None for chunk in chunks] == [False] * 19 + [True]
         last = chunks[-1].generation
         assert last is not None and (last.text, last.finish_reason) == (whole.text, "length")
-
-
-def test_closing_a_stream_early_gives_its_cache_back(load: Callable[..., Engine]) -> None:
-    """A client that disconnects must not cost the server a KV cache."""
-    with load() as engine:
-        whole = tokens(engine.generate(PROMPTS[0], params())[0])
-        handle = engine.submit(PROMPTS[0], params())
-        stream = iter(handle)
-        assert [next(stream).token_id for _ in range(3)] == whole[:3]
-        stream.close()  # type: ignore[attr-defined]
-        handle.result()
-        stats = engine.stats()
-        assert (stats.running, stats.kv_bytes) == (0, 0)
-        assert tokens(engine.generate(PROMPTS[0], params())[0]) == whole  # the used cache leaves no trace
 
 
 # --- Endings
@@ -228,40 +207,6 @@ def test_a_seeds_text_does_not_depend_on_its_company(load: Callable[..., Engine]
         assert len({r.token_ids for r in engine.generate([PROMPTS[0]] * 3, replace(sampled, seed=seed))}) == texts
 
 
-# --- Threads
-
-
-@pytest.mark.parametrize("callers", [2, 8])
-def test_concurrent_callers_get_what_they_get_alone(load: Callable[..., Engine], engine: Engine, callers: int) -> None:
-    """Generate and stream from many threads on one engine: a shared buffer would mix their tokens."""
-    wanted = [tokens(engine.generate(prompt, params(10))[0]) for prompt in PROMPTS]
-    failures: list[object] = []
-    start = threading.Barrier(callers)
-    with load() as shared:
-
-        def call(caller: int) -> None:
-            try:
-                start.wait()
-                for turn in range(3):
-                    which = (caller + turn) % len(PROMPTS)
-                    if caller % 2:
-                        got = [chunk.token_id for chunk in shared.stream(PROMPTS[which], params(10))]
-                        failures.extend([] if got == wanted[which] else [(caller, turn)])
-                    else:
-                        pair = [PROMPTS[which], PROMPTS[which - 1]]
-                        both = [tokens(r) for r in shared.generate(pair, params(10))]
-                        failures.extend([] if both == [wanted[which], wanted[which - 1]] else [(caller, turn)])
-            except BaseException as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=call, args=(caller,)) for caller in range(callers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
-
-
 # --- What ran
 
 
@@ -281,15 +226,6 @@ def test_times_add_up(engine: Engine) -> None:
 
 
 # --- The engine itself
-
-
-def test_a_closed_engine_says_so(load: Callable[..., Engine]) -> None:
-    with load() as engine:
-        stream = engine.stream(PROMPTS[0], params())
-        next(stream)
-    with pytest.raises(TideError, match="closed"):
-        engine.generate("x")
-    assert len(list(stream)) == 11  # a call in progress finishes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
-from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -95,14 +94,10 @@ def test_a_message_names_what_pip_can_install(
     assert installable("x: pip install 'tide-llm[export]'; y") == f"x: {command}; y"
 
 
-@pytest.mark.parametrize(("command", "package"), [("tide-export", "torch"), ("tide-bench", "psutil"), ("tide-serve", "openai")])
-def test_one_package_is_missing(command: str, package: str, tmp_path: Path) -> None:
+def test_one_package_is_missing(tmp_path: Path) -> None:
     """An environment that lost one package of an extra: the user does not learn which."""
-    ((code, text, files),) = _run({package}, [(command, *ARGUMENTS[command])], tmp_path)
-    named = re.search(r" needs (\S+), which", text)
-    if named and named[1] != package and find_spec(named[1]) is None:
-        pytest.skip(f"{named[1]} is not installed here, and is found first")
-    assert (code, files) == (2, []) and f"{command} needs {package}, which" in text
+    ((code, text, files),) = _run({"torch"}, [("tide-export", *ARGUMENTS["tide-export"])], tmp_path)
+    assert (code, files) == (2, []) and "tide-export needs torch, which" in text
 
 
 def _derived(name: str) -> ModuleNotFoundError:

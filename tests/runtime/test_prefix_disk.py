@@ -143,12 +143,9 @@ def test_a_slow_disk_does_not_hold_up_callers(
 DAMAGES: dict[str, Callable[[bytes, bytes], bytes]] = {
     "a flipped bit": lambda own, other: own[:99] + bytes([own[99] ^ 4]) + own[100:],
     "a flipped bit of the digest": lambda own, other: bytes([own[0] ^ 1]) + own[1:],
-    "the last byte": lambda own, other: own[:-1] + bytes([own[-1] ^ 128]),
     "cut short": lambda own, other: own[: len(own) // 2],
     "too long": lambda own, other: own + b"\0",
-    "empty": lambda own, other: b"",
     "another text's": lambda own, other: other,
-    "zeros": lambda own, other: bytes(len(own)),
 }
 
 

@@ -103,26 +103,6 @@ def test_a_breach_is_refused(rule: str, breach: Callable[[SimulatedGpu], object]
     assert {rule for rule, _ in REFUSED} | BY_BEHAVIOUR == set(RULES)
 
 
-@pytest.mark.parametrize("rule", [rule for rule, (name, _) in RULES.items() if name is not None])
-def test_rules_are_those_of_the_driver(rule: str) -> None:
-    """Guards against a simulated GPU that is strict about rules that CUDA does not have, or has dropped."""
-    driver = pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
-    name, words = RULES[rule]
-    assert words in " ".join(str(getattr(driver, str(name)).__doc__).split())
-
-
-def test_what_is_allowed_works() -> None:
-    """Guards against a simulation that refuses everything: inner conditions, relaxed captures, memory that a launch frees."""
-    gpu = SimulatedGpu()
-    outer = other(gpu)
-    condition = outer.create_condition(default_value=1)
-    outer.if_then(outer.create_condition(default_value=1)).begin_building().if_then(condition)
-    begun(gpu)
-    gpu.malloc()
-    gpu = SimulatedGpu()
-    launched_twice(gpu.instantiate(captured(gpu, gpu.malloc_async), True), gpu)
-
-
 @pytest.mark.parametrize("breach", [SimulatedGpu.synchronize, lambda gpu: gpu.fork(gpu.stream)])
 def test_a_builder_without_a_graph_must_not_be_touched(breach: Callable[[SimulatedGpu], object]) -> None:
     """Guards against a refused capture that takes the server along: with cuda-core up to 1.2 the graph is destroyed twice."""

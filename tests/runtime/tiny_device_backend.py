@@ -3,7 +3,7 @@
 from collections import Counter
 
 import numpy as np
-from runtime.numpy_loop_kernels import memory
+from runtime.numpy_loop_kernels import FP64, memory
 from runtime.simulated_gpu import SimulatedGpu
 from runtime.tiny_transformer import HIDDEN, TinyTransformer
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
@@ -13,8 +13,6 @@ from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import HEAD, Manifest, exit_graph
-
-FP64 = ElementType("fp64", 11, np.float64)
 
 
 class TinyDeviceBackend:

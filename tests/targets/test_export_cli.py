@@ -11,8 +11,6 @@ from tiny_tokenizer import write_byte_tokenizer
 from transformers import AutoModelForCausalLM
 
 from tide_export import cli
-from tide_export.targets import TARGETS
-from tide_export.targets.choice import COLUMNS
 
 V100 = PresentGpu("Tesla V100", 70)
 
@@ -79,14 +77,3 @@ def test_force_rebuild(machine, run, model, tmp_path):
         built.append([name for name, _ in recording.builds])
         recording.builds.clear()
     assert built == [["segment_0", "head"], [], ["segment_0", "head"]]
-
-
-def test_list_targets(machine, run):
-    """--list-targets would miss targets, or require a model argument."""
-    machine(V100, "10.4.0")
-    done = run("--list-targets")
-    assert (done.code, done.err) == (0, "")
-    lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.out.splitlines()]
-    here = {cells[0]: cells[-1] for cells in lines if len(cells) == len(COLUMNS)}
-    assert set(here) == set(TARGETS)
-    assert (here["cpu"], here["trt-sm_70"], here["trt-sm_80"]) == ("yes", "yes", "no")

@@ -105,19 +105,6 @@ def test_causal_attention_is_not_built(tmp_path):
         read_network(trt, causal_file("llama", tmp_path))
 
 
-def test_why_attentions_have_masks(tmp_path, monkeypatch):
-    """TensorRT's own causality copies from host memory in every step. A release that compiles it without the copy makes it better
-    than masks, which take memory."""
-    monkeypatch.setattr("tide_export.targets.engine_network.check_attentions", lambda *_: None)
-    made = read_network(trt, causal_file("gpt2", tmp_path))
-    (attention,) = attentions(trt, made.network)
-    attention.causal_kind = trt.CausalMaskKind.LOWER_RIGHT
-    attention.key_value_lengths = made.network.add_input("kv_lengths", trt.int32, (-1,))
-    made.file.dims["kv_lengths"] = ["batch"]
-    plan = build_engine(made, lambda: made, settings_for(86), ExportProgress(quiet=True), "gpt2").plan
-    assert host_copies(plan) == len(PROFILES)
-
-
 def test_a_missing_attention_is_noticed(tmp_path):
     """A parser that leaves an attention out, or folds two into one, would go unnoticed."""
     file = write_graph_file(segment("llama", "fp16"), tmp_path)
@@ -156,16 +143,6 @@ def test_int4_weights_stay_int4_in_the_engine(dtype, target, tmp_path):
     for name, weight in weights.items():
         assert pack_nibbles(weight.values ^ 8, 4).tobytes() in plan, name  # signed
     assert plan.count(FUSED_INT4) == len(weights) * len(PROFILES)
-
-
-def test_errors_in_the_log_are_fatal(tmp_path):
-    """TensorRT calls some wrong networks built, with nothing but a line in its log."""
-    made = network("llama", "fp16", tmp_path)
-    made.log.log(trt.ILogger.WARNING, "a warning")
-    require_no_errors(made.log, "building it")
-    made.log.log(trt.ILogger.ERROR, "something\n  went wrong")
-    with pytest.raises(TargetError, match="building it: TensorRT reports something went wrong"):
-        require_no_errors(made.log, "building it")
 
 
 def test_engine_inspector_agrees(tmp_path):

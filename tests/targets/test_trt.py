@@ -70,19 +70,6 @@ def test_an_engine_for_v100(machine, tmp_path):
     assert {t.dtype for t in (*engine.inputs, *engine.outputs) if "_cache_" in t.name} == {"fp16"}
 
 
-def test_unchanged_engines_are_not_built_again(machine, tmp_path):
-    """Every export would take minutes on the GPU, or reuse an engine of another GPU, release or option."""
-    recording = machine(V100, "10.4.0")
-    build("trt-sm_70", job(tmp_path / "a"))
-    build("trt-sm_70", job(tmp_path / "b"))
-    assert len(recording.builds) == 1
-    build("trt-sm_70", job(tmp_path / "c", version_compatible=True))
-    assert len(recording.builds) == 2
-    other = machine(replace(V100, name="Tesla V100S"), "10.4.0")
-    build("trt-sm_70", job(tmp_path / "d"))
-    assert len(other.builds) == 1
-
-
 def test_timings_are_kept(machine, tmp_path):
     """Kernels would be timed anew in every export; a damaged cache would end it, or take another driver's timings."""
     recording = machine(V100, "10.4.0")
@@ -143,51 +130,36 @@ def test_routers_are_tides_kernels(machine, plugins, tmp_path, monkeypatch):
     assert len(recording.builds) == 2 * built
 
 
+def no_compiler():
+    raise TargetError("the package nvidia-cuda-nvrtc-cu12 is not installed")
+
+
 @pytest.mark.parametrize(
-    ("name", "gpu", "version", "options", "said"),
+    ("name", "gpu", "version", "options", "ptx", "said"),
     [
-        ("trt-sm_90", H200, "11.4.0", {"strip_weights": True}, "neither for refitted nor for version-compatible"),
-        ("trt-sm_90", H200, "11.4.0", {"version_compatible": True}, "neither for refitted nor for version-compatible"),
-        ("trt-sm_70", V100, "10.4.0", {}, "10.4 has no ahead-of-time plugins"),
+        ("trt-sm_90", H200, "11.4.0", {"strip_weights": True}, str, "neither for refitted nor for version-compatible"),
+        ("trt-sm_90", H200, "11.4.0", {"version_compatible": True}, str, "neither for refitted nor for version-compatible"),
+        ("trt-sm_70", V100, "10.4.0", {}, str, "10.4 has no ahead-of-time plugins"),
+        ("trt-sm_90", H200, "11.4.0", {}, no_compiler, "because the package nvidia-cuda-nvrtc-cu12 is not installed"),
     ],
 )
-def test_where_routers_stay_operators_it_is_said(machine, plugins, tmp_path, capsys, name, gpu, version, options, said):
-    """Exits would be slower without a word, or an engine would lack weights when it is loaded."""
+def test_where_routers_stay_operators_it_is_said(
+    machine, plugins, tmp_path, monkeypatch, capsys, name, gpu, version, options, ptx, said
+):
+    """Exits would be slower without a word, an engine lack weights when it is loaded, or an export end after an hour."""
     machine(gpu, version)
+    monkeypatch.setattr(router_plugin, "ptx", ptx)
     work = replace(job(tmp_path / "a", **options), progress=ExportProgress(quiet=False))
     assert "router plugin" not in build(name, work, with_router()).tool and not plugins
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_missing_compiler_leaves_the_operators(machine, plugins, tmp_path, monkeypatch, capsys):
-    """An export on a machine without NVRTC would end after an hour."""
-    machine(H200, "11.4.0")
-
-    def refuse():
-        raise TargetError("the package nvidia-cuda-nvrtc-cu12 is not installed")
-
-    monkeypatch.setattr(router_plugin, "ptx", refuse)
-    work = replace(job(tmp_path / "a"), progress=ExportProgress(quiet=False))
-    assert "router plugin" not in build("trt-sm_90", work, with_router()).tool
-    assert "because the package nvidia-cuda-nvrtc-cu12 is not installed" in " ".join(capsys.readouterr().err.split())
-
-
 @pytest.mark.parametrize(
     "name, gpu, version, message",
     [
-        (
-            "trt-sm_90",
-            None,
-            "11.4.0",
-            r"on a GPU of compute capability 9\.0 \(H100, .*here is none; export on such",
-        ),
+        ("trt-sm_90", None, "11.4.0", r"on a GPU of compute capability 9\.0 \(H100, .*here is none; export on such"),
         ("trt-sm_80", H200, "11.4.0", r"compute capability 8\.0 .*here is a NVIDIA H200 of 9\.0"),
-        (
-            "trt-sm_90",
-            H200,
-            "10.4.0",
-            r"10\.4\.0 is installed, expected 11\.0 or newer; pip install 'tide-llm\[tensorrt\]'",
-        ),
+        ("trt-sm_90", H200, "10.4.0", r"10\.4\.0 is installed, expected 11\.0 or newer; pip install 'tide-llm\[tensorrt\]'"),
         ("trt-sm_70", V100, "11.4.0", r"expected 10\.0 to 10\.4; pip install tensorrt-cu12==10\.4\.0"),
     ],
 )

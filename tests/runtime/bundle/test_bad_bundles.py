@@ -166,7 +166,6 @@ BAD = {
     "file for a folder": bad(lambda bundle: bundle / "manifest.json", "is not a directory"),
     "no manifest": bad(without("manifest.json"), "manifest.json", "not a TIDE bundle"),
     "manifest is a folder": bad(without("manifest.json", Path.mkdir), "manifest.json", "not a TIDE bundle"),
-    "empty manifest": bad(manifest_text(lambda text: ""), "not JSON"),
     "truncated manifest": bad(manifest_text(lambda text: text[: len(text) // 2]), "not JSON"),
     "manifest is a list": bad(manifest_text(lambda text: "[1, 2]"), "holds list", "an object"),
     "not UTF-8": bad(manifest_text(lambda text: b'{"schema": "\xff\xfe"}'), "not UTF-8"),
@@ -180,12 +179,10 @@ BAD = {
         drops("targets", "cpu", "passes", "pad_attention"), "do not pad attention", "export the bundle again"
     ),
     "schema as text": bad(sets("schema", value="1"), "schema", "not a number"),
-    "schema as boolean": bad(sets("schema", value=True), "schema"),
     # fields
     "unknown field": bad(sets("surprise", value=1), "unknown fields", "surprise"),
     "unknown nested field": bad(sets("graphs", 1, "router", value=1), "manifest.graphs[1]", "unknown fields", "router"),
     "missing field": bad(drops("layers"), "lacks ['layers']"),
-    "missing nested field": bad(drops("model", "num_layers"), "manifest.model lacks ['num_layers']"),
     "number as text": bad(sets("max_seq_len", value="64"), "max_seq_len", "'64'", "expected int"),
     "object for a list": bad(sets("layers", value={}), "manifest.layers is an object", "expected a list"),
     "null for an object": bad(sets("model", value=None), "manifest.model is null", "expected an object"),
@@ -201,9 +198,7 @@ BAD = {
     "unknown dtype": bad(sets("dtype", value="fp8"), "dtype is 'fp8'", "fp32, fp16, bf16"),
     "unknown kv_dtype": bad(sets("kv_dtype", value="int3"), "kv_dtype is 'int3'", "int8"),
     "no slots": bad(sets("max_seq_len", value=0), "max_seq_len is 0"),
-    "negative slots": bad(sets("max_seq_len", value=-5), "max_seq_len is -5"),
     "more slots than positions": bad(sets("max_seq_len", value=4096), "max_seq_len is 4096", "128 positions"),
-    "negative layers": bad(sets("model", "num_layers", value=-4), "-4"),
     "a layer too few": bad(drops("layers", 3), "there are 3 layers", "the model has 4"),
     "convolution without width": bad(
         sets("layers", 1, "states", value=[{"kind": "convolution", "shape": [4]}]),
@@ -215,9 +210,6 @@ BAD = {
     "no vocabulary": bad(sets("model", "vocab_size", value=0), "vocab_size must be at least 1"),
     "checkpoints not rising": bad(sets("checkpoints", value=[3, 1]), "do not follow from the checkpoints [3, 1]"),
     "other checkpoints": bad(sets("checkpoints", value=[2, 3]), "do not follow from the checkpoints [2, 3]"),
-    "segments out of order": bad(
-        lambda bundle: edit(bundle, "graphs", value=manifest_of(bundle)["graphs"][::-1]), "do not follow from the checkpoints"
-    ),
     "two of one name": bad(sets("graphs", 1, "name", value="segment_0"), "two graphs have the same name"),
     "no head": bad(drops("graphs", 3), "head is missing"),
     "unknown graph": bad(
@@ -261,7 +253,6 @@ BAD = {
     "truncated weights": bad(content(WEIGHTS, lambda held: held[:1000], signed=False), WEIGHTS, "bytes", "truncated"),
     "truncated weights, signed": bad(content(WEIGHTS, lambda held: held[:1000]), "cannot load onnx/cpu."),
     "bit of the weights": bad(content(WEIGHTS, flipped, signed=False), WEIGHTS, "SHA-256"),
-    "bit of a graph": bad(content(SEGMENT, flipped, signed=False), SEGMENT, "SHA-256"),
     "bit of the tokenizer": bad(content(TOKENIZER, flipped, signed=False), TOKENIZER, "SHA-256"),
     "grown graph": bad(content(HEAD, lambda held: held + b"\0", signed=False), HEAD, "expected"),
     "folder for a file": bad(without(HEAD, Path.mkdir), HEAD, "is missing"),

@@ -1,6 +1,5 @@
 """Depth policies on a real bundle: options out of range, texts that end inside a draft, callers that leave or come together."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.speculation.record import Guess
 from tide_runtime.depth.speculation.text import SequenceText
 from tide_runtime.errors import NumericsError, ParamsError
-from tide_runtime.scheduling.step import run
 
 MAX_SEQ_LEN = 64
 PROMPTS = ["def add(a, b):", "class", "x x x x x x", "return a + b\nreturn a + b\n"]
@@ -128,27 +126,6 @@ def test_min_depth_behind_the_last_exit_is_explained(exits_bundle: Path) -> None
         load(exits_bundle, "exit", min_depth=4)
 
 
-@pytest.mark.parametrize(
-    ("policy", "budget", "words"),
-    [
-        ("exit", 0, "depth_budget is 0"),
-        ("exit", 0.5, "the first exit comes after 1"),
-        ("exact", 2, "promises the model's own output"),
-        ("full", 2, "promises the model's own output"),
-    ],
-)
-def test_a_budget_that_cannot_be_kept_is_refused(exits_bundle: Path, policy: str, budget: float, words: str) -> None:
-    with load(exits_bundle, policy) as engine, pytest.raises(ParamsError, match=words):
-        engine.generate(PROMPTS[0], params(depth_budget=budget))
-
-
-def test_more_slots_than_rows_at_once_are_left_empty(exits_bundle: Path, full: Engine) -> None:
-    """More sequences than the caller allowed would run at once."""
-    rows = [full.admission.sequence(prompt, params(4)) for prompt in PROMPTS]
-    used = {event.sequence.batch_index for event in run(full.policy, full.backend.context(3), rows, 2)}
-    assert used == {0, 1} and max(row.history.peak_batch for row in rows) == 2
-
-
 # --- Ends inside a draft
 
 
@@ -166,16 +143,6 @@ def foreseen(exact: Engine, full: Engine) -> Iterator[Generation]:
         assert ends([drafted]) == ends([result]) and drafted.stats.deep_passes < 15
         assert drafted.stats.accepted == drafted.stats.drafted
         yield result
-
-
-def test_eos_inside_a_draft(exact: Engine, full: Engine, foreseen: Generation) -> None:
-    """At every token of the text: some of them were accepted in one pass with others behind them."""
-    for token in sorted(set(foreseen.token_ids)):
-        ending = params(ignore_eos=False, eos_token_ids=(token,), logprobs=1)
-        [result], [wanted] = exact.generate(PROMPTS[0], ending), full.generate(PROMPTS[0], ending)
-        assert (ends([result]), result.finish_reason) == (ends([wanted]), "eos")
-        assert [entry.token for entry in result.logprobs] == list(result.token_ids)
-        assert len(result.stats.token_depths) == len(result.token_ids) - 1
 
 
 def test_a_stop_string_across_accepted_drafts(exact: Engine, full: Engine, foreseen: Generation) -> None:
@@ -196,27 +163,7 @@ def test_streamed_depths_of_accepted_drafts(exact: Engine, foreseen: Generation)
     assert tuple(chunk.depth for chunk in chunks) == depths and {0, exact.depth} <= set(depths)
 
 
-@pytest.mark.parametrize("count", range(1, 9))
-def test_the_cache_fills_in_the_middle_of_a_draft(exact: Engine, full: Engine, count: int) -> None:
-    prompt = [40, 41, 42, 43] * 14 + [40] * count
-    [result], [wanted] = exact.generate(prompt, params(100)), full.generate(prompt, params(100))
-    assert (ends([result]), result.finish_reason) == (ends([wanted]), "cache_full")
-    assert len(result.token_ids) == MAX_SEQ_LEN + 1 - len(prompt)
-
-
 # --- Callers
-
-
-@pytest.mark.parametrize("policy", ["exact", "exit"])
-def test_a_stream_closed_in_the_middle_leaves_the_engine_usable(exits_bundle: Path, policy: str) -> None:
-    """Also in the middle of accepted drafts: they are lost with the request, and the caches serve the next one."""
-    with load(exits_bundle, policy) as engine:
-        wanted = ends(engine.generate(PROMPTS, params()))
-        for taken in (1, 2, 5, 8):
-            stream = engine.stream(PROMPTS[2], params())
-            assert [next(stream).token_id for _ in range(taken)] == list(wanted[2][0][:taken])
-            stream.close()  # type: ignore[attr-defined]
-            assert ends(engine.generate(PROMPTS, params())) == wanted
 
 
 def test_a_failed_requests_caches_are_not_used_again(exits_bundle: Path) -> None:
@@ -236,30 +183,6 @@ def test_a_failed_requests_caches_are_not_used_again(exits_bundle: Path) -> None
         with patch.object(engine.policy, "step", spoil), pytest.raises(NumericsError):
             engine.generate(PROMPTS, params())
         assert ends(engine.generate(PROMPTS, params())) == wanted
-
-
-def test_two_threads_on_one_engine(exact: Engine, full: Engine) -> None:
-    """Drafts, frontiers and n-grams belong to the row; buffers to the caller."""
-    wanted = [ends(full.generate(prompt, params()))[0] for prompt in PROMPTS]
-    start = threading.Barrier(2)
-    failures: list[object] = []
-
-    def call(caller: int) -> None:
-        try:
-            start.wait()
-            for turn in range(4):
-                which = (caller + turn) % len(PROMPTS)
-                if ends(exact.generate([PROMPTS[which], PROMPTS[which - 1]], params())) != [wanted[which], wanted[which - 1]]:
-                    failures.append((caller, turn))
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=call, args=(caller,)) for caller in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
 
 
 @pytest.mark.parametrize("policy", ["full", "exact", "exit"])

@@ -149,31 +149,29 @@ def test_a_folder_that_is_missing_is_said_before_anything_runs(certified: Path, 
 
 
 @pytest.mark.parametrize(
-    ("depth", "changes", "reason"),
+    ("policy", "depth", "changes", "reason"),
     [
-        ({}, {}, None),
-        ({"max_exit_streak": 2}, {}, None),  # more tokens take every layer, and differ less
-        ({"threshold": 0.2}, {}, "threshold 0.2"),
-        ({"min_depth": 3}, {}, "min_depth 3"),
-        ({}, {"temperature": 0.7, "seed": 1}, "the text was sampled"),
-        ({}, {"repetition_penalty": 1.2}, "the text was sampled"),
-        ({}, {"depth_budget": 1.5}, "depth budget"),
+        ("exit", {}, {}, None),
+        ("exit", {"max_exit_streak": 2}, {}, None),  # more tokens take every layer, and differ less
+        ("exit", {"threshold": 0.2}, {}, "threshold 0.2"),
+        ("exit", {"min_depth": 3}, {}, "min_depth 3"),
+        ("exit", {}, {"temperature": 0.7, "seed": 1}, "the text was sampled"),
+        ("exit", {}, {"repetition_penalty": 1.2}, "the text was sampled"),
+        ("exit", {}, {"depth_budget": 1.5}, "depth budget"),
+        ("full", {}, {"temperature": 0.5}, None),  # the model's own output
+        ("exact", {}, {"temperature": 0.5}, None),
     ],
 )
-def test_why_no_certificate_covers_an_output_is_said(certified: Path, depth: Any, changes: Any, reason: str | None) -> None:
+def test_why_no_certificate_covers_an_output_is_said(
+    certified: Path, policy: str, depth: Any, changes: Any, reason: str | None
+) -> None:
     """Somebody would rely on a bound that nobody has given for this text."""
-    with load(certified, "exit", **depth) as engine:
+    with load(certified, policy, **depth) as engine:
         [result] = engine.generate(PROMPT, params(**changes))
-        assert result.stats.policy == "exit"
+        assert result.stats.policy == policy
         assert [reason in said for said in result.stats.uncovered] == [True] if reason else result.stats.uncovered == ()
         uncovered = int(re.findall(r"^tide_uncovered_tokens_total (\d+)", engine.metrics(), re.M)[0])
         assert uncovered == (len(result.token_ids) if reason else 0)
-
-
-@pytest.mark.parametrize("policy", ["full", "exact"])
-def test_the_models_own_output_needs_no_certificate(certified: Path, policy: str) -> None:
-    with load(certified, policy) as engine:
-        assert engine.generate(PROMPT, params(temperature=0.5))[0].stats.uncovered == ()
 
 
 @pytest.mark.parametrize(
@@ -198,6 +196,13 @@ def test_speed_is_held_against_the_prediction_for_what_ran(
         assert alone.stats.speedup == pytest.approx(5.0 * alone.stats.tokens_per_second / 1e3)
         assert alone.stats.predicted_speedup == predicted
         assert engine.generate([PROMPT, "class"], params())[0].stats.speedup is None  # rows share their time
+
+
+@pytest.mark.parametrize("policy", ["exact", "full"])
+def test_policies_with_the_models_own_output_take_no_budget(certified: Path, policy: str) -> None:
+    """A request would run through every layer although it wants fewer."""
+    with load(certified, policy) as engine, pytest.raises(ParamsError, match="promises the model's own output"):
+        engine.generate(PROMPT, params(depth_budget=2))
 
 
 @pytest.mark.parametrize(
@@ -272,9 +277,7 @@ def test_a_cancelled_stream_counts_as_far_as_it_came(certified: Path, policy: st
 
 
 def test_json_says_all_that_the_tables_say(certified: Path, command: Run) -> None:
-    done = command(
-        "run", certified, PROMPT, "--policy", "exit", "--threshold", 0.3, "--max-new-tokens", 8, "--ignore-eos", "--json"
-    )
-    stats = json.loads(done.out)["stats"]
+    options = ("--policy", "exit", "--threshold", 0.3, "--max-new-tokens", 8, "--ignore-eos", "--json")
+    stats = json.loads(command("run", certified, PROMPT, *options).out)["stats"]
     assert stats["uncovered"] == ["threshold 0.3 was set by hand"] and stats["predicted_speedup"] is None
     assert stats["speedup"] > 0 and stats["launches"]["segment_0"] > 0 and stats["forced"] == 0

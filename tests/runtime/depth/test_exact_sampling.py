@@ -13,8 +13,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import tide_runtime.depth.exact as exact
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from runtime.numpy_backend import NumpyBackend, tiny_manifest
 from runtime.tiny_generation import FAR_DRAFTS, Request, exits_pay, make_row
 from runtime.tiny_transformer import TinyTransformer
@@ -22,7 +20,6 @@ from tide_runtime.backends.base import Logits
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exact import ExactDepth, verify
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.depth.registry import make_policy
 from tide_runtime.depth.speculation.record import Draft
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
@@ -75,9 +72,7 @@ def _quantile(freedom: int) -> float:
 @pytest.mark.parametrize(
     ("prompt", "draft", "changes"),
     [
-        (PLAIN, "router", {}),
         (PLAIN, "router", {"top_p": 0.8, "repetition_penalty": 1.5}),
-        (REPEATING, "ngram", {}),
         (REPEATING, "all", {"temperature": 1.7, "top_k": 3}),
     ],
 )
@@ -86,54 +81,6 @@ def test_exact_draws_from_the_models_distribution(prompt: tuple[int, ...], draft
     statistic, limit, drafted = chi_square(prompt, draft, **changes)
     assert statistic < limit
     assert drafted.total() > TEXTS  # it was the drafters' words that were verified
-
-
-PROMPTS = (PLAIN, REPEATING, (2,), (3, 3, 3, 3, 1))
-
-
-def texts(policy: str, draft: Any, params: Sequence[GenerationParams]) -> tuple[list[list[int]], Counter[str]]:
-    """The new tokens of each of `PROMPTS` in one batch, with ``params`` of its own, and what was drafted."""
-    manifest = tiny_manifest(MODEL, (1, 2), EXITS)
-    made: Any = make_policy(policy, manifest, DepthOptions(draft=draft, draft_limit=3, tuning=FAR_DRAFTS))
-    if policy == "exact":
-        made.speculator.costs.full = lambda rows, tokens, seq: 1.0
-    rows = [
-        make_row(Request(prompt, one, seat), manifest) for seat, (prompt, one) in enumerate(zip(PROMPTS, params, strict=True))
-    ]
-    list(run(exits_pay(made), NumpyBackend(manifest, MODEL).context(len(rows)), rows))
-    return [row.new_tokens.tolist() for row in rows], sum((row.depth.drafted for row in rows), Counter())
-
-
-params_of_one = st.builds(
-    GenerationParams,
-    max_new_tokens=st.integers(1, 14),
-    temperature=st.sampled_from([0.3, 0.9, 1.7]),
-    top_k=st.sampled_from([0, 2, 3]),
-    top_p=st.sampled_from([1.0, 0.95, 0.6]),
-    min_p=st.sampled_from([0.0, 0.1]),
-    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
-    seed=st.integers(0, 2**32),
-)
-
-
-@pytest.mark.parametrize("draft", ["router", "ngram", "all"])
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.lists(params_of_one, min_size=len(PROMPTS), max_size=len(PROMPTS)))
-def test_exact_is_full_token_for_token(draft: str, params: list[GenerationParams]) -> None:
-    """Breaks: a seed's text depends on what was drafted."""
-    assert texts("exact", draft, params)[0] == texts("full", "all", params)[0]
-
-
-def test_a_seeds_text_does_not_depend_on_its_company() -> None:
-    """Breaks: a request's text changes with the requests it shares steps with, or with its place among them."""
-    params = [GenerationParams(max_new_tokens=10, temperature=0.9, seed=seed) for seed in (3, 3, 4, 5)]
-    together = texts("exact", "all", params)[0]
-    manifest = tiny_manifest(MODEL, (1, 2), EXITS)
-    for prompt, one, text in zip(PROMPTS, params, together, strict=True):
-        policy = ExactDepth(manifest, DepthOptions(draft="all", draft_limit=1))
-        row = make_row(Request(prompt, one, 0), manifest)
-        list(run(policy, NumpyBackend(manifest, MODEL).context(1), [row]))
-        assert row.new_tokens.tolist() == text
 
 
 def _with_other_noise(sequence: TokenSequence, drafts: Sequence[Draft], verified: Logits) -> tuple[list[int], int]:

@@ -16,12 +16,10 @@ from runtime.random_bundles import Case, cases
 from runtime.simulated_exit import SimulatedExit
 from runtime.tiny_generation import Request, generate, output, priced
 from runtime.tiny_transformer import TinyTransformer
-from tide_runtime.depth.exit import Stop
 from tide_runtime.depth.registry import make_policy
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.sampler import Sampler
 
-NEVER = 2.0  # above every score
 examples = partial(settings, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -85,15 +83,3 @@ def test_exit_says_what_its_exits_say(case: Case, random: object) -> None:
             wanted = SimulatedExit(policy, case.manifest, case.model, request)
             assert output(row) == (wanted.run(), wanted.reason)
             assert row.depth.token_depths == wanted.depths
-
-
-@examples(max_examples=30)
-@given(cases(sampling=True))
-def test_exit_that_never_exits_is_full(case: Case) -> None:
-    """Breaks: a threshold nothing clears still changes the text."""
-    policy = tuned(case, "exit")
-    policy.stops = [Stop(stop.exit, NEVER) for stop in policy.stops]
-    requests = [replace(r, params=replace(r.params, depth_budget=None)) for r in case.requests]  # a budget exits unsure
-    rows = generate(policy, case.backend(), requests, case.capacity)
-    assert [output(row) for row in rows] == [recomputed(case.model, request) for request in requests]
-    assert all(set(row.depth.token_depths) <= {case.manifest.model.num_layers} for row in rows)

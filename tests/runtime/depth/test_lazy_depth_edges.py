@@ -62,7 +62,7 @@ def full(model: TinyTransformer, asked: list[Request]) -> list[object]:
 # --- Neighbours
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_neighbour_going_deep_leaves_a_drafts_tail_alone(seed: int) -> None:
     """A row between two that go deep, or that ask a later exit, carries garbage. Over the keys and values that its own exits
     left in the tail, that garbage would change its next token."""
@@ -159,7 +159,7 @@ def test_eos_inside_a_draft_ends_the_text_there() -> None:
     assert row.depth.token_depths == [2] * place
 
 
-@pytest.mark.parametrize("prompt", range(SLOTS - 6, SLOTS + 1))
+@pytest.mark.parametrize("prompt", [SLOTS - 6, SLOTS - 3, SLOTS - 1, SLOTS])
 def test_the_cache_fills_in_the_middle_of_a_draft(prompt: int) -> None:
     """Drafts stop where the cache does; the last token needs no slot."""
     model = model_of(SILENT)
@@ -219,19 +219,6 @@ def test_nan_logits_are_an_error_and_leave_the_slots_usable(draft: Any) -> None:
 
 
 # --- Bounds on exits
-
-
-@pytest.mark.parametrize("streak", [1, 2, 5])
-def test_max_exit_streak_sends_every_next_token_deep(streak: int) -> None:
-    [row] = rows_of("exit", model_of(), [exit_after(2)], requests((1, 2)), options=DepthOptions(max_exit_streak=streak))
-    deep = [i for i, depth in enumerate(row.depth.token_depths) if depth == LAYERS]
-    assert deep == list(range(streak, 11, streak + 1))
-
-
-def test_min_depth_passes_over_shallower_exits() -> None:
-    exits = [exit_after(2), exit_after(3)]
-    [row] = rows_of("exit", model_of(), exits, requests((1, 2)), options=DepthOptions(min_depth=3))
-    assert set(row.depth.token_depths) == {3}
 
 
 def test_a_depth_budget_is_kept_by_exits_that_are_unsure() -> None:

@@ -12,7 +12,6 @@ from runtime.device_loop.test_decode_loop import EXITS, TURNS, Driven, expected,
 from runtime.simulated_gpu import CudaError, SimulatedBuilder, SimulatedGpu, SimulatedGraph
 from runtime.tiny_generation import Request, make_row
 from tide_runtime.backends.device.program import Condition, Run, While
-from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.select import Drive
 from tide_runtime.errors import TargetError
@@ -28,10 +27,11 @@ def long_request(tokens: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["own-stream", "fixed-stream"])
-@pytest.mark.parametrize("exits", EXITS.values(), ids=EXITS)
+@pytest.mark.parametrize("name", ["none", "both", "three"])
 @pytest.mark.filterwarnings("ignore:captured nodes of type")
-def test_memory_nodes_are_captured_flat_and_generate_the_same_tokens(exits: tuple[ExitInfo, ...], fixed: bool) -> None:
+def test_memory_nodes_are_captured_flat_and_generate_the_same_tokens(name: str, fixed: bool) -> None:
     """Guards against loops over ONNX Runtime that are refused: its matrix products allocate workspaces in the capture."""
+    exits = EXITS[name]
     for wanted in (requests(), requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9))):
         driven = Driven(exits, fixed=fixed, queued_beside="memory")
         assert driven.tokens(wanted) == expected(wanted, exits)
@@ -87,18 +87,6 @@ def test_conditional_nodes_that_a_machine_lacks_leave_the_flat_form() -> None:
     wanted = requests()
     assert driven.tokens(wanted) == expected(wanted, ()) and driven.gpu.graph_launches
     assert str(Drive(driven.policy, loop=driven.policy)).endswith("at once: no graph conditions")
-
-
-def test_a_body_that_fails_for_another_reason_leaves_the_flat_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against losing graphs altogether when an engine is captured but not in a conditional body."""
-
-    def refuse(self: SimulatedBuilder, condition: object) -> None:
-        raise RuntimeError("not supported")
-
-    monkeypatch.setattr(SimulatedBuilder, "while_loop", refuse)
-    driven, wanted = Driven(), requests()
-    assert driven.tokens(wanted) == expected(wanted, ()) and driven.gpu.graph_launches
-    assert str(Drive(driven.policy, loop=driven.policy)).endswith("RuntimeError: not supported") and not driven.gpu.recording
 
 
 @pytest.mark.parametrize(

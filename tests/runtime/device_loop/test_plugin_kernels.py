@@ -44,10 +44,10 @@ def with_real_kernels(driven: Driven, order: int) -> Driven:
     return driven
 
 
-@pytest.mark.parametrize("exits", EXITS.values(), ids=EXITS)
-@pytest.mark.parametrize(("compile", "order"), [(True, 0), (True, 5), (False, 1)])
+@pytest.mark.parametrize("exits", [EXITS["none"], EXITS["both"], EXITS["three"]], ids=["none", "both", "three"])
+@pytest.mark.parametrize(("compile", "order"), [(True, 5), (False, 1)])
 def test_loops_of_real_kernels_generate_the_same_tokens(exits: tuple[ExitInfo, ...], compile: bool, order: int) -> None:
-    """Guards against CUDA kernels that differ from the NumPy kernels of the other tests."""
+    """Guards against launches that a driver takes otherwise than the references of the other tests take their tensors."""
     for wanted in (requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9))):
         driven = with_real_kernels(Driven(exits, compile, logits=FP32), order)
         assert driven.tokens(wanted, 5) == expected(wanted, exits)

@@ -99,6 +99,9 @@ def test_a_real_engine_serves_threads_and_event_loops(load: Callable[..., Engine
         assert (stats.running, stats.waiting, stats.kv_bytes) == (0, 0, 0)
 
 
+# --- Failures
+
+
 def test_a_loaded_prefix_may_be_evicted_in_the_same_step() -> None:
     """Breaks: a prompt that takes a known prefix and then its memory; released blocks hold garbage."""
     with NumpyEngine(capacity=1, blocks=4, chunk=POSITIONS) as engine:
@@ -108,9 +111,6 @@ def test_a_loaded_prefix_may_be_evicted_in_the_same_step() -> None:
         handle = engine.submit([*prompt, *[6, 7] * 20], 6)
         assert result(handle) == text(engine, [*prompt, *[6, 7] * 20], 6)
         assert handle.result(0).stats.prefix_tokens == 16
-
-
-# --- Failures
 
 
 def test_nan_logits_end_one_sequence_alone(engine: NumpyEngine) -> None:
@@ -280,8 +280,8 @@ def test_an_idle_engine_takes_no_processor_time(engine: NumpyEngine) -> None:
     """Breaks: a loop that polls."""
     result(engine.submit(PROMPT))
     began = time.process_time()
-    time.sleep(1.0)
-    assert time.process_time() - began < 0.05
+    time.sleep(0.4)
+    assert time.process_time() - began < 0.02
 
 
 # --- The end
@@ -361,9 +361,7 @@ def in_child(bundle: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", "\n".join([*begin, *lines])], capture_output=True, encoding="utf-8", timeout=60)
 
 
-@pytest.mark.parametrize(
-    "line", ["pass", "handle = engine.submit('x', long)", "iterator = iter(engine.submit('x', long)); next(iterator)"]
-)
+@pytest.mark.parametrize("line", ["pass", "iterator = iter(engine.submit('x', long)); next(iterator)"])
 def test_a_process_exits_without_close(bundle: Path, line: str) -> None:
     """Breaks: scripts that hang at their end, idle or with a request in progress."""
     child = in_child(bundle, line, "print('end')")

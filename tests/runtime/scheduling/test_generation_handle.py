@@ -69,18 +69,6 @@ def test_chunks_are_the_tokens_in_their_order(engine: NumpyEngine) -> None:
     assert asyncio.run(chunks()) == [chunk.token_id for chunk in engine.submit(PROMPT)] == text(engine)
 
 
-def test_chunks_before_the_event_loop_looked_come_first(engine: NumpyEngine) -> None:
-    """Breaks: tokens that were queued for a thread and never reach the event loop."""
-
-    async def chunks(handle: GenerationHandle) -> list[int | None]:
-        return [chunk.token_id async for chunk in handle]
-
-    handle = engine.submit(PROMPT)
-    iterator = iter(handle)
-    first = next(iterator).token_id
-    assert [first, *asyncio.run(chunks(handle))] == text(engine)
-
-
 def test_a_receiver_gets_every_chunk_early_and_late(engine: NumpyEngine) -> None:
     """Breaks: a server that loses the tokens from before it listened, or those after."""
     handle = engine.submit(PROMPT)

@@ -151,7 +151,7 @@ def test_long_texts() -> None:
 
 
 def test_bookkeeping_does_not_grow_with_requests() -> None:
-    """Guards against entries of evicted blocks, old uses or old salts that stay: 6,000 requests in 300 blocks."""
+    """Guards against entries of evicted blocks, old uses or old salts that stay: 3,000 requests in 300 blocks."""
     tree, free, rng = PrefixTree(4), list(range(300)), np.random.default_rng(0)
 
     def allocate() -> int | None:
@@ -172,7 +172,7 @@ def test_bookkeeping_does_not_grow_with_requests() -> None:
         for number in range(1000):
             request(number)
         settled = tracemalloc.get_traced_memory()[0]
-        for number in range(1000, 6000):
+        for number in range(1000, 3000):
             request(number)
         grown = tracemalloc.get_traced_memory()[0]
     finally:

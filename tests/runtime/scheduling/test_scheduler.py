@@ -203,21 +203,6 @@ def test_the_last_in_rank_is_preempted_and_keeps_its_rank(priorities: tuple[int,
     assert all(one.sequence.finish_reason == "length" for one in requests) and not scheduler.has_work
 
 
-def test_a_preempted_request_prefills_all_but_its_last_token() -> None:
-    """Breaks: a token that is chosen a second time, from other logits than the first time."""
-    scheduler = make(rows=2, blocks=4)
-    first, second = request(31, new=30), request(31, new=30)
-    scheduler.add(first)
-    scheduler.add(second)
-    step(scheduler)
-    step(scheduler)  # both need a third block
-    assert scheduler.preemptions == 1 and second.sequence.num_tokens == 32
-    scheduler.remove(first)
-    assert step(scheduler).prompts == [(second, 31)]
-    assert second.sequence.num_tokens == 32
-    assert step(scheduler).decoding == [second]
-
-
 def test_prefix_blocks_go_before_anybody_is_preempted() -> None:
     """Breaks: a running request that is computed again so that a cache of finished texts may stay."""
     scheduler = make(rows=2, blocks=6, cached=True)
@@ -246,20 +231,6 @@ def test_free_rows_give_their_memory_first() -> None:
     plans = [step(scheduler) for _ in range(40)]
     assert [row for plan in plans for row in plan.released_rows] == [0]
     assert not any(plan.released_blocks for plan in plans) and scheduler.cache.blocks == 2 and not scheduler.has_work
-
-
-def test_a_prefix_is_loaded_but_never_the_whole_prompt() -> None:
-    """Breaks: a prompt without logits for its first token."""
-    scheduler = make(cached=True)
-    first = request(2 * BLOCK_TOKENS, new=1)
-    scheduler.add(first)
-    step(scheduler)
-    again = request(2 * BLOCK_TOKENS, new=1)
-    scheduler.add(again)
-    plan = scheduler.step()
-    assert [len(load.ids) for load in plan.loads] == [1]
-    assert plan.prompts == [(again, BLOCK_TOKENS)]
-    assert (again.sequence.num_cached_tokens, again.sequence.history.prefix_tokens) == (BLOCK_TOKENS, BLOCK_TOKENS)
 
 
 def test_salts_and_opting_out_share_nothing() -> None:
@@ -293,22 +264,6 @@ def test_gaps_are_closed_by_moves_that_come_before_releases() -> None:
     step(scheduler)  # the moved one ends
     plan = scheduler.step()
     assert plan.moves == [(2, 1, requests[2].sequence.num_cached_tokens)]
-
-
-def test_a_moved_row_takes_its_memory_from_the_gap() -> None:
-    """Breaks: blocks that are counted twice, or never given back, after a move into a row that was smaller or larger."""
-    for long_first in (True, False):
-        scheduler = make(rows=2, blocks=5, consecutive_rows=True)
-        lengths = (3 * BLOCK_TOKENS, 1) if long_first else (1, 3 * BLOCK_TOKENS)
-        requests = [request(lengths[0], new=1), request(lengths[1], new=15)]
-        for one in requests:
-            scheduler.add(one)
-        while scheduler.has_work:
-            plan = scheduler.step()
-            assert scheduler.free_blocks >= 0 and scheduler.free_blocks + scheduler.blocks_in_rows == 5
-            assert scheduler.cache.free >= 0
-            carry_out(scheduler, plan)
-        assert scheduler.free_blocks == 5
 
 
 # --- Everything at once

@@ -48,7 +48,7 @@ class TensorRtBackend(DeviceTarget):
         self.launches: dict[str, int] = Counter()
         tensors = {tensor.name: tensor for e in self._info.engines.values() for tensor in (*e.inputs, *e.outputs)}
         self.logits_element = element_type(tensors["logits"].dtype, f"logits of {target}")
-        inputs = {tensor.name: tensor for engine in self._info.engines.values() for tensor in engine.inputs}
+        inputs = {tensor.name: tensor for e in self._info.engines.values() for tensor in e.inputs}
         self.input_types: Mapping[str, ElementType] = {
             name: element_type(tensor.dtype, name) for name, tensor in inputs.items() if tensor.dtype in ("int32", "int64")
         }

@@ -26,7 +26,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.depth.policy import LoadedPolicy
 from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.select import capture_steps, choose_drive
-from tide_runtime.errors import AdapterError, BundleError, CacheFullError, DeviceMemoryError, TargetError
+from tide_runtime.errors import AdapterError, BundleError, DeviceMemoryError, TargetError
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4], [100] * 30, [17, 17, 17]]
 PARAMS = GenerationParams(max_new_tokens=24)
@@ -112,13 +112,6 @@ def test_adapters_are_refused(on_device: Engine, tmp_path: Path) -> None:
     options = EngineOptions(target="cuda", adapters={"a": write_adapter(tmp_path)})
     with pytest.raises(AdapterError, match="target cuda takes no adapters, target cpu does"):
         Engine(on_device.bundle, options, backend=on_device.backend)
-
-
-def test_a_full_cache_is_refused(on_device: Engine) -> None:
-    """Guards against writes past the end of a cache, into another sequence's, which a device does not detect."""
-    step = on_device.backend.context(1).step(0, [4])
-    with pytest.raises(CacheFullError, match="ends at slot 66, the KV cache has 64"):
-        step.place([62])
 
 
 @pytest.mark.parametrize("rows", [1.5, 2.5])

@@ -92,7 +92,7 @@ def measured_by(session: FakeSession) -> Callable[[], RowPadding | None]:
     return lambda: first_that_agrees(session)
 
 
-@pytest.mark.parametrize("differs", [alone, last_of_odd, from_size(512, 0), lambda rows: None])
+@pytest.mark.parametrize("differs", [last_of_odd, from_size(512, 0)])
 def test_a_machine_measures_once(tmp_path: Path, differs: Callable[[int], int | None]) -> None:
     """Every load would take as long as the first."""
     loaded, expected = FakeSession(), first_that_agrees(FakeSession(differs))
@@ -114,11 +114,9 @@ def test_another_machine_measures_again(tmp_path: Path, place: int) -> None:
     [
         b"",
         b"\xff{",
-        b"[]",
         b"{}",
         b'{"result": 2}',
         b'{"result": [[3, 1], [1, 1, 4]]}',
-        b'{"result": [1, 2]}',
         b'{"result": "2"}',
     ],
 )
@@ -238,14 +236,13 @@ def load(bundle: Path, policy: str = "exact") -> Engine:
     return Engine.load(bundle, EngineOptions(target="cpu", policy=policy, threads=ThreadOptions(1)))
 
 
-@pytest.mark.parametrize("policy", ["full", "exact", "auto"])
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_launches_are_padded_as_the_machine_needs(low_bit_bundle: Path, tmp_path: Path, policy: str, padding: RowPadding) -> None:
+def test_launches_are_padded_as_the_machine_needs(low_bit_bundle: Path, tmp_path: Path, padding: RowPadding) -> None:
     """What was measured would not reach the launches: a text would change with what shares them."""
     load(low_bit_bundle).close()
     (result,) = (tmp_path / "cache/row-padding").iterdir()
     result.write_text(json.dumps({"result": padding}))
-    with load(low_bit_bundle, policy) as engine:
+    with load(low_bit_bundle) as engine:
         assert engine.bits_limitation is None and engine.backend.row_padding == padding
         context = engine.backend.context(2)
         for counts in ([1], [3], [1, 1], [2, 1]):
@@ -253,10 +250,8 @@ def test_launches_are_padded_as_the_machine_needs(low_bit_bundle: Path, tmp_path
             assert len(step.input_ids) == len(step.logits) == padding.launch.up(sum(counts))
 
 
-@pytest.mark.parametrize(("policy", "ran"), [("full", "full"), ("exact", "full"), ("auto", "full")])
-def test_a_machine_on_which_nothing_helps_is_told(
-    low_bit_bundle: Path, tmp_path: Path, policy: str, ran: str, monkeypatch
-) -> None:
+@pytest.mark.parametrize("policy", ["exact", "auto"])
+def test_a_machine_on_which_nothing_helps_is_told(low_bit_bundle: Path, tmp_path: Path, policy: str, monkeypatch) -> None:
     """Texts would change in company, or under drafts, without a word."""
     monkeypatch.setattr(Manifest, "rounds", lambda *_: True)
     load(low_bit_bundle).close()
@@ -266,7 +261,7 @@ def test_a_machine_on_which_nothing_helps_is_told(
         (generation,) = engine.generate([[5, 6, 7]], GenerationParams(max_new_tokens=4))
         assert [str(w.message) for w in caught] == [engine.bits_limitation]
         assert "exact runs as full" in str(engine.bits_limitation) and "tide_same_bits 0" in engine.metrics()
-    assert generation.stats.policy == ran
+    assert generation.stats.policy == "full"
 
 
 def test_products_that_onnxruntime_refuses(low_bit_bundle: Path) -> None:

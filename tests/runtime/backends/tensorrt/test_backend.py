@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
-from weakref import ref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from runtime.tiny_device_backend import TinyDeviceBackend
 from runtime.tiny_generation import make_row, output
 from runtime.tiny_transformer import HIDDEN
 from tide_runtime.backends.device import element_types
-from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES
 from tide_runtime.backends.tensorrt.backend import TensorRtBackend, load_module
 from tide_runtime.bundle import Bundle
@@ -250,22 +247,6 @@ def test_uneven_sequences_are_padded(bundle: Bundle) -> None:
     assert abs(np.asarray(first[4:5])[0] - states[1].hidden[1][0]).max() < 1e-9
 
 
-def test_a_second_uneven_step_uses_its_own_index_arrays(bundle: Bundle) -> None:
-    """Guards against stale index arrays in the second step of the same shape."""
-    made, _ = backend(bundle)
-    context, texts = made.context(2), ([5, 10], [1, 2, 3, 4, 6, 7, 8, 9])
-    states = [MODEL.states_of(np.array(text)) for text in texts]
-    for turn in range(2):
-        step = context.step(0, [1, 4], [1, 2])
-        step.input_ids[:5] = [texts[0][turn], *texts[1][4 * turn : 4 * turn + 4]]
-        step.place([turn, 4 * turn])
-        for segment in bundle.manifest.segments:
-            step.run(segment.name)
-        end = 4 * turn + 4
-        wanted = [states[0].logits[turn].argmax(), *states[1].logits[end - 2 : end].argmax(-1)]
-        assert step.token[:3].tolist() == wanted
-
-
 def test_a_context_for_each_profile_and_one_scratch_memory(bundle: Bundle) -> None:
     """Guards against one scratch memory per execution context."""
     made, api = backend(bundle)
@@ -276,24 +257,6 @@ def test_a_context_for_each_profile_and_one_scratch_memory(bundle: Bundle) -> No
         step.run("segment_0")
     assert sorted(context.profile for context in api.contexts) == [0, 1]
     assert {context.scratch for context in api.contexts} == {(made._scratch.pointer, max(SCRATCH.values()))}
-
-
-def test_unused_caches_are_freed(bundle: Bundle) -> None:
-    """Guards against execution contexts or bindings that keep caches alive until the next garbage collection."""
-    made, api = backend(bundle)
-    context = cast(DeviceContext, made.context(2))
-    drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
-    policy: Any = DrivenDepth(DevicePlan(FullDepth()), NumpyLoopKernels(api.gpu), 3, drivers)
-    gc.disable()
-    try:
-        for _ in run(policy, context, [make_row(request, bundle.manifest) for request in requests(eos=(4,))]):
-            pass
-        known = ref(context)
-        context.close()
-        del context
-        assert known() is None
-    finally:
-        gc.enable()
 
 
 def test_a_step_without_a_profile_is_refused(bundle: Bundle) -> None:
@@ -336,20 +299,3 @@ def test_unsupported_types_are_refused(bundle: Bundle) -> None:
     step.place([0])
     with pytest.raises(BundleError, match="hidden_out of segment_0 is fp16, the runtime has fp32"):
         step.run("segment_0")
-
-
-def test_the_used_api_exists_in_the_real_bindings() -> None:
-    """Guards against calls that only the recorded API accepts."""
-    trt = pytest.importorskip("tensorrt_rtx", reason="the package tensorrt-rtx is not installed")
-    for owner, names in (
-        ("Runtime", ("get_engine_validity", "deserialize_cuda_engine")),
-        ("ICudaEngine", ("device_memory_size_v2", "create_execution_context", "create_runtime_config")),
-        ("IRuntimeConfig", ("set_execution_context_allocation_strategy", "dynamic_shapes_kernel_specialization_strategy")),
-        ("DynamicShapesKernelSpecializationStrategy", ("EAGER",)),
-        ("IExecutionContext", tuple(n for n in vars(RecordedContext) if n.startswith(("set_", "execute_")))),
-        ("EngineValidity", ("INVALID",)),
-        ("ExecutionContextAllocationStrategy", ("USER_MANAGED",)),
-        ("Logger", ("WARNING",)),
-    ):
-        for name in names:
-            assert hasattr(getattr(trt, owner), name), f"{owner}.{name}"

@@ -61,7 +61,7 @@ def test_guesses_are_graphs(drafting_bundle: Path, params: dict, tmp_path: Path,
     assert {(DRAFT,), (UNCUT,)} <= {*captured} and backend.step_graphs.refused is None
 
 
-@pytest.fixture(scope="module", params=["model", "int8"])
+@pytest.fixture(scope="module")
 def rounded_bundle(request: pytest.FixtureRequest, hf_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with weights in 4 bits; where its caches have the model's type it has a draft head, whose cache has that type."""
     folder, loaded = tmp_path_factory.mktemp("rounded"), load_model(str(hf_model_directory), "fp32")
@@ -72,7 +72,11 @@ def rounded_bundle(request: pytest.FixtureRequest, hf_model_directory: Path, tmp
     return folder
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "top_k": 20, "seed": 3}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("rounded_bundle", "params"),
+    [("model", {"temperature": 0.8, "top_k": 20, "seed": 3}), ("int8", {})],
+    indirect=["rounded_bundle"],
+)
 def test_texts_in_low_bits_are_those_of_full(
     rounded_bundle: Path, params: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from tide_export.export import export
 @pytest.mark.parametrize("weights", ["source", "int4"])
 def test_a_decoder_layer_is_four_products_and_attention(weights: str, hf_model_directory: Path, tmp_path: Path) -> None:
     """Breaks: a GPU runs norms, residuals or gates as kernels of their own, each of which takes as long as it takes to launch."""
-    config = ExportConfig(max_seq_len=64, verify=False, targets=("torch",), dtype="fp16", weights=weights)
+    config = ExportConfig(max_seq_len=64, checkpoints="none", verify=False, targets=("torch",), dtype="fp16", weights=weights)
     export(str(hf_model_directory), tmp_path / "bundle", config)
     bundle = Bundle.open(tmp_path / "bundle")
     for segment in bundle.manifest.segments:
