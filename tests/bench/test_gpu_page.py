@@ -30,12 +30,6 @@ def test_every_command_takes_its_arguments(command: list[str]) -> None:
         sub.make_context(command[0], [*context.protected_args[1:], *context.args])
 
 
-def test_what_is_installed_exists() -> None:
-    """pip would say no more than a warning, and leave the command without its packages."""
-    extras = next(part for command in COMMANDS if "pip" in command for part in command if part.startswith(".["))
-    assert set(re.findall(r"[a-z]+", extras.partition("[")[2])) <= set(PROJECT["optional-dependencies"])
-
-
 @pytest.mark.skipif(present_gpu() is not None, reason="needs a machine without a GPU")
 @pytest.mark.parametrize("name", ["tide-calibrate", "tide-run", "tide-bench", "tide-serve"])
 def test_without_a_gpu_commands_say_so(
