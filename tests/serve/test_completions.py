@@ -50,26 +50,12 @@ def test_choices_follow_their_prompts(client: openai.OpenAI, model: str) -> None
     assert together == alone and len(set(together)) == 4
 
 
-def test_usage_counts_each_prompt_once(client: openai.OpenAI, served: Served, model: str) -> None:
-    """Breaks: usage grows with n, or leaves prompts of a batch out."""
-    prompts = [PROMPT, "The sky is"]
-    made = client.completions.create(model=model, prompt=prompts, n=2, max_tokens=3, extra_body={"ignore_eos": True})
-    assert made.usage is not None
-    tokens = sum(len(served.engine.tokenizer.encode(prompt)) for prompt in prompts)  # type: ignore[union-attr]
-    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (tokens, 12)
-
-
 def test_stop_seed_and_penalties(client: openai.OpenAI, served: Served, model: str) -> None:
     """Breaks: the fields that this endpoint shares with chat are dropped here."""
     assert texts(client, model, temperature=1.5, seed=9) == [expected(served, temperature=1.5, seed=9)]
     assert texts(client, model, frequency_penalty=2.0) == [expected(served, frequency_penalty=2.0)]
     whole = expected(served)
     assert texts(client, model, stop=whole[3:6]) == [whole[: whole.index(whole[3:6])]]
-
-
-def test_best_of_may_equal_n(client: openai.OpenAI, served: Served, model: str) -> None:
-    """Breaks: clients that always send best_of are refused."""
-    assert texts(client, model, best_of=1, suffix=None, user="me") == [expected(served)]
 
 
 def test_logprobs_of_the_output(client: openai.OpenAI, served: Served, model: str) -> None:
@@ -84,13 +70,6 @@ def test_logprobs_of_the_output(client: openai.OpenAI, served: Served, model: st
         assert token.startswith("bytes:") or choice.text[offset:].startswith(token)
     for entry, top in zip(generation.logprobs, choice.logprobs.top_logprobs, strict=True):
         assert {*top.values()} == {entry.logprob, *(value for _, value in entry.top)}
-
-
-def test_logprobs_0_gives_the_chosen_tokens_only(client: openai.OpenAI, model: str) -> None:
-    """Breaks: 0 is read as false, and no log-probabilities come."""
-    [choice] = client.completions.create(model=model, prompt=PROMPT, max_tokens=3, logprobs=0).choices
-    assert choice.logprobs is not None and choice.logprobs.top_logprobs is not None
-    assert [[*top.values()] for top in choice.logprobs.top_logprobs] == [[v] for v in choice.logprobs.token_logprobs or []]
 
 
 @pytest.mark.parametrize("echo", [False, True])

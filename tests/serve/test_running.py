@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from serve.live import Served, serving
-from serve.sse import parsed
 from tide_runtime import GenerationParams
 from tide_serve import ServeConfig
 
@@ -89,18 +88,6 @@ def test_hanging_up_in_the_queue(serve_app: Serve) -> None:
         served.wait_idle()
 
 
-def test_choices_that_end_one_after_another(serve_app: Serve) -> None:
-    """Breaks: a stream ends with the first of its choices, or counts only some of them."""
-    with serve_app(max_batch=1) as served, slowed(served):
-        fields = {"n": 2, "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
-        chat = {"model": "tiny-chat", "messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, **fields}
-        raw = httpx.post(f"{served.url}/v1/chat/completions", json=chat).content
-        *events, usage = parsed(raw)
-        assert usage["usage"]["completion_tokens"] == 10
-        ended = [choice["index"] for event in events for choice in event["choices"] if choice["finish_reason"]]
-        assert ended == [0, 1]
-
-
 def test_time_limit_ends_an_answer(serve_app: Serve) -> None:
     """Breaks: a generation runs for longer than the server allows, or what it has is thrown away for one that had no turn."""
     with serve_app(ServeConfig(request_timeout=0.6), max_batch=1) as served, slowed(served):
@@ -121,15 +108,6 @@ def test_time_limit_in_the_queue(serve_app: Serve, stream: bool) -> None:
         busy.cancel()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "timeout")
         assert int(answer.headers["retry-after"]) >= 1
-
-
-def test_time_limit_of_an_echo(serve_app: Serve) -> None:
-    """Breaks: log-probabilities of a long prompt are computed without end."""
-    with serve_app(ServeConfig(request_timeout=0.3), prefill_chunk=4) as served, slowed(served):
-        body = request(served, prompt=[70] * 400, echo=True, logprobs=1, max_tokens=0)
-        answer = httpx.post(f"{served.url}/v1/completions", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "timeout")
-        served.wait_idle(1)
 
 
 def test_a_full_queue_refuses(serve_app: Serve) -> None:
