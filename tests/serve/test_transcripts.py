@@ -5,6 +5,7 @@ clients read these fields.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -161,7 +162,7 @@ def asked(http: httpx.Client, case: dict[str, Any]) -> tuple[Any, list[Any]]:
             _validate(event[documents[-1]["type"]] if names else event, documents[-1])
     if not names:  # those of a choice stand together: its tokens may come among those of another
         assert all(one["choices"] for one in documents[:-1])
-        documents.sort(key=lambda one: one["choices"][0]["index"] if one["choices"] else len(documents))
+        documents.sort(key=lambda one: one["choices"][0]["index"] if one["choices"] else math.inf)
     if path == "/v1/responses":
         assert all(one["sequence_number"] == number for one, number in zip(documents, count(), strict=False))
     return masked(answer.json(), ids), joined(masked(documents, {}))
