@@ -15,7 +15,7 @@ from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import Manifest
-from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.options import DepthOptions, gate_threshold
 from tide_runtime.errors import CalibrationError, ParamsError, UnsupportedModelError
 from tide_runtime.outputs import Generation, RequestStats
 from transformers import PreTrainedModel
@@ -175,8 +175,9 @@ def test_the_models_own_rule(cases):
     case.check(policy="exit", depth=DepthOptions(exit_rule="model"))  # the config's threshold is 1
     with pytest.raises(ParamsError, match="min_depth"):
         DepthOptions(exit_rule="model", min_depth=2)
+    without_a_gate = replace(case.manifest, model=replace(case.manifest.model, exit_threshold=None))
     with pytest.raises(ParamsError, match="gate"):
-        cases("nanbeige").run([], policy="exit", depth=DepthOptions(exit_rule="model"))
+        gate_threshold(without_a_gate, DepthOptions(exit_rule="model"))
 
 
 @torch.no_grad()

@@ -34,17 +34,18 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
-@pytest.fixture(params=slow_but(CONFIGS, "three experts a token"))
-def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", params=slow_but(CONFIGS, "three experts a token"))
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A verified bundle of a model in memory or of a checkpoint, by round to nearest."""
-    name, out = request.param, tmp_path / "bundle"
+    name, folder = request.param, tmp_path_factory.mktemp("experts")
+    out = folder / "bundle"
     model, options = (
         random_model(CONFIGS[name]),
         ExportConfig(max_seq_len=64, weights="int4", checkpoints="1", tokenizer="none", targets=TARGETS),
     )
     if name == "checkpoint":
-        model.save_pretrained(tmp_path / "model")
-        export(str(tmp_path / "model"), out, options)
+        model.save_pretrained(folder / "model")
+        export(str(folder / "model"), out, options)
     else:
         out.mkdir()
         write_bundle(quantize_loaded(LoadedModel(model, None, name), "int4", "rtn", QUIET), out, options, QUIET)

@@ -86,18 +86,6 @@ def test_fields_of_the_table_change_the_answer(client: openai.OpenAI, model: str
     assert answer(client, model, temperature=2.0, seed=2) != sampled
 
 
-@pytest.mark.parametrize("stop", ["string", "list"])
-def test_stop_ends_the_text(client: openai.OpenAI, served: Served, model: str, stop: str) -> None:
-    """Breaks: text behind a stop string, or the string itself, reaches the client."""
-    whole = expected(served, max_new_tokens=24)
-    mark = whole[5:8]
-    made = client.chat.completions.create(
-        model=model, messages=HI, max_tokens=24, stop=mark if stop == "string" else ["never there", mark]
-    )
-    assert made.choices[0].message.content == whole[: whole.index(mark)]
-    assert made.choices[0].finish_reason == "stop"
-
-
 def test_choices_take_consecutive_seeds(client: openai.OpenAI, model: str) -> None:
     """Breaks: all choices are the same text, or a choice cannot be repeated alone."""
     made = client.chat.completions.create(model=model, messages=HI, max_tokens=8, n=3, seed=5, temperature=1.5)
@@ -178,18 +166,6 @@ def test_a_model_without_thoughts_does_not_think(http: httpx.Client, model: str)
         {"chat_template_kwargs": {"enable_thinking": True, "shout": True}},
     ):
         assert http.post("/v1/chat/completions", json={**body, **fields}).json()["choices"] == wanted
-
-
-def test_choices_of_a_stream_are_told_apart(http: httpx.Client, client: openai.OpenAI, model: str) -> None:
-    """Breaks: the texts of two choices are mixed, or one of them has no beginning or end."""
-    fields: Any = {"model": model, "messages": HI, "max_tokens": 12, "n": 3, "seed": 4, "temperature": 1.5}
-    whole = client.chat.completions.create(**fields)
-    events = parsed(raw_events(http, "/v1/chat/completions", fields))
-    for choice in whole.choices:
-        parts = [part for event in events for part in event["choices"] if part["index"] == choice.index]
-        assert "".join(part["delta"].get("content") or "" for part in parts) == choice.message.content
-        assert parts[0]["delta"].get("role") == "assistant"
-        assert [part["finish_reason"] for part in parts[-2:]] == [None, choice.finish_reason]
 
 
 def test_depths_of_a_stream(http: httpx.Client, model: str) -> None:

@@ -1,14 +1,10 @@
 """/v1/completions through OpenAI's own client."""
 
-import json
 from typing import Any
 
-import httpx
 import openai
 import pytest
-from openai.types import Completion
 from serve.live import Served
-from serve.sse import parsed, raw_events
 from tide_runtime import GenerationParams
 
 PROMPT = "def add"
@@ -70,30 +66,3 @@ def test_logprobs_of_the_output(client: openai.OpenAI, served: Served, model: st
         assert token.startswith("bytes:") or choice.text[offset:].startswith(token)
     for entry, top in zip(generation.logprobs, choice.logprobs.top_logprobs, strict=True):
         assert {*top.values()} == {entry.logprob, *(value for _, value in entry.top)}
-
-
-@pytest.mark.parametrize("echo", [False, True])
-@pytest.mark.parametrize("logprobs", [None, 2])
-def test_a_stream_is_the_answer(http: httpx.Client, client: openai.OpenAI, model: str, echo: bool, logprobs: int | None) -> None:
-    """Breaks: a stream lacks text, log-probabilities or the echo that the whole answer has."""
-    fields: dict[str, Any] = {
-        "model": model, "prompt": [PROMPT, "The sky"], "max_tokens": 8, "n": 2, "temperature": 1.5, "seed": 2,
-        "echo": echo, "logprobs": logprobs,
-    }  # fmt: skip
-    *events, usage = parsed(raw_events(http, "/v1/completions", {**fields, "stream_options": {"include_usage": True}}))
-    whole = client.completions.create(**fields)
-    assert usage["usage"]["total_tokens"] == whole.usage.total_tokens and usage["choices"] == []
-    for choice in whole.choices:
-        parts = [part for event in events for part in event["choices"] if part["index"] == choice.index]
-        assert "".join(part["text"] for part in parts) == choice.text
-        assert [part["finish_reason"] for part in parts[:-1]] == [None] * (len(parts) - 1)
-        assert parts[-1]["finish_reason"] == choice.finish_reason
-        lists = [part["logprobs"] for part in parts if part["logprobs"]]
-        if logprobs is not None:
-            assert choice.logprobs is not None
-            for name, values in choice.logprobs.model_dump().items():
-                assert [value for each in lists for value in each[name]] == values, name
-    for event in events:  # of which OpenAI's type lacks the null before the first token
-        if "[null" not in json.dumps(event):
-            ended = [{**part, "finish_reason": "stop"} for part in event["choices"]]  # null, until a choice has ended
-            Completion.model_validate({**event, "choices": ended}, strict=True)
