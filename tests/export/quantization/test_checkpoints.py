@@ -235,9 +235,10 @@ MAPPED: dict[str, tuple[dict[str, Any], Packer, tuple[int, int]]] = {
     "int-quantized, one scale": (int_settings(strategy="tensor"), int_quantized(per_tensor=True), (64, 32)),
     "bitsandbytes int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8, (64, 32)),
 }
-SCATTERED = gptq(order=lambda group_of, rng: rng.permutation(group_of))
+SCATTERED, SYMMETRIC = [gptq(symmetric=one, order=lambda group_of, rng: rng.permutation(group_of)) for one in (False, True)]
 DEQUANTIZED: dict[str, tuple[dict[str, Any], Packer, str]] = {
     "gptq act-order": (gptq_settings(desc_act=True), SCATTERED, "act-order spreads their groups over the input features"),
+    "gptq act-order, symmetric": (gptq_settings(desc_act=True, sym=True), SYMMETRIC, "act-order spreads their groups over"),
     "gptq groups of 8": (gptq_settings(group_size=8), gptq(group_size=8), "no groups of 8"),
     "nf4": (NF4, code_book(double=False), "code book with uneven steps"),
     "nf4, double quantisation": (NF4, code_book(double=True), "code book with uneven steps"),
