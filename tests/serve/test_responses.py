@@ -1,16 +1,8 @@
-"""/v1/responses with the official client: whole and streamed responses, tools, structured output, and refused requests."""
+"""Conversations and sampling fields of /v1/responses. test_transcripts.py has whole answers and streams."""
 
-import json
-import re
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, get_args
+from typing import Any
 
-import httpx
 import openai
-import pytest
-from openai.types.responses import ResponseStreamEvent
 from serve.live import Served
 
 ASKED = "What is the weather in Paris?"
@@ -69,54 +61,3 @@ def test_sampling_fields_reach_the_engine(client: openai.OpenAI, model: str, ser
     assert (response.temperature, response.top_p) == (0.9, 0.8)
     biased = client.responses.create(model=model, input=ASKED, max_output_tokens=3, extra_body={"logit_bias": {"70": 100}})
     assert biased.output_text == _engines_text(served, messages, 3, logit_bias=((70, 100.0),))
-
-
-# --- Streams
-
-_EVENTS = {get_args(event.model_fields["type"].annotation)[0]: event for event in get_args(get_args(ResponseStreamEvent)[0])}
-
-
-def _event(document: dict[str, Any]) -> Any:
-    """The event as the type that the openai package has for it."""
-    return _EVENTS[document["type"]].model_validate(document)
-
-
-def test_an_error_in_the_middle_ends_the_stream(serve_app: Callable[..., AbstractContextManager[Served]]) -> None:
-    """Breaks: a client takes half of a text for the whole."""
-    with serve_app() as served:
-        url, model = served.url, served.engine.manifest.model.name
-        body = {"model": model, "input": ASKED, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", f"{url}/v1/responses", json=body, timeout=60) as answer:
-            lines = answer.iter_lines()
-            while not next(lines).startswith("event: response.output_text.delta"):
-                pass
-            served.engine.close(abort=True)
-            events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
-    last = _event(events[-1])
-    assert last.type == "response.failed" and last.response.error.code == "server_error"
-    assert events[-2]["type"] == "response.output_item.done" and last.response.output[0].status == "incomplete"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_ends_its_request(served: Served, model: str, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks: requests that nobody waits for take the engine's time."""
-    step = served.engine.policy.step
-    monkeypatch.setattr(served.engine.policy, "step", lambda *work: time.sleep(0.02) or step(*work))  # about 10 s for the text
-    body = {"model": model, "input": ASKED, "stream": stream, "ignore_eos": True}
-    cancelled = _cancelled(served)
-    with httpx.Client() as leaving:
-        if stream:
-            with leaving.stream("POST", f"{served.url}/v1/responses", json=body) as answer:
-                next(answer.iter_lines())
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                leaving.post(f"{served.url}/v1/responses", json=body, timeout=httpx.Timeout(20, read=0.1))
-    deadline = time.monotonic() + 5
-    while _cancelled(served) == cancelled:
-        assert time.monotonic() < deadline, "the request goes on"
-        time.sleep(0.01)
-
-
-def _cancelled(served: Served) -> int:
-    found = re.search(r'tide_requests_total\{reason="cancelled"\} (\d+)', served.engine.metrics())
-    return int(found[1]) if found is not None else 0
