@@ -44,6 +44,12 @@ def test_a_gpus_table_shows_its_memory_its_baseline_and_what_drove_decoding() ->
     assert report.results["full_vs_cuda_graph_b1"] == 1.5 and report.results["bench_device_arms"] == 1
 
 
+def test_a_row_that_lacks_a_cell_is_refused() -> None:
+    """Its figures would stand under the headings of others."""
+    with pytest.raises(ValueError, match="a cell for each"):
+        Report("tide_bench").table("speed", ["arm", "tokens/s"], [["full"]])
+
+
 def test_pages_show_the_cells_that_the_terminal_showed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,3 +78,18 @@ def test_brief_pages_show_the_arms_that_users_choose_between(tmp_path: Path, mon
     report.finish(tmp_path / "2026-01-01-quantised_decode.json")
     (brief,) = tables.run_tables("quantised_decode", brief=True)
     assert "| TIDE int4, bits same | 8.5 |" in brief and "| llama.cpp | 8.5 |" in brief and "bits fast" not in brief
+
+
+def test_every_table_names_the_instruction_sets() -> None:
+    """A reader with an AVX2 laptop would expect the speed of a server with AVX512."""
+    machine: dict[str, object] = {
+        "cpu": "AMD EPYC",
+        "instructions": "SSE4.1 AVX AVX2",
+        "cores": 2,
+        "onnxruntime": "1.32.0",
+        "torch": "2.13.0",
+    }
+    run = {"date": "2026-11-27T00:00:00+00:00", "machine": machine}
+    assert "AMD EPYC, SSE4.1 AVX AVX2, 2 cores" in where(run)
+    del machine["instructions"]
+    assert "AMD EPYC, 2 cores" in where(run)  # earlier runs did not note them

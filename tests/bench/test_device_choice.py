@@ -4,9 +4,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from tide_bench import device_choice
+from tide_bench import counters, device_choice
+from tide_bench.arms import POLICIES, on_target
 from tide_bench.arms.base import ArmDevice
 from tide_bench.config import BenchConfig, default_rivals
 from tide_bench.device_choice import BenchDevice, choose_device
@@ -74,3 +76,23 @@ def test_arms_of_the_other_device_are_refused_by_name() -> None:
     for device, name in (("cuda", "llamacpp"), ("cpu", "cuda-graph")):
         with pytest.raises(ParamsError, match=f"on {device}, --vs has {name}"):
             BenchConfig(device=device, rivals=(name,))
+
+
+def test_further_targets_are_arms_of_their_own() -> None:
+    """Two targets in one process would share its memory figure, and the second one's row replace the first one's."""
+    arm = on_target(POLICIES["exact"], "torch")
+    assert (arm.name, arm.title, arm.process, arm.target) == ("torch-exact", "TIDE torch exact", "tide-torch", "torch")
+
+
+def test_gpu_memory_is_that_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other arms' weights, which stay on the GPU while one is timed, would count as this one's."""
+
+    def processes(handle: int) -> list[SimpleNamespace]:
+        own = {"pid": counters.os.getpid(), "usedGpuMemory": 7 + handle}
+        return [SimpleNamespace(pid=1, usedGpuMemory=100), SimpleNamespace(**own)]
+
+    library = SimpleNamespace(NVMLError=RuntimeError, nvmlDeviceGetComputeRunningProcesses=processes)
+    monkeypatch.setattr(counters, "_gpus", lambda: (library, (0, 1)))
+    assert counters.gpu_bytes() == 15
+    monkeypatch.setattr(counters, "_gpus", lambda: (None, ()))
+    assert counters.gpu_bytes() is None

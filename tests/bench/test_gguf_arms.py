@@ -1,6 +1,7 @@
 """Arms that read GGUF files: how they find one, and what a user is told when the file or a package is missing."""
 
 import sys
+from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from export.quantization.llama_gguf import write_llama
 from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool
 from tide_bench.arms import OTHER_ARMS
+from tide_bench.arms.genai import build_model_folder
 from tide_bench.arms.llamacpp import LlamacppArm
 from tide_bench.arms.openvino import OpenvinoArm
 from tide_bench.arms.process import ArmError
@@ -21,6 +23,13 @@ from tide_bench.source_model import find_gguf
 from tide_runtime.errors import ModelFilesError, ParamsError
 
 GGUF_ARMS = ("llamacpp", "openvino")
+
+
+def test_the_bundles_source_is_the_file_unless_another_is_given(tmp_path: Path) -> None:
+    """llama.cpp would be timed on another model than the bundle's, or not at all."""
+    source, given = tmp_path / "source.gguf", tmp_path / "given.gguf"
+    source.touch(), given.touch()
+    assert find_gguf(None, str(source)) == source and find_gguf(given, str(source)) == given
 
 
 @pytest.mark.parametrize(("given", "source"), [(None, "org/name"), (Path("model.bin"), "a.gguf"), (None, "absent.gguf")])
@@ -48,6 +57,17 @@ def test_a_missing_package_is_named_as_pip_takes_it(arm: Any, module: str, packa
     monkeypatch.setattr("tide_bench.arms.llamacpp.native_server", lambda: None)
     with pytest.raises(ArmError, match=f"pip install {package}"):
         arm(Path("model.gguf"))
+
+
+def test_without_genai_its_row_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row would say that no metadata was found."""
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("tide_bench.arms.genai.version", version)
+    with pytest.raises(ArmError, match=r"pip install 'tide-llm\[bench\]'"):
+        build_model_folder(Path(), "identity", Path())
 
 
 def test_arms_that_round_run_only_when_named() -> None:
@@ -107,3 +127,11 @@ def test_llama_cpp_continues_token_ids_as_the_model_does(tiny_llama: tuple[Path,
     assert arm.generate(prompts[1:2], 6).tokens[0][0] == expected[1]
     assert timing.first_token_s > 0 and timing.decode_s > 0
     arm.close()
+
+
+def test_a_truncated_file_is_an_error_with_a_remedy(tiny_llama: tuple[Path, Path], tmp_path: Path) -> None:
+    """The process would end with llama.cpp's own message, or none."""
+    short = tmp_path / "short.gguf"
+    short.write_bytes(tiny_llama[1].read_bytes()[:20_000])
+    with pytest.raises(ArmError, match=r"cannot load .*short\.gguf.*--gguf"):
+        LlamacppArm(short)

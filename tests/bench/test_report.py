@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tide_bench import report as phases
-from tide_bench.report import Phases, Report, phase_lines
+from tide_bench.report import Phases, Report, machine, phase_lines
 
 
 @pytest.fixture
@@ -17,6 +17,14 @@ def report() -> Report:
     report.add("steps", 12)
     report.rows.append({"arm": "genai", "note": "could not run: no wheel", "agreement": None})
     return report
+
+
+def test_result_lines_are_name_equals_number(report: Report) -> None:
+    assert report.result_lines() == [
+        "RESULT demo_full_vs_genai_b1=1.235",
+        "RESULT 1b_full_vs_genai_b8=1",
+        "RESULT steps=12",
+    ]
 
 
 def test_finish_prints_the_machine_and_every_result(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +44,13 @@ def test_json_holds_unrounded_results_rows_settings_and_machine(report: Report, 
     assert content["rows"] == report.rows
     assert content["settings"] == {"models": "demo", "repeats": 3}
     assert content["machine"] == report.machine
+
+
+def test_machine_names_cpu_cores_and_versions() -> None:
+    facts = machine()
+    assert str(facts["instructions"]).split()[0] in ("SSE4.1", "NEON"), "kernels, and so texts, differ by instruction sets"
+    assert facts["cpu"] and isinstance(facts["cores"], int) and facts["cores"] >= 1
+    assert re.match(r"\d+\.\d+|not installed", str(facts["onnxruntime"]))
 
 
 @pytest.mark.parametrize("name", ["", "with space", "a=b", "tokens/s"])

@@ -7,9 +7,10 @@ from cli_in_process import cli_runner
 from tide_runtime.cli.errors import run_app
 from tide_runtime.errors import DataError, OutputError
 
-from examples import demo_data
+from examples import demo_data, demo_exits
 from examples.demo_data import MIN_FILES, held_out_files, listed_paths, write_held_out
 from examples.demo_training.corpus import is_held_out
+from tide_export.documents import load_documents
 
 
 def make_library(folder: Path, paths: list[str]) -> Path:
@@ -23,6 +24,29 @@ def test_every_listed_file_was_held_out_from_training() -> None:
     """Calibration and benchmarks would look better than they are on text that the models learned."""
     assert all(is_held_out(path) for path in listed_paths())
     assert len(set(listed_paths())) == len(listed_paths()) >= MIN_FILES
+
+
+def test_this_python_has_enough_files_and_the_calibration_reads_all_of_them(tmp_path: Path) -> None:
+    """`make demo` would fail, or calibrate on other text than the list names."""
+    files = held_out_files()
+    write_held_out(tmp_path / "data")
+    assert [(d.name, d.text) for d in load_documents(str(tmp_path / "data"))] == [(f.path, f.text) for f in files]
+
+
+def test_order_is_that_of_paths_whatever_the_file_system_says(tmp_path: Path) -> None:
+    """Prompts of benchmarks would differ between two machines with the same Python."""
+    library = make_library(tmp_path, listed_paths()[::-1])
+    assert [file.path for file in held_out_files(library)] == sorted(listed_paths())
+
+
+def test_files_that_a_newer_python_lacks_are_left_out_and_unlisted_ones_are_not_read(tmp_path: Path) -> None:
+    """The demo would stop with Python 3.12, which has no distutils, or read a moved file that the models were trained on."""
+    gone = {"distutils/__init__.py", "distutils/cmd.py", "lib2to3/fixes/fix_set_literal.py", "crypt.py", "uu.py", "xdrlib.py"}
+    kept = [path for path in listed_paths() if path not in gone]
+    moved = next(f"moved_{number}.py" for number in range(1000) if is_held_out(f"moved_{number}.py"))
+    library = make_library(tmp_path, [*kept, moved])
+    assert gone < set(listed_paths())
+    assert [file.path for file in held_out_files(library)] == kept
 
 
 def test_a_stripped_library_is_an_error_that_says_what_to_install(tmp_path: Path) -> None:
@@ -61,3 +85,10 @@ def test_a_folder_is_written_again_but_never_one_with_other_files(tmp_path: Path
     assert (out / "mine.txt").exists()
     with pytest.raises(OutputError, match="is a file"):
         write_held_out(out / "mine.txt")
+
+
+def test_the_demos_prompt_is_code_of_a_held_out_file() -> None:
+    """The model would continue a licence text or a docstring."""
+    (source,) = [file.text for file in held_out_files() if file.path == demo_exits.PROMPT_FILE.name]
+    prompt = demo_exits._prompt(source)
+    assert prompt.startswith("import ") and "def " in prompt and prompt in source

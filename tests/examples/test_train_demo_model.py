@@ -15,8 +15,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import train_demo_model  # noqa: E402
-from demo_training.corpus import Corpus, SourceFile  # noqa: E402
+from demo_training.corpus import Corpus, SourceFile, is_held_out  # noqa: E402
 from demo_training.evaluation import held_out_loss  # noqa: E402
+from demo_training.looped import StackedOuro  # noqa: E402
 from demo_training.model import StackedLlama  # noqa: E402
 from demo_training.model_folder import load_stacked, stacked, to_causal_lm, write_model_folder  # noqa: E402
 from demo_training.optimizer import Schedule  # noqa: E402
@@ -104,6 +105,19 @@ def test_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(corpus: Corpu
         assert torch.equal(weight, second.model.get_parameter(name)), name
 
 
+def test_split_is_by_hash_of_the_path_and_disjoint(files: list[SourceFile], corpus: Corpus) -> None:
+    assert is_held_out("base64.py") and not is_held_out("argparse.py")
+    tokenizer = Tokenizer.from_file(str(TOKENIZER_FOLDER / "tokenizer.json"))
+    text = {
+        name: "".join(tokenizer.decode(of[part].tolist()) for part in of)
+        for name, of in (("train", corpus.train), ("held out", corpus.held_out))
+    }
+    for file in files:
+        here, elsewhere = ("held out", "train") if file.held_out else ("train", "held out")
+        assert file.text in text[here]
+        assert file.text not in text[elsewhere]
+
+
 def test_saved_folder_loads_in_transformers_with_the_same_logits(tmp_path: Path) -> None:
     model, ids = perturbed_model(), torch.arange(40).view(2, 20) * 37 % 2048
     torch.testing.assert_close(to_causal_lm(model)(ids).logits, model.logits(ids), atol=2e-5, rtol=2e-5)
@@ -125,6 +139,21 @@ def test_saved_folder_loads_in_transformers_with_the_same_logits(tmp_path: Path)
     torch.testing.assert_close(hf_model(ids).logits, reloaded.logits(ids), atol=2e-5, rtol=2e-5)
     card = (tmp_path / "demo" / "README.md").read_text()
     assert "| stdlib | 4,096 | 2.500 | 12.18 |" in card and "62%" in card and "7.00M" in card
+
+
+def test_looped_model_computes_what_transformers_does(tmp_path: Path) -> None:
+    """The published folder would be another model than the one that was trained."""
+    model, ids = perturbed_model(LOOPED), torch.arange(40).view(2, 20) * 37 % 2048
+    assert isinstance(model, StackedOuro)
+    hf_model, states = to_causal_lm(model), model.hidden_states(ids, [2, 4, 6])
+    torch.testing.assert_close(hf_model(ids).logits, model.logits(ids), atol=2e-5, rtol=2e-5)
+    for ours, theirs in zip(states.values(), hf_model.model(ids).loop_states, strict=True):
+        normed = torch.nn.functional.rms_norm(ours, ours.shape[-1:], model.final_norm, LOOPED.rms_norm_eps)
+        torch.testing.assert_close(theirs, normed, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(hf_model.model.early_exit_gate.weight, model.exit_gate)
+    again = fresh_model(LOOPED)
+    again.load_hf(hf_model.state_dict())
+    assert all(torch.equal(weight, again.get_parameter(name)) for name, weight in model.named_parameters())
 
 
 @pytest.mark.parametrize(
