@@ -15,10 +15,9 @@ pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'ti
 
 from lm_eval.api.instance import Instance, OutputType
 from lm_eval.models.huggingface import HFLM
-from tide_bench import lm_eval_cli, lm_eval_model
+from tide_bench import lm_eval_model
 from tide_bench.lm_eval_model import TideLM, generation_params
 
-ROOT = Path(__file__).resolve().parents[2]
 PAIRS = [
     ("def add(a, b):\n", "    return a + b\n"),
     ("", "class Point:"),
@@ -84,18 +83,6 @@ def test_texts_are_the_huggingface_models(tide: Callable[..., TideLM], hf: HFLM)
     assert tide(policy="full").generate_until(requests, disable_tqdm=True) == hf.generate_until(requests, disable_tqdm=True)
 
 
-def test_exact_answers_as_full_to_the_last_bit(tide: Callable[..., TideLM]) -> None:
-    """The evaluation of `exact` would be another one than the model's."""
-    full, exact = tide(policy="full", batch_size=1), tide(policy="exact", batch_size=4)
-    for kind, arguments in (
-        ("loglikelihood", PAIRS),
-        ("loglikelihood_rolling", [(text,) for text in TEXTS]),
-        ("generate_until", [(prompt, {"until": [], "max_gen_toks": 30}) for prompt in PROMPTS]),
-    ):
-        requests = asked(kind, *arguments)  # type: ignore[arg-type]
-        assert getattr(exact, kind)(requests) == getattr(full, kind)(requests), kind
-
-
 def test_generation_kwargs_become_parameters() -> None:
     """A task's sampling would be ignored, or greedy tasks sampled."""
     assert generation_params({"until": "###", "max_tokens": 5, "do_sample": False, "temperature": 0.7}, 256).greedy
@@ -127,18 +114,3 @@ def test_errors_say_what_to_do(tide: Callable[..., TideLM], bundle: Path, tmp_pa
         model.loglikelihood(asked("loglikelihood", ("a", "x = 1\n" * 60)), disable_tqdm=True)
     with pytest.raises(ParamsError, match="max_gen_toks is 64, which leaves no room"):
         model.generate_until(asked("generate_until", ("a", {"until": [], "max_gen_toks": MAX_SEQ_LEN})), disable_tqdm=True)
-
-
-def test_the_command_runs_the_harness(
-    tide: Callable[..., TideLM], bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`tide-lm-eval` would not know the model, or the device that lm-eval gives it unasked would be looked for."""
-    command = ["tide-lm-eval", "--model", "tide", "--tasks", "tide_choice", "--limit", "2"]
-    command += ["--include_path", str(ROOT / "benchmarks" / "lm_eval_tasks"), "--model_args"]
-    monkeypatch.setattr("sys.argv", [*command, f"bundle={bundle},policy=exact"])
-    lm_eval_cli.main()
-    assert "|tide_choice|" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", [*command, f"bundle={bundle / 'nowhere'}"])
-    with pytest.raises(SystemExit) as end:
-        lm_eval_cli.main()
-    assert end.value.code == 2 and "give the folder that tide-export wrote" in capsys.readouterr().err

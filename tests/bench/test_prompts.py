@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tide_bench.prompts import joined, library_texts, read_prompts, windows
+from tide_bench.prompts import joined, read_prompts, windows
 from tide_runtime.errors import PromptError
 
 
@@ -40,8 +40,3 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str, message: s
     path.write_text(line)
     with pytest.raises(PromptError, match=message):
         read_prompts(path, None)
-
-
-def test_every_machine_has_default_prompts() -> None:
-    """tide-bench without --prompts would have no prompts."""
-    assert len(library_texts()) >= 32 and library_texts() == library_texts()

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tide_bench.arms.base import ArmDevice
 from tide_bench.arms.compiled import CompileArm
 from tide_bench.arms.cuda_graph import CudaGraphArm, StaticStep
 from tide_bench.arms.eager import EagerArm, load_eager
@@ -77,11 +76,3 @@ def test_models_whose_cache_counts_in_python_are_refused() -> None:
     layers = type("Cache", (), {"is_sliding": [False, True]})()
     with pytest.raises(ArmError, match="sliding windows"):
         StaticStep(None, layers, 1, SLOTS, "cpu")
-
-
-def test_an_arm_on_a_gpu_that_torch_does_not_see_gives_the_reason(hf_model_directory: Path) -> None:
-    """The table would say that torch was not compiled with CUDA, and nothing of what to do."""
-    if torch.cuda.is_available():
-        pytest.skip("needs a torch without a GPU")
-    with pytest.raises(ArmError, match=r"sees no GPU.*docs/gpu\.md"):
-        load_eager(hf_model_directory, ArmDevice("cuda"))

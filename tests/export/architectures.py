@@ -1,218 +1,109 @@
 """Tiny random models of every supported architecture, built from configs: no download."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    DeepseekV3Config,
-    DeepseekV4Config,
-    FalconConfig,
-    Gemma2Config,
-    Gemma3Config,
-    Gemma3TextConfig,
-    Gemma4TextConfig,
-    GemmaConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    GptOssConfig,
-    GraniteConfig,
-    HeliumConfig,
-    LlamaConfig,
-    Mistral3Config,
-    MistralConfig,
-    MixtralConfig,
-    Olmo2Config,
-    OlmoConfig,
-    OPTConfig,
-    Phi3Config,
-    PhiConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    StableLmConfig,
-    Starcoder2Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 VOCAB = 128
 LAYERS = 4
 FEW_LAYERS = 2  # one of each kind, in tests of every architecture: each layer of a trace takes two seconds
 MAX_POSITIONS = 128
 WINDOW = 8  # shorter than the prompts of the tests
+STREAMS = 3  # residual streams of a token, in DeepSeek-V4
 
-_BASE = dict(
-    vocab_size=VOCAB,
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=MAX_POSITIONS,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-)
-_MHA = {**_BASE, "num_key_value_heads": 4}
-_NO_GQA = {k: v for k, v in _BASE.items() if k != "num_key_value_heads"}
-_IDS = dict(bos_token_id=1, eos_token_id=2)
+_IDS = dict(vocab_size=VOCAB, bos_token_id=1, eos_token_id=2)
+_SIZES = dict(hidden_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, max_position_embeddings=MAX_POSITIONS)
+_BASE: dict[str, Any] = _IDS | _SIZES | dict(intermediate_size=128, num_key_value_heads=2, pad_token_id=0)
+_WINDOWS = ["sliding_attention", "full_attention"] * (LAYERS // 2)
 # Of the larger Gemma 4: other heads in layers of full attention, no inputs for each layer.
-GEMMA4 = dict(
-    **_BASE,
-    head_dim=16,
-    global_head_dim=32,
-    sliding_window=WINDOW,
-    layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
-    hidden_size_per_layer_input=0,
+GEMMA4: dict[str, Any] = _BASE | dict(
+    head_dim=16, global_head_dim=32, sliding_window=WINDOW, layer_types=_WINDOWS, hidden_size_per_layer_input=0,
     final_logit_softcapping=5.0,
-)
-
-_VISION = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14)
+)  # fmt: skip
+_EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+_ROUTED = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+_YARN = dict(
+    rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+    original_max_position_embeddings=MAX_POSITIONS // 4,
+)  # fmt: skip
 # Text models with an encoder of images, which has as many layers as they have.
-_TEXT = {**_BASE, "num_hidden_layers": 2, "head_dim": 16}
-MISTRAL3 = Mistral3Config(
-    text_config={"model_type": "mistral", **_TEXT}, vision_config={"model_type": "pixtral", **_VISION}, image_token_index=10
+_TEXT = _BASE | dict(num_hidden_layers=2, head_dim=16)
+_VISION = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14)
+MISTRAL3 = AutoConfig.for_model(
+    "mistral3",
+    text_config=_TEXT | dict(model_type="mistral"),
+    vision_config=_VISION | dict(model_type="pixtral"),
+    image_token_index=10,
 )
-GEMMA3 = Gemma3Config(
-    text_config={**_TEXT, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
-    vision_config=_VISION,
-    mm_tokens_per_image=4,
-    image_token_id=100,
-)
+GEMMA3 = AutoConfig.for_model(
+    "gemma3", text_config=_TEXT | dict(sliding_window=WINDOW, layer_types=_WINDOWS[:2]), vision_config=_VISION,
+    mm_tokens_per_image=4, image_token_id=100,
+)  # fmt: skip
+# Of layers without an indexer.
+DEEPSEEK_V4 = AutoConfig.for_model(
+    "deepseek_v4", **_IDS | _SIZES | _ROUTED | dict(num_hidden_layers=FEW_LAYERS), pad_token_id=0, hc_mult=STREAMS,
+    hc_sinkhorn_iters=2, head_dim=16, layer_types=["sliding_attention"] * FEW_LAYERS, mlp_layer_types=["moe"] * FEW_LAYERS,
+    sliding_window=WINDOW, partial_rotary_factor=0.5, q_lora_rank=32, o_groups=2, o_lora_rank=16,
+)  # fmt: skip
 
-STREAMS = 3  # residual streams of a token
-# DeepSeek-V4 of layers without an indexer.
-DEEPSEEK_V4 = DeepseekV4Config(
-    vocab_size=VOCAB,
-    hidden_size=64,
-    hc_mult=STREAMS,
-    hc_sinkhorn_iters=2,
-    num_hidden_layers=FEW_LAYERS,
-    layer_types=["sliding_attention"] * FEW_LAYERS,
-    mlp_layer_types=["moe"] * FEW_LAYERS,
-    sliding_window=WINDOW,
-    num_attention_heads=4,
-    head_dim=16,
-    partial_rotary_factor=0.5,
-    q_lora_rank=32,
-    o_groups=2,
-    o_lora_rank=16,
-    moe_intermediate_size=32,
-    n_routed_experts=4,
-    num_experts_per_tok=2,
-    max_position_embeddings=MAX_POSITIONS,
-    pad_token_id=0,
-    **_IDS,
-)
+# Model type → settings beside `_BASE`.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": dict(sliding_window=WINDOW),
+    "qwen2": {},
+    "qwen3": dict(head_dim=32),
+    "gemma": dict(head_dim=32),
+    "gemma2": dict(head_dim=32, sliding_window=WINDOW, attn_logit_softcapping=5.0, final_logit_softcapping=3.0),
+    "gemma3_text": dict(head_dim=32, sliding_window=WINDOW, sliding_window_pattern=2),
+    "gemma4_text": GEMMA4 | dict(attention_k_eq_v=True, num_global_key_value_heads=1),
+    "phi": dict(num_key_value_heads=4),
+    "phi3": {},
+    "gpt2": dict(n_embd=64, n_layer=LAYERS, n_head=4, n_positions=MAX_POSITIONS),
+    "gpt_neox": {},
+    "opt": dict(ffn_dim=128, word_embed_proj_dim=32),
+    "olmo": {},
+    "olmo2": {},
+    "stablelm": {},
+    "starcoder2": dict(sliding_window=WINDOW),
+    "cohere": dict(logit_scale=0.25),
+    "granite": dict(logits_scaling=2.0, residual_multiplier=0.5, embedding_multiplier=3.0),
+    "helium": dict(head_dim=16),
+    "falcon": dict(num_kv_heads=2, new_decoder_architecture=True),
+    "mixtral": dict(num_local_experts=4),
+    "qwen3_moe": dict(head_dim=32, **_EXPERTS),
+    "qwen2_moe": dict(
+        **_EXPERTS, shared_expert_intermediate_size=32, use_sliding_window=True, sliding_window=WINDOW, layer_types=_WINDOWS
+    ),
+    "gpt_oss": dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW, rope_parameters=_YARN),
+    "deepseek_v3": dict(
+        **_ROUTED, num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16,
+        v_head_dim=24, first_k_dense_replace=1, n_group=2, topk_group=1,
+    ),
+}  # fmt: skip
+_LACKING = {  # settings of `_BASE` that a family has under another name
+    "gpt2": ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "max_position_embeddings", "pad_token_id"),
+    "gpt_neox": ("num_key_value_heads",),
+    "opt": ("intermediate_size", "num_key_value_heads"),
+    "falcon": ("intermediate_size", "num_key_value_heads", "pad_token_id"),
+}  # fmt: skip
+
+
+def _config(model_type: str) -> PreTrainedConfig:
+    base = {name: value for name, value in _BASE.items() if name not in _LACKING.get(model_type, ())}
+    return AutoConfig.for_model(model_type, **base | _SETTINGS[model_type])
+
 
 ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**_BASE),
-    "mistral": lambda: MistralConfig(**_BASE, sliding_window=WINDOW),
-    "qwen2": lambda: Qwen2Config(**_BASE),
-    "qwen3": lambda: Qwen3Config(**_BASE, head_dim=32),
-    "gemma": lambda: GemmaConfig(**_BASE, head_dim=32),
-    "gemma2": lambda: Gemma2Config(
-        **_BASE, head_dim=32, sliding_window=WINDOW, attn_logit_softcapping=5.0, final_logit_softcapping=3.0
-    ),
-    "gemma3": lambda: Gemma3TextConfig(**_BASE, head_dim=32, sliding_window=WINDOW, sliding_window_pattern=2),
-    "gemma4": lambda: Gemma4TextConfig(**GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1),
-    "phi": lambda: PhiConfig(**_MHA),
-    "phi3": lambda: Phi3Config(**_BASE),
-    "gpt2": lambda: GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=LAYERS, n_head=4, n_positions=MAX_POSITIONS, **_IDS),
-    "gpt_neox": lambda: GPTNeoXConfig(**_NO_GQA),
-    "opt": lambda: OPTConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        num_hidden_layers=LAYERS,
-        ffn_dim=128,
-        num_attention_heads=4,
-        max_position_embeddings=MAX_POSITIONS,
-        word_embed_proj_dim=32,
-        pad_token_id=0,
-        **_IDS,
-    ),
-    "olmo": lambda: OlmoConfig(**_BASE),
-    "olmo2": lambda: Olmo2Config(**_BASE),
-    "stablelm": lambda: StableLmConfig(**_BASE),
-    "starcoder2": lambda: Starcoder2Config(**_BASE, sliding_window=WINDOW),
-    "cohere": lambda: CohereConfig(**_BASE, logit_scale=0.25),
-    "granite": lambda: GraniteConfig(**_BASE, logits_scaling=2.0, residual_multiplier=0.5, embedding_multiplier=3.0),
-    "helium": lambda: HeliumConfig(**_BASE, head_dim=16),
-    "falcon": lambda: FalconConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_kv_heads=2,
-        new_decoder_architecture=True,
-        max_position_embeddings=MAX_POSITIONS,
-        **_IDS,
-    ),
-    "mixtral": lambda: MixtralConfig(**_BASE, num_local_experts=4),
-    "qwen3_moe": lambda: Qwen3MoeConfig(**_BASE, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
-    "qwen2_moe": lambda: Qwen2MoeConfig(
-        **_BASE,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-        use_sliding_window=True,
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
-    ),
-    "gpt_oss": lambda: GptOssConfig(
-        **_BASE,
-        head_dim=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=WINDOW,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": MAX_POSITIONS // 4,
-        },
-    ),
-    "deepseek_v3": lambda: DeepseekV3Config(
-        **_MHA,
-        kv_lora_rank=32,
-        q_lora_rank=32,
-        qk_rope_head_dim=16,
-        qk_nope_head_dim=16,
-        v_head_dim=24,
-        first_k_dense_replace=1,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        n_group=2,
-        topk_group=1,
-        num_experts_per_tok=2,
-    ),
+    name.removesuffix("_text"): partial(_config, name) for name in _SETTINGS
 }
-
 # Made of parts that others above have too: their tests run in `make test-all`.
 SLOW = {
-    *(
-        "opt",
-        "cohere",
-        "falcon",
-        "mistral",
-        "gemma",
-        "phi3",
-        "gpt_neox",
-        "olmo",
-        "olmo2",
-        "stablelm",
-        "starcoder2",
-        "granite",
-        "helium",
-    ),
-    *("qwen2_moe", "qwen3_moe"),
+    *("opt", "cohere", "falcon", "mistral", "gemma", "phi3", "gpt_neox", "olmo", "olmo2", "stablelm", "starcoder2", "granite"),
+    *("helium", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"),
 }
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_in_process import cli_runner
 from export.architectures import ARCHITECTURES, LAYERS, tiny_model
 from safetensors.torch import load_file, save_file
 from tide_runtime.errors import ModelFilesError, TideError
 
-from tide_export import cli
 from tide_export.load import LoadedModel, load_model
 
 Tensors = dict[str, torch.Tensor]
@@ -179,12 +177,3 @@ def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
     save_file({**tensors, name: torch.zeros(1)}, shards[1], metadata={"format": "pt"})
     with pytest.raises(ModelFilesError, match=rf"{shards[1].name} and {shards[0].name} both hold {re.escape(name)}"):
         load_model(str(tmp_path), "fp32", tokenizer="none")
-
-
-def test_the_command_ends_with_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    """A script would take the export for a good one, or find half a bundle."""
-    model = tmp_path / "model"
-    save_file(without(UP_PROJ)(saved(model)), model / "model.safetensors", metadata={"format": "pt"})
-    done = cli_runner("tide-export", cli.main, monkeypatch, capsys, 300)(model, "--out", tmp_path / "engine")
-    assert done.code == TideError.exit_code and UP_PROJ in done.err and "Traceback" not in done.err
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -15,7 +15,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
 from tide_runtime.backends.step_arrays import NO_PADDING
-from tide_runtime.bundle.manifest import UNCUT
 from tide_runtime.errors import AdapterError, ParamsError, TideError
 from tide_runtime.outputs import Generation
 from transformers import PreTrainedModel
@@ -112,15 +111,6 @@ def test_one_adapter_alone_has_a_graph_of_its_own(engine: Engine) -> None:
     view = backend.with_adapters(list(reversed(backend.adapters)))
     view.measure_padding = lambda one: None if len(one.adapted) > 1 else NO_PADDING
     assert view.row_padding == NO_PADDING and list(view.adapted) == ["adapted"]
-
-
-def test_steps_without_adapters_run_the_models_graph(engine: Engine) -> None:
-    """Breaks: requests for the model itself that another text, or a slower one, answers."""
-    prompt = [5, 6, 7]
-    with Engine.load(engine.bundle.directory, OPTIONS) as plain:
-        wanted = plain.generate(prompt, ASKED)[0]
-    assert engine.generate(prompt, ASKED)[0].logprobs == wanted.logprobs
-    assert engine.backend.launches[UNCUT]
 
 
 def test_prefixes_of_adapters_stay_apart(engine: Engine) -> None:

@@ -4,8 +4,6 @@ import importlib
 import io
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,12 +84,6 @@ def test_the_bundle_carries_the_calibration(bundle, calibration):
     assert (bundle / "calibration/report/index.html").is_file() and "calibration/report/index.html" in manifest.files
 
 
-def test_the_bundle_runs(bundle):
-    """A backend would refuse graphs it does not know."""
-    with Engine.load(bundle, EngineOptions(policy="full", threads=ThreadOptions(1))) as engine:
-        assert len(engine.generate([3, 4, 5], GenerationParams(max_new_tokens=4, ignore_eos=True))[0].token_ids) == 4
-
-
 def test_target_torch_runs_the_exits(bundle):
     """Routers and heads with tails would compute something else on target torch."""
     texts, params = [], GenerationParams(max_new_tokens=12, ignore_eos=True, depth_budget=3.5)  # so that exits are evaluated
@@ -115,29 +107,6 @@ def test_verification_finds_a_changed_exit(bundle, calibration):
         for changed in (tensors[name] + np.float32(0.05), tensors[name] * np.float32(np.nan)):
             with pytest.raises(VerificationError, match=f"{output} of exit_1"):
                 verify_exits(bundle, tensors | {name: changed})
-
-
-def test_inspect_shows_the_exits(bundle):
-    """tide-inspect would not show where tokens may exit, nor the certificate."""
-    command = [sys.executable, "-m", "tide_runtime.cli.inspect", str(bundle)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    for words in ("tail:1", "mlp+max_prob", "0.970", "exact 1.31x", "95% confidence", "exit_1"):
-        assert words in shown
-    facts = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
-    assert facts["calibration"]["certificate"]["max_disagreement"] == 0.01
-    assert [e["checkpoint"] for e in facts["calibration"]["exits"]] == [1, 2]
-
-
-def test_inspect_names_the_certificates_reference(bundle, tmp_path):
-    """A bound on the distance from the original would be read as one from the bundle's own full depth."""
-    copied = shutil.copytree(bundle, tmp_path / "engine")
-    manifest = json.loads((copied / "manifest.json").read_text())
-    manifest["calibration"]["certificate"] |= {"reference": "the fp32 original tiny", "full_disagreement": 0.0025}
-    (copied / "manifest.json").write_text(json.dumps(manifest))
-    command = [sys.executable, "-m", "tide_runtime.cli.inspect", str(copied)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    shown = " ".join(shown.replace("│", " ").split())
-    assert "differ from the fp32 original tiny's" in shown and "0.25% without exits" in shown
 
 
 # --- The fingerprint
@@ -245,13 +214,6 @@ def test_checkpoints_follow_the_exits():
         checkpoint_layers("1,6,7", 8, CalibrationInfo([ExitInfo(1, "tail:2", "mlp", 0.5)], 4, "exact"))
 
 
-def test_conflicting_checkpoints_are_found_before_tracing(model, calibration, tmp_path):
-    """The user would wait minutes for a message about a typing mistake."""
-    with pytest.raises(ParamsError, match="lack 1"):
-        export(str(model), tmp_path / "engine", ExportConfig(checkpoints="2,3", calibration=str(calibration)))
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.fixture
 def quick(calibration: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Replace the calibration by a copy of ``calibration``; returns the recorded (source, data) pairs."""
@@ -267,20 +229,6 @@ def quick(calibration: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
 def instead_of_writing(monkeypatch: pytest.MonkeyPatch, write: Callable[..., object]) -> None:
     monkeypatch.setattr(importlib.import_module("tide_export.export"), "write_unverified", write)
-
-
-def test_data_calibrates_for_the_exported_weights(model, calibration, tmp_path, monkeypatch):
-    """The exits of --data would belong to other weights than the bundle's, which refuses them after minutes of calibration."""
-    given = {}
-
-    def calibrate(source: str, data: str, out: Path, *, config: object, **options: object) -> None:
-        given[source] = config
-        shutil.copytree(calibration, out)
-
-    monkeypatch.setattr("tide_calibrate.during_export.calibrate", calibrate)
-    with pytest.raises(CalibrationError, match=r"…, source\).*…, int4 rtn\).*--weights int4 --quantizer rtn"):
-        export(str(model), tmp_path / "engine", ExportConfig(data="texts/", weights="int4", quantizer="rtn", verify=False))
-    assert (given[str(model)].weights, given[str(model)].quantizer) == ("int4", "rtn")
 
 
 def test_data_calibrates_first(model, calibration, quick, tmp_path, monkeypatch):

@@ -59,12 +59,6 @@ def test_a_file_without_text_is_an_error(tmp_path: Path, content: bytes, message
         load_documents(str(file))
 
 
-def test_directory_without_text_files_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "image.png").write_bytes(b"\x89PNG\xff")
-    with pytest.raises(DataError, match="holds no text files"):
-        load_documents(str(tmp_path), lambda _: None)
-
-
 # --- data sets of the hub
 
 
@@ -116,12 +110,6 @@ def test_unreachable_data_set_is_an_error_with_the_cause(monkeypatch: pytest.Mon
     fake_datasets(monkeypatch, ConnectionError("no route to huggingface.co"))
     with pytest.raises(DataError, match=r"cannot read the data set wikitex .*no route.*check its name and the network"):
         load_documents("wikitex")
-
-
-def test_data_set_without_the_column_lists_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_datasets(monkeypatch, [{"content": "x", "id": 1}])
-    with pytest.raises(DataError, match=r"column 'text'; its columns are content, id"):
-        load_documents("org/set")
 
 
 def test_data_set_id_parts() -> None:

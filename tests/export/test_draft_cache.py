@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
@@ -15,6 +14,7 @@ from export.looped_tiny import made, nanbeige
 from export.stub_calibration import write_calibration
 from export.tiny_drafters import TinyDrafter, guesses_after, measured
 from runtime.depth.speculation.eager_head import guess_always
+from slow_cases import slow_but
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.backends.draft_step import DraftGuesses, Pairs, run_draft_head
@@ -24,7 +24,6 @@ from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, read_manifest
 from tide_runtime.depth.speculation import head as head_drafter
 from tide_runtime.depth.speculation.head import HeadDrafter
 from tide_runtime.depth.speculation.record import SpeculativeSequence
-from tide_runtime.depth.speculation.speculator import Speculator
 from tide_runtime.errors import ParamsError, VerificationError
 from transformers import PreTrainedModel
 
@@ -162,47 +161,7 @@ def test_guesses_after_a_hit_in_the_prefix_cache(
     compare(guesses, drafter, model, least=20)
 
 
-def test_a_block_that_two_texts_share_before_they_part(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks: the pair at the end of a shared block keeps the next token of the text that was first, and guesses get worse."""
-    held: list[np.ndarray] = []
-
-    def spy(context: ExecutionContext, pairs: list[Pairs], guess: bool = True) -> DraftGuesses:
-        made = run_draft_head(context, pairs, guess)
-        caches = context.caches.arrays  # type: ignore[attr-defined]
-        held[:] = [caches[f"{kind}_cache_{LAYERS}"][pairs[0].row, :, :48].copy() for kind in ("key", "value")]
-        return made
-
-    monkeypatch.setattr(head_drafter, "run_draft_head", spy)
-    shared, asked = [*range(20, 52)], GenerationParams(max_new_tokens=2, ignore_eos=True)
-    first, second = [*shared, 90, 91, 92], [*shared, *range(1, 20)]
-    with load(bundle, max_batch=1) as engine:
-        for prompt in (first, second, second):
-            (found,) = engine.generate([prompt], asked)
-    assert found.stats.prefix_tokens == len(second) - 1
-    kept = [*held]
-    with load(bundle, max_batch=1, prefix_cache=False) as engine:
-        engine.generate([second], asked)
-    for own, wanted in zip(kept, held, strict=True):
-        np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_a_text_that_the_head_does_not_draft_for_is_read_all_the_same(
-    bundle: Path, drafter: TinyDrafter, model: PreTrainedModel, guesses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Breaks: pairs would be missing from the cache where the head begins late, or blocks of the prefix cache would lack them."""
-    pays, began = Speculator.head_pays, 40
-
-    def late(self: Speculator, states: list[SpeculativeSequence], *rest) -> bool:
-        return states[0].sequence.num_tokens >= began and pays(self, states, *rest)
-
-    monkeypatch.setattr(Speculator, "head_pays", late)
-    with load(bundle, max_batch=1) as engine:
-        engine.generate([PROMPTS[0]], GenerationParams(max_new_tokens=60, ignore_eos=True))
-    assert min(len(text) for text, _ in guesses) >= began
-    compare(guesses, drafter, model, least=20)
-
-
-@pytest.mark.parametrize("weights", ["source", "int4"])
+@pytest.mark.parametrize("weights", slow_but(["source", "int4"], "int4"))
 def test_with_exits_and_low_bit_weights(model: PreTrainedModel, drafter: TinyDrafter, tmp_path: Path, weights: str) -> None:
     """Segments of exits, and the graph of all layers, keep their bits; exits do not draft beside a head with a cache."""
     loaded = LoadedModel(tiny_model("llama"), None, "tiny")
@@ -276,14 +235,6 @@ def test_rows_have_a_cache_for_a_head_that_guesses_only(bundle: Path, draft: str
         with engine.with_options(replace(options, policy="full")) as full:
             assert [g.token_ids for g in full.generate([PROMPTS[3]] * 2, ASKED)] == texts
             assert full.stats().prefix_bytes == 4 * 16 * sum(bytes_of[layer] for layer in range(LAYERS))
-
-
-def test_the_manifest_describes_the_head(bundle: Path, drafter: TinyDrafter) -> None:
-    manifest = read_manifest(bundle)
-    info = manifest.draft_head
-    assert info is not None and (info.kind, info.layers, info.kv) == ("eagle3", [1, 2, 3], drafter.kv)
-    assert manifest.caches[LAYERS] == drafter.kv and LAYERS not in manifest.kv
-    assert {UNCUT, DRAFT} <= set(manifest.targets["cpu"].graphs)
 
 
 def test_a_graph_that_differs_from_the_module_is_refused(

@@ -11,17 +11,13 @@ import pytest
 import torch
 from export.architectures import FEW_LAYERS, VOCAB, tiny_model
 from rich.console import Console
-from tide_runtime import Engine, GenerationParams
 from tide_runtime.bundle.manifest import read_manifest
 from tiny_tokenizer import write_byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tide_export import ExportConfig, export
 from tide_export.bundle_writer import hash_files, list_files
-from tide_export.lower import lower, prepare
-from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
-from tide_export.targets import find_target
 from tide_export.trace import trace
 
 
@@ -81,27 +77,6 @@ def test_same_model_same_bytes(bundle, model_directory, tmp_path):
     assert first.files == second.files and first.model == second.model
 
 
-def test_fp16(model_directory, tmp_path):
-    """fp16 would fail at the first kernel that ONNX Runtime lacks for it, or drift."""
-    manifest = export(str(model_directory), tmp_path / "engine", ExportConfig(dtype="fp16", checkpoints="none"))
-    assert {t.dtype for g in manifest.segments for t in g.inputs if "cache" in t.name} == {"fp16"}
-    with Engine.load(tmp_path / "engine") as engine:
-        assert len(engine.generate([3, 4, 5], GenerationParams(max_new_tokens=4, ignore_eos=True))[0].token_ids) == 4
-
-
-def test_segments_equal_the_unsplit_graph():
-    """Benchmarks would compare segments with a graph of other operators."""
-    model = tiny_model("qwen2", layers=FEW_LAYERS)
-    context, target = LoweringContext(32), find_target("cpu", "fp32")
-    traced = trace(model)
-    prepare(traced, target, context)
-    whole = lower(traced, target, [], context).graphs[0].model
-    pieces = lower(traced, target, [1], context).graphs
-    count = sum(1 for piece in pieces for node in piece.model.graph if node.op_type == "GroupQueryAttention")
-    assert count == sum(1 for node in whole.graph if node.op_type == "GroupQueryAttention") == FEW_LAYERS
-    assert not any(node.domain == "tide" for piece in pieces for node in piece.model.graph)
-
-
 def test_attention_cost_follows_the_valid_length(bundle):
     """A cache for long contexts would slow down short ones: for one row, no operator may run over all of its slots."""
     out, manifest, _ = bundle
@@ -123,12 +98,6 @@ def test_tracing_keeps_the_model_unchanged():
         after = model(ids).logits
     assert torch.equal(before, after)
     assert np.isfinite(after.numpy()).all()
-
-
-def test_explain_names_the_reasons(bundle):
-    """--explain would print nothing, or fail, where a pass left a place alone."""
-    _, _, printed = bundle
-    assert "skip_norm left" in printed and "its input is not a sum" in printed
 
 
 def test_hashes_are_taken_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

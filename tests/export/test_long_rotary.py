@@ -11,19 +11,17 @@ import torch
 from cuda_in_fp32 import cuda_in_fp32
 from export.architectures import VOCAB
 from export.quantization.tiny_gguf import GgufFile, tiny
-from export.test_padded_attention import text
-from runtime.made_up_calibration import calibrate, exit_after
+from export.test_padded_attention import logits
+from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, GenerationParams
-from tide_runtime.depth.speculation.record import Guess
-from tide_runtime.depth.speculation.text import SequenceText
-from tide_runtime.errors import BundleError, TargetError, UnsupportedModelError, VerificationError
+from tide_runtime.errors import TargetError, UnsupportedModelError, VerificationError
 from tide_runtime.outputs import Generation
-from transformers import AutoConfig, AutoModelForCausalLM, Phi3Config, PreTrainedModel
+from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedModel
 
 from tide_export.checks import check_loaded
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
-from tide_export.load import LoadedModel, check_supported, load_model
+from tide_export.load import LoadedModel, load_model
 from tide_export.long_rotary import BothFactors, long_rotary_from
 from tide_export.progress import ExportProgress
 
@@ -129,15 +127,6 @@ def tokens(generations: Sequence[Generation]) -> list[tuple[int, ...]]:
     return [one.token_ids for one in generations]
 
 
-def test_the_two_sets_matter(case: Case) -> None:
-    """The tests below would pass with one set of factors."""
-    model = phi3()
-    model.config.original_max_position_embeddings = model.config.rope_parameters["original_max_position_embeddings"] = 4 * SLOTS
-    wrong = replace(case, model=model)
-    assert any(wrong.generated(prompt) != case.generated(prompt) for prompt in PROMPTS[1:4])
-    assert wrong.generated(PROMPTS[5]) != case.generated(PROMPTS[5])
-
-
 @pytest.mark.parametrize("policy", ["full", "exact"])
 def test_texts_are_those_of_generate(case: Case, policy: str) -> None:
     """Keys of short factors would be attended to by queries of long ones, a long text turn its neighbours, or a draft be verified
@@ -151,24 +140,6 @@ def test_texts_are_those_of_generate(case: Case, policy: str) -> None:
     assert [one.stats.rotary_restarts for one in alone] == CROSSINGS and stats.rotary_restarts == 2 * sum(CROSSINGS)
     if policy == "exact":
         assert sum(sum(one.stats.accepted.values()) for one in alone[6:]) > 0
-
-
-def test_wrong_drafts_at_the_crossing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft beyond the crossing would be accepted or refused by logits of the wrong factors."""
-    prompt, rooms = PROMPTS[1], list[int]()
-    wanted = case.generated(prompt)
-
-    def guess(_: SequenceText, text: np.ndarray, end: int, limit: int) -> Guess:
-        """Two tokens right, then wrong ones."""
-        rooms.append(limit)
-        tokens = [*wanted[end - len(prompt) :][:2], *[5] * 8][:limit]
-        return Guess(tokens, [40.0] * len(tokens), "ngram")
-
-    monkeypatch.setattr(SequenceText, "guess", guess)
-    with case.engine("exact") as engine:
-        (found,) = engine.generate([prompt], PARAMS)
-    assert found.token_ids == wanted and rooms[:3] == [7, 4, 1]  # the last one leads to the crossing
-    assert 0 < sum(found.stats.accepted.values()) < sum(found.stats.drafted.values())
 
 
 def test_chunks_and_preemption(case: Case) -> None:
@@ -216,44 +187,13 @@ PLANS: list[tuple[list[int], list[list[int]]]] = [  # whether each text is long,
 ]
 
 
-def logits(engine: Engine, long: Sequence[int], plan: Sequence[Sequence[int]], first: int = 0) -> list[list[bytes]]:
-    context = engine.backend.context(len(long))
-    context.position_offsets[:] = [ORIGINAL * one for one in long]
-    done, rows = [0] * len(long), [list[bytes]() for _ in long]
-    for counts in plan:
-        step = context.step(0, counts, counts)
-        texts = [text(first + n)[d : d + count] for n, (d, count) in enumerate(zip(done, counts, strict=True))]
-        step.input_ids[: sum(counts)] = np.concatenate(texts)
-        step.place(done)
-        for graph in context.every_layer:
-            step.run(graph)
-        place = 0
-        for number, count in enumerate(counts):
-            rows[number] += [row.tobytes() for row in step.logits[place : place + count]]
-            place, done[number] = place + count, done[number] + count
-    context.close()
-    return rows
-
-
 @pytest.mark.parametrize(("long", "plan"), PLANS)
 def test_a_token_has_the_same_bits_in_every_step(engine: Engine, long: list[int], plan: list[list[int]]) -> None:
     """A text would depend on the lengths of those that run beside it."""
-    for number, rows in enumerate(logits(engine, long, plan)):
-        alone = logits(engine, [long[number]], [[1]] * 30, first=number)[0]
+    offsets = [ORIGINAL * one for one in long]
+    for number, rows in enumerate(logits(engine, plan, offsets=offsets)):
+        alone = logits(engine, [[1]] * 30, number, offsets=offsets[number : number + 1])[0]
         assert rows == alone[: len(rows)] and len(set(alone)) == 30
-
-
-def test_exits_across_the_crossing(saved: LoadedModel, case: Case, tmp_path: Path) -> None:
-    """Layers that were skipped before the crossing would be run with keys of the other factors, or texts depend on company."""
-    copied = written(saved, tmp_path, replace(CONFIG, verify=False))
-    calibrate(tmp_path, [exit_after(1)], recommended="exit")
-    params = replace(PARAMS, depth_budget=1.5)
-    with copied.engine("exit", prefix_cache=False) as engine:
-        alone = [engine.generate([prompt], params)[0] for prompt in PROMPTS]
-    assert [one.stats.rotary_restarts for one in alone] == CROSSINGS
-    assert any(1 in one.stats.token_depths for one in alone)
-    with copied.engine("exit", kv_memory=engine_bytes(case, SLOTS + 16)) as engine:
-        assert tokens(engine.generate(PROMPTS, params)) == tokens(alone)
 
 
 def test_both_sets_are_verified(case: Case) -> None:
@@ -262,7 +202,7 @@ def test_both_sets_are_verified(case: Case) -> None:
     assert len(named) == 6 and sum("(in a long text)" in check for check in named) == 3
 
 
-@pytest.mark.parametrize("length", ["short", "long"])
+@pytest.mark.parametrize("length", slow_but(["short", "long"], "long"))
 def test_a_wrong_set_of_factors_is_refused(
     saved: LoadedModel, tmp_path: Path, length: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,33 +232,6 @@ def test_a_wrong_set_of_factors_is_refused(
             written(loaded, directory)
 
 
-def test_models_with_another_rule_are_refused() -> None:
-    """PhiMoE scales cos and sin by the text's length too."""
-    config = AutoConfig.for_model(
-        "phimoe",
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=1,
-        intermediate_size=32,
-        rope_parameters={
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": SHORT,
-            "long_factor": LONG,
-            "short_mscale": 1.1,
-            "long_mscale": 1.3,
-            "original_max_position_embeddings": ORIGINAL,
-        },
-    )
-    with torch.device("cpu"), pytest.raises(UnsupportedModelError, match="PhimoeRotaryEmbedding"):
-        long_rotary_from(AutoModelForCausalLM.from_config(config))
-    nested = Phi3Config()
-    nested.rope_parameters = {"full_attention": {"rope_type": "longrope"}}
-    with pytest.raises(UnsupportedModelError, match="'longrope'"):
-        check_supported(nested)
-
-
 @pytest.mark.slow
 def test_other_targets(saved: LoadedModel, tmp_path: Path) -> None:
     """A loop on a device would advance positions with slots; texts that stay short have one set of factors everywhere."""
@@ -333,16 +246,6 @@ def test_other_targets(saved: LoadedModel, tmp_path: Path) -> None:
         assert list(manifest.targets) == (["cpu"] if is_long else ["cpu", "cuda"]) and ("cuda" in progress.failures) == is_long
     with cuda_in_fp32(), pytest.raises(TargetError, match=f"--max-seq-len {ORIGINAL}"):
         written(saved, tmp_path, replace(CONFIG, targets=("cuda",)))
-
-
-def test_a_crossing_beyond_the_cache_is_refused(case: Case, tmp_path: Path) -> None:
-    """A broken manifest would shift positions beyond the tables."""
-    manifest = (case.directory / "manifest.json").read_text()
-    copied = tmp_path / "bundle"
-    copied.mkdir()
-    (copied / "manifest.json").write_text(manifest.replace(f'"long_rotary_from": {ORIGINAL}', f'"long_rotary_from": {SLOTS}'))
-    with pytest.raises(BundleError, match="long_rotary_from"):
-        Engine.load(copied)
 
 
 def phi3_file(**keys: Any) -> GgufFile:

@@ -17,7 +17,7 @@ from tide_export.verify import Check, GraphCheck
 
 OPTIONS = EngineOptions(policy="exact", max_batch=3, threads=ThreadOptions(1), depth=DepthOptions(draft="router"))
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [3]]
-LAYERS, LOOPS = FORMS["nanbeige"]
+LAYERS, LOOPS = 2, FORMS["nanbeige"][1]
 Bundle = tuple[Path, list[Check]]
 
 
@@ -25,7 +25,7 @@ Bundle = tuple[Path, list[Check]]
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A model without a norm between its loops, and the checks of its export."""
     folder = tmp_path_factory.mktemp("looped")
-    model = made(nanbeige(skip_loop_final_norm=True))
+    model = made(nanbeige(num_hidden_layers=LAYERS, skip_loop_final_norm=True))
     config = ExportConfig(max_seq_len=64, targets=("cpu",), checkpoints="none")
     return folder, write_bundle(LoadedModel(model, None, "looped"), folder, config, ExportProgress(quiet=True))[1]
 

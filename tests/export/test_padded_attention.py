@@ -8,6 +8,7 @@ import onnx
 import pytest
 import torch
 from export.architectures import FEW_LAYERS, MAX_POSITIONS, VOCAB, WINDOW, tiny_model
+from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from tide_export.config import ExportConfig
@@ -36,13 +37,19 @@ def text(number: int) -> np.ndarray:
 
 
 def logits(
-    engine: Engine, plan: Sequence[Sequence[int]], first: int = 0, graphs: Sequence[str] | None = None
+    engine: Engine,
+    plan: Sequence[Sequence[int]],
+    first: int = 0,
+    graphs: Sequence[str] | None = None,
+    offsets: Sequence[int] | None = None,
 ) -> list[list[bytes]]:
     """Run texts from number ``first`` on as ``plan`` says. Returns the bits of each text's logits, token by token.
 
-    ``graphs``: that together run all layers; None: those of policy ``full``.
+    ``graphs``: that together run all layers; None: those of policy ``full``. ``offsets``: of each text's positions.
     """
     context, texts = engine.backend.context(len(plan[0])), [text(first + number) for number in range(len(plan[0]))]
+    if offsets is not None:
+        context.position_offsets[:] = offsets
     done, rows = [0] * len(texts), [list[bytes]() for _ in texts]
     for counts in plan:
         step = context.step(0, counts, counts)
@@ -107,7 +114,7 @@ def test_threads_leave_the_bits(exported, name, threads):
             check(engine, PLANS[plan])
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", slow_but(["llama", "gemma2"], "llama"))
 def test_half_precision(tmp_path, name):
     """ONNX Runtime has another kernel for fp16, which would fail, or sum otherwise in company."""
     config = ExportConfig(dtype="fp16", checkpoints="1", max_seq_len=MAX_POSITIONS // 2, verify=False)

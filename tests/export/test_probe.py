@@ -1,16 +1,13 @@
 """The probe runs a model's own code with TIDE's attention: it returns cache shapes, or a reason instead of a traceback."""
 
-from functools import partial
-
 import pytest
 import torch
 from benchmarks.tiny_configs import tiny_config
-from export.architectures import LAYERS, MISTRAL3, tiny_model
+from export.architectures import LAYERS, tiny_model
 from tide_runtime.bundle.manifest import KVInfo, LayerInfo
 from tide_runtime.errors import UnsupportedModelError
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     DogeConfig,
     LlamaConfig,
     PhimoeConfig,
@@ -22,11 +19,9 @@ from transformers.masking_utils import (
     chunked_causal_mask_function,
     sliding_window_causal_mask_function,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
 from tide_export.attention_masks import recorded_windows
-from tide_export.boundaries import decoder_layers
 from tide_export.probe import probe_layers
 
 
@@ -81,12 +76,6 @@ def test_parts_without_a_compiled_form_are_refused_by_name(model_type: str, reas
         probe_layers(AutoModelForCausalLM.from_config(tiny_config(model_type)).eval())
 
 
-def test_a_second_list_of_as_many_layers_is_left_alone() -> None:
-    """A text model would be refused because the encoder beside it happens to have as many layers."""
-    model = AutoModelForImageTextToText.from_config(MISTRAL3)
-    assert decoder_layers(model) is model.model.language_model.layers
-
-
 def test_layers_without_a_cache_of_their_own_are_named(monkeypatch):
     """Layers that share a cache would be traced with one that is never written."""
 
@@ -131,15 +120,6 @@ def test_masks_that_a_model_computes_are_refused() -> None:
     """Breaks: Doge drops all but the keys that its mask scores highest, from 2,048 tokens on, and the bundle keeps all."""
     with pytest.raises(UnsupportedModelError, match=r"Doge.*a mask that the model makes itself"):
         probed(DogeConfig(**BASE))
-
-
-def test_operands_that_the_compiled_attention_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Breaks: attention to the tokens of an index, as in DeepSeek V3.2's kind of model, becomes attention to all."""
-    attend = ALL_ATTENTION_FUNCTIONS["tide"]
-    chosen = partial(attend, indices=torch.zeros(1, 2, 2, dtype=torch.int32))
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "tide", chosen)
-    with pytest.raises(UnsupportedModelError, match="attention with `indices` is not supported"):
-        probe_layers(tiny_model("llama"))
 
 
 def test_masks_that_are_no_window_are_refused() -> None:

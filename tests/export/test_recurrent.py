@@ -17,12 +17,10 @@ from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.graph_contract import written_name
 from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING
-from tide_runtime.backends.onnxruntime.products import products
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import ADVANCE, Manifest
 from tide_runtime.errors import CalibrationError, TargetError, UnsupportedModelError, VerificationError
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from tide_export.calibration.exit_calibration import read_exit_calibration
@@ -178,14 +176,6 @@ def test_rejected_drafts_leave_no_trace_in_states(bundles, family: str):
             np.testing.assert_array_equal(advanced[written_name(name)][0], plain.kept[name][row], err_msg=name)
 
 
-def test_products_whose_rows_a_draft_undoes_take_adapters(bundles) -> None:
-    """An adapter on all linear layers would be refused: what is undone of a convolution is a product and a graph output."""
-    directory, manifest = bundles("qwen3_5")
-    found = products((directory / manifest.targets["cpu"].graphs["segment_0"]).read_bytes())
-    names = {module.name.rpartition(".")[2] for product in found for module in product.modules}
-    assert {"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"} <= names
-
-
 @pytest.mark.parametrize("family", slow_but(["nemotron_h", "zamba2"], "nemotron_h"))
 def test_time_steps_are_those_of_decoding(family: str, tmp_path: Path) -> None:
     """Each token would come from steps that only transformers' scan clamps, and no other implementation of the model."""
@@ -242,35 +232,6 @@ def test_targets_without_states_are_refused(tmp_path: Path):
     loaded = LoadedModel(family_model("lfm2"), None, "lfm2")
     with pytest.raises(TargetError, match=r"target cuda does not run the model's recurrent layers.*compile for: cpu"):
         write_bundle(loaded, tmp_path, ExportConfig(targets=("cuda",), dtype="fp16"), ExportProgress(quiet=True))
-
-
-def test_keys_of_a_byte_beside_states(tmp_path: Path):
-    """Drafts would change the text where keys are rounded and states are not, or a model without keys end in a traceback."""
-    write_recurrent_bundle("qwen3_5", tmp_path, kv="int8")
-    asked = [np.random.default_rng(n).integers(3, VOCAB, n).tolist() * 2 for n in (3, 9, 14)]
-    params, texts = GenerationParams(max_new_tokens=20, ignore_eos=True), []
-    for policy in ("full", "exact"):
-        with Engine.load(tmp_path, EngineOptions(threads=ThreadOptions(1), policy=policy)) as engine:
-            texts += [[one.token_ids for one in engine.generate(asked, params)]]
-            texts += [[engine.generate(ids, params)[0].token_ids for ids in asked]]
-    assert texts.count(texts[0]) == 4
-    with pytest.raises(UnsupportedModelError, match="Mamba2ForCausalLM, which keeps no keys and values"):
-        write_recurrent_bundle("mamba2", tmp_path, kv="int8")
-
-
-@pytest.mark.parametrize(
-    ("family", "more", "reason"),
-    [
-        ("zaya", {"head_dim": 16, "router_hidden_size": 16}, "ZayaForCausalLM: a recurrence that calls none of transformers'"),
-        ("zamba", {"layers_block_type": ["linear_attention", "hybrid"] * 2}, "ZambaForCausalLM: a layer that joins the states"),
-    ],
-)
-def test_other_recurrences_are_refused_by_name(family: str, more: dict[str, Any], reason: str):
-    """A layer would be traced without a part of its state."""
-    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, **more)).eval()
-    with pytest.raises(UnsupportedModelError, match=reason):
-        probe_layers(model)
 
 
 def test_recurrences_of_unknown_functions_are_refused(monkeypatch: pytest.MonkeyPatch):

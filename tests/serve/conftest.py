@@ -1,6 +1,5 @@
 """A live server with a tiny random chat model for the tests of the HTTP interface."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,8 +11,6 @@ import pytest
 from serve.live import Served, serving
 from serve.tiny_model import make_bundle, make_model
 from shared_once import shared_once
-
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # LiteLLM's import looks for one on the internet otherwise
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from tide_runtime import GenerationParams
 from tide_runtime.errors import ParamsError
 from tide_runtime.lora import CONFIG, TENSORS
 from tide_serve.config import ServeConfig
-from tide_serve.models.named import named_paths
 
 PROMPT = "def add(a, b):"
 
@@ -60,11 +59,6 @@ def test_models_are_adapters(serve_app: Callable[..., AbstractContextManager[Ser
 
 def test_names_are_checked(serve_app: Callable[..., AbstractContextManager[Served]], tmp_path: Path) -> None:
     """Breaks: an adapter that hides the model, or one that its option does not name."""
-    for wrong in ("name", "=folder", "name="):
-        with pytest.raises(ParamsError, match="NAME=DIR"):
-            named_paths([wrong], "adapter")
-    with pytest.raises(ParamsError, match="two adapters have the name a"):
-        named_paths(["a=b", "a=c"], "adapter")
     with (
         pytest.raises(ParamsError, match="one is the name of a model and of an adapter"),
         serve_app(ServeConfig(model_names=("one",)), adapters={"one": write_adapter(tmp_path, 1)}),

@@ -25,16 +25,6 @@ def expected(served: Served) -> list[str | None]:
     return [generation.text for generation in served.engine.generate(prompts, GenerationParams(max_new_tokens=16))]
 
 
-def test_answers_do_not_mix(served: Served, model: str) -> None:
-    """Breaks: under load a client gets another's answer."""
-
-    async def ask(client: openai.AsyncOpenAI) -> list[Any]:
-        fields: dict[str, Any] = {"model": model, "max_tokens": 16}
-        return await asyncio.gather(*(client.chat.completions.create(messages=turns, **fields) for turns in TURNS))
-
-    assert [made.choices[0].message.content for made in run(served, ask)] == expected(served)
-
-
 def test_streams_do_not_mix(served: Served, model: str) -> None:
     """Breaks: under load a client gets another's tokens, or loses its own."""
 
@@ -46,32 +36,3 @@ def test_streams_do_not_mix(served: Served, model: str) -> None:
         return await asyncio.gather(*(stream(client, turns) for turns in TURNS))
 
     assert run(served, ask) == expected(served)
-
-
-def test_errors_are_the_clients_own(served: Served, model: str) -> None:
-    """Breaks: a program that catches BadRequestError and reads its param."""
-
-    async def ask(client: openai.AsyncOpenAI) -> openai.BadRequestError | None:
-        try:
-            await client.completions.create(model=model, prompt="Hi", suffix="x")
-        except openai.BadRequestError as error:
-            return error
-        return None
-
-    error = run(served, ask)
-    assert error is not None and (error.param, error.code) == ("suffix", "unsupported_parameter")
-
-
-def test_leaving_a_stream_ends_the_generation(served: Served, model: str) -> None:
-    """Breaks: the engine works on for clients that have closed their stream."""
-
-    async def leave(client: openai.AsyncOpenAI) -> None:
-        fields: dict[str, Any] = {"max_tokens": 400, "n": 2, "extra_body": {"ignore_eos": True}}
-        async with await client.completions.create(model=model, prompt="def", stream=True, **fields) as chunks:
-            async for _ in chunks:
-                return
-
-    before = served.engine.stats().step_tokens
-    run(served, leave)
-    served.wait_idle()
-    assert served.engine.stats().step_tokens - before < 700

@@ -52,20 +52,8 @@ def test_the_echo_is_the_prompt(served: Served, http: httpx.Client, model: str) 
         assert token.startswith("bytes:") or echoed["text"][offset:].startswith(token)
 
 
-def test_each_choice_echoes_its_prompt(http: httpx.Client, model: str) -> None:
-    """Breaks: in a batch, texts come behind the prompts of others."""
-    choices = complete(http, model, prompt=["def", "The sky"], n=2, max_tokens=0, echo=True)
-    assert [choice["text"] for choice in choices] == ["def", "def", "The sky", "The sky"]
-
-
 def test_special_tokens_of_an_id_prompt_are_echoed(served: Served, http: httpx.Client, model: str) -> None:
     """Breaks: the echo of token ids hides tokens that the client has sent."""
     [choice] = complete(http, model, prompt=[1, 70], max_tokens=0, echo=True)
     assert choice["text"] == "<|im_start|>" + served.engine.tokenizer.decode([70])  # type: ignore[union-attr]
     assert choice["finish_reason"] == "length" and choice["logprobs"] is None
-
-
-def test_a_prompt_of_one_token(served: Served, http: httpx.Client, model: str) -> None:
-    """Breaks: a prompt without anything to score fails the request."""
-    [choice] = complete(http, model, prompt=[70], max_tokens=0, echo=True, logprobs=1)
-    assert choice["logprobs"]["token_logprobs"] == [None]

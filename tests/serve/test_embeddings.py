@@ -73,14 +73,6 @@ def test_both_encodings_have_the_same_numbers(embedding: Served) -> None:
     assert post(embedding.url, **body).json()["data"][0]["embedding"] == plain
 
 
-def test_shorter_vectors(embedding: Served, ask: Ask) -> None:
-    """Breaks: an index of short vectors gets long ones, or sizes that the model was not trained for."""
-    assert np.array_equal(vectors(ask("abc", dimensions=16)), embedding.engine.embed("abc", dimensions=16))
-    with pytest.raises(openai.BadRequestError, match="dimensions is 17, expected 16") as refused:
-        ask("abc", dimensions=17)
-    assert refused.value.param == "dimensions"
-
-
 def test_more_texts_than_the_queue_holds(embedding_bundle: Path) -> None:
     """Breaks: a batch of documents is refused with 429, although nothing else runs."""
     with serving(embedding_bundle, max_queue=3, max_batch=2) as live:

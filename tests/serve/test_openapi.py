@@ -79,10 +79,3 @@ def test_every_reference_has_a_target(document: dict[str, Any], http: httpx.Clie
     """Breaks: /docs shows an error in place of a body."""
     text = http.get("/openapi.json").text
     assert {*re.findall('"#/components/schemas/([^"]+)"', text)} <= document["components"]["schemas"].keys()
-
-
-def test_unknown_route_has_openai_error(live_server):
-    """Breaks: a client's typo in the address comes back in a form that its error class cannot read."""
-    answer = httpx.get(f"{live_server}/v1/nothing")
-    assert answer.status_code == 404
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
-from fastapi import FastAPI
 from runtime.made_up_calibration import calibrate, exit_after
 from serve.chromium import Page, browsing
-from serve.live import Served, listening, serving
+from serve.live import Served, listening
 from serve.stub_chat import LAYERS, StubChat
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 from tide_runtime.depth.options import DepthOptions
@@ -63,7 +61,6 @@ def chat(browser: Page, stub_server: tuple[StubChat, str]) -> Chat:
 
 
 def _opened(browser: Page, stub: StubChat, url: str) -> Chat:
-    browser.show(1200, 800)
     browser.open(f"{url}/")
     browser.evaluate("sessionStorage.clear()")
     browser.complaints.clear()
@@ -143,22 +140,6 @@ def test_an_answer_is_drawn_as_markdown_where_there_are_no_exits(chat: Chat, tex
     assert page.text("article.user .text") == "*Hi?*" and page.complaints == []
 
 
-def test_a_hostile_text_does_not_stop_the_page(chat: Chat) -> None:
-    """Breaks: an answer of thousands of asterisks, as small models write it, freezes the tab."""
-    chat.stub.exits, chat.stub.pieces = False, [("*" * 8000 + "`" * 8000 + "[" * 8000 + "_a" * 8000, LAYERS)]
-    _opened(chat.page, chat.stub, chat.url).ask("Hi?")
-
-
-def test_one_of_several_models_is_chosen(chat: Chat) -> None:
-    """Breaks: a server's second model cannot be talked to."""
-    chat.stub.names = ["first", "second"]
-    chat = _opened(chat.page, chat.stub, chat.url)
-    chat.ask("Hi?")
-    chat.page.evaluate("(m => { m.value = 'second'; m.dispatchEvent(new Event('change')) })(document.querySelector('#models'))")
-    chat.ask("And you?")
-    assert [request["model"] for request in chat.stub.requests] == ["first", "second"]
-
-
 def test_html_in_an_answer_is_text(chat: Chat) -> None:
     """Breaks: a text that a model was talked into runs a script in the reader's browser, with the API key."""
     attack = '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script><b>bold</b>'
@@ -223,16 +204,6 @@ def test_settings_are_sent(chat: Chat) -> None:
     assert [turn["content"] for turn in chat.stub.requests[2]["messages"]] == ["Be brief.", "Three"]
 
 
-def test_a_setting_out_of_range_is_not_sent(chat: Chat) -> None:
-    """Breaks: the reader reads an error of the API in place of the field's own."""
-    chat.page.click("#configure")
-    chat.page.click("#temperature")
-    chat.page.type("5")
-    chat.send("Hi?")
-    assert chat.page.evaluate("document.activeElement.id") == "temperature"
-    assert chat.stub.requests == []
-
-
 def test_the_api_key_stays_in_the_tab(chat: Chat) -> None:
     """Breaks: a server with keys cannot be used, or the key outlives the tab."""
     chat.stub.key = "secret"
@@ -278,44 +249,6 @@ def test_the_keyboard_is_enough(chat: Chat) -> None:
     assert {"send", "new", "configure"} <= set(reached)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_in_both_schemes(chat: Chat, scheme: str) -> None:
-    """Breaks: the page scrolls sideways on a phone, or its text cannot be read on its ground."""
-    chat.page.show(360, 640, scheme)
-    chat.stub.pieces = [("x" * 300, LAYERS), *((f" word{depth}", depth) for depth in range(LAYERS))]
-    chat.ask("y" * 200)
-    assert chat.page.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
-    bottom = chat.page.evaluate("document.querySelector('#send').getBoundingClientRect().bottom <= innerHeight")
-    assert bottom and chat.page.evaluate(_CONTRAST) >= 4.5
-
-
-# The least contrast of a token with its ground, as WCAG 2.1 defines it.
-_CONTRAST = """(() => {
-  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const light = (...colours) => {
-    for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
-    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(v => v / 255)
-      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
-  };
-  const ground = getComputedStyle(document.body).backgroundColor;
-  return Math.min(...[...document.querySelectorAll(".token, .depths span")].map(token => {
-    const style = getComputedStyle(token);
-    const [a, b] = [light(ground, style.backgroundColor), light(style.color)];
-    return Math.max(a, b) / Math.min(a, b);
-  }));
-})()"""
-
-
-def test_it_works_below_another_application(chat: Chat) -> None:
-    """Breaks: the page asks the outer application for its files and its answers."""
-    outer = FastAPI()
-    outer.mount("/llm", chat.stub.app)
-    with listening(outer) as url:
-        _opened(chat.page, chat.stub, f"{url}/llm").ask("Hi?")
-        assert chat.page.text("article.assistant .text") == "Hello there."
-
-
 @pytest.fixture(scope="module")
 def exiting(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A live server as `tide-serve` starts it, with a key. Two tokens of three are final after layer 1."""
@@ -357,20 +290,3 @@ def test_a_live_server(browser: Page, exiting: Served, monkeypatch: pytest.Monke
     browser.wait_for("document.querySelectorAll('.depths:not([hidden])').length === 2")
     exiting.wait_idle(5)  # the text would have taken 10 s
     assert browser.complaints == []
-
-
-def test_a_server_without_the_page(bundle: Path) -> None:
-    """Breaks: an operator cannot switch the page off."""
-    with serving(bundle, ServeConfig(page=False)) as served:
-        assert httpx.get(f"{served.url}/").status_code == 404 == httpx.get(f"{served.url}/page/app.js").status_code
-
-
-def test_headers(stub_server: tuple[StubChat, str]) -> None:
-    """Breaks: the page can be framed by another one, or a file is taken for something else."""
-    for path in ("/", "/page/app.js", "/page/style.css", "/page/icon.svg"):
-        answer = httpx.get(stub_server[1] + path)
-        assert answer.status_code == 200 and answer.headers["X-Content-Type-Options"] == "nosniff"
-        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
-        assert "unsafe" not in answer.headers["Content-Security-Policy"]
-    assert httpx.get(f"{stub_server[1]}/page/routes.py").status_code >= 400

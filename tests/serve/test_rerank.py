@@ -113,6 +113,7 @@ def test_what_cannot_be_ranked_is_refused(reranker: tuple[Served, Any], body: di
     assert answer.status_code == 400 and words in error["message"] and param in (None, error["param"])
 
 
+@pytest.mark.slow
 def test_a_model_without_the_answers_is_refused(tmp_path: Path) -> None:
     """Breaks: a chat model gives scores of parts of words."""
     bundle_of(tmp_path, ["yes"])

@@ -12,13 +12,16 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic.types.shared import ErrorResponse
+from openai.types.responses import ResponseFailedEvent
 from serve.live import Served, serving
-from serve.sse import parsed
 from tide_runtime import GenerationParams
 from tide_serve import ServeConfig
 
 Serve = Callable[..., AbstractContextManager[Served]]
 LONG: dict[str, Any] = {"prompt": "def", "max_tokens": 500, "ignore_eos": True}
+RESPONSE: dict[str, Any] = {"input": "def", "max_output_tokens": 500, "ignore_eos": True}
+MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "def"}], "max_tokens": 500, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +67,20 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"n": 3}, {"n": 3, "stream": True}, {"echo": True, "logprobs": 1}])
-def test_hanging_up_ends_all_generations(served: Served, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", LONG),
+        ("/v1/completions", {**LONG, "n": 3}),
+        ("/v1/completions", {**LONG, "prompt": [70] * 500, "echo": True, "logprobs": 1}),
+        ("/v1/responses", RESPONSE),
+    ],
+)
+def test_hanging_up_ends_all_generations(served: Served, path: str, body: dict[str, Any], stream: bool) -> None:
     """Breaks: the engine works on for clients that are gone, whether they stream or not."""
-    body = {**LONG, **fields, **({"prompt": [70] * 500} if "echo" in fields else {})}
     with slowed(served):
-        connection = send(served, "/v1/completions", body)
+        connection = send(served, path, {**body, "stream": stream})
         wait_for(lambda: served.engine.stats().running > 0)
         connection.close()
         served.wait_idle(1.5)  # to the end it would take 2.5 s
@@ -87,18 +98,6 @@ def test_hanging_up_in_the_queue(serve_app: Serve) -> None:
         assert served.engine.stats().running == 1
         first.close()
         served.wait_idle()
-
-
-def test_choices_that_end_one_after_another(serve_app: Serve) -> None:
-    """Breaks: a stream ends with the first of its choices, or counts only some of them."""
-    with serve_app(max_batch=1) as served, slowed(served):
-        fields = {"n": 2, "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
-        chat = {"model": "tiny-chat", "messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, **fields}
-        raw = httpx.post(f"{served.url}/v1/chat/completions", json=chat).content
-        *events, usage = parsed(raw)
-        assert usage["usage"]["completion_tokens"] == 10
-        ended = [choice["index"] for event in events for choice in event["choices"] if choice["finish_reason"]]
-        assert ended == [0, 1]
 
 
 def test_time_limit_ends_an_answer(serve_app: Serve) -> None:
@@ -123,15 +122,6 @@ def test_time_limit_in_the_queue(serve_app: Serve, stream: bool) -> None:
         assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_time_limit_of_an_echo(serve_app: Serve) -> None:
-    """Breaks: log-probabilities of a long prompt are computed without end."""
-    with serve_app(ServeConfig(request_timeout=0.3), prefill_chunk=4) as served, slowed(served):
-        body = request(served, prompt=[70] * 400, echo=True, logprobs=1, max_tokens=0)
-        answer = httpx.post(f"{served.url}/v1/completions", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "timeout")
-        served.wait_idle(1)
-
-
 def test_a_full_queue_refuses(serve_app: Serve) -> None:
     """Breaks: requests pile up without end, or the choices before the refused one run on."""
     with serve_app(max_batch=1, max_queue=2) as served, slowed(served):
@@ -144,16 +134,33 @@ def test_a_full_queue_refuses(serve_app: Serve) -> None:
         busy.cancel()
 
 
-def test_a_stopping_server_ends_streams_with_an_error(serve_app: Serve) -> None:
-    """Breaks: a stream that the server cut off looks complete."""
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        ("/v1/completions", LONG, ("service_unavailable_error", "cancelled")),
+        ("/v1/messages", MESSAGE, ("overloaded_error", None)),
+        ("/v1/responses", RESPONSE, (None, "server_error")),
+    ],
+)
+def test_a_stopping_server_ends_streams_with_an_error(serve_app: Serve, path: str, body: dict[str, Any], error: Any) -> None:
+    """Breaks: a client takes half of a text for the whole."""
     with serve_app() as served, slowed(served):
-        with httpx.stream("POST", f"{served.url}/v1/completions", json=request(served, stream=True)) as answer:
+        asked = request(served, **body, stream=True)
+        with httpx.stream("POST", f"{served.url}{path}", json=asked) as answer:
             lines = answer.iter_lines()
-            next(lines)
+            while "delta" not in (line := next(lines)) and '"choices"' not in line:
+                pass
             served.engine.close(abort=True)
-            last = [line for line in lines if line][-1]
-        error = json.loads(last.removeprefix("data: "))["error"]
-        assert (error["type"], error["code"]) == ("service_unavailable_error", "cancelled")
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    last = events[-1]
+    assert (last.get("error") or last["response"]["error"]).items() >= {
+        name: value for name, value in zip(("type", "code"), error, strict=True) if value
+    }.items()
+    if path == "/v1/messages":
+        ErrorResponse.model_validate(last)
+    elif path == "/v1/responses":
+        ResponseFailedEvent.model_validate(last)
+        assert events[-2]["type"] == "response.output_item.done" and last["response"]["output"][0]["status"] == "incomplete"
 
 
 def test_a_stopping_server_refuses_whole_answers(serve_app: Serve) -> None:
@@ -184,4 +191,4 @@ def test_an_error_of_the_engine_ends_a_stream(serve_app: Serve, monkeypatch: pyt
 
 
 def request(served: Served, **fields: Any) -> dict[str, Any]:
-    return {"model": served.engine.manifest.model.name, **LONG, **fields}
+    return {"model": served.engine.manifest.model.name, **(fields if fields.keys() & {"input", "messages"} else LONG | fields)}

@@ -38,12 +38,6 @@ def test_bytes_of_a_byte_level_vocabulary(served: Served) -> None:
     assert texts.text_of(10**6) == "<token 1000000>"
 
 
-def test_bytes_of_a_sentencepiece_vocabulary() -> None:
-    """Breaks: byte tokens are shown as <0x0A>, and spaces as ▁."""
-    texts = TokenTexts(sentencepiece())
-    assert [texts.bytes_of(token) for token in (1, 3, 4 + 0xC3)] == [b" Hi", b"a", b"\xc3"]
-
-
 def test_offsets_count_characters_across_calls(served: Served) -> None:
     """Breaks: offsets of a stream begin anew in each event, or count bytes."""
     tokenizer = served.engine.tokenizer
@@ -73,13 +67,6 @@ def test_offsets_point_into_the_text(served: Served, sent: str) -> None:
             assert_places(prompt + tokenizer.continuation(ids), prompt_places + offsets.of(ids))
 
 
-def test_offsets_behind_bytes_that_are_no_character(served: Served) -> None:
-    """Breaks: offsets behind a broken character are off by what it turned into."""
-    tokenizer = sentencepiece()
-    broken = [4 + 0xE2, 4 + 0x82, 1, 4 + 0xFF, 3]
-    assert_places(tokenizer.continuation(broken), TextOffsets(TokenTexts(tokenizer), tokenizer).of(broken))
-
-
 def test_offsets_of_tokens_that_the_text_leaves_out(served: Served) -> None:
     """Breaks: special tokens, which the text does not have, move the offsets of what follows."""
     tokenizer = served.engine.tokenizer
@@ -91,11 +78,6 @@ def test_offsets_of_tokens_that_the_text_leaves_out(served: Served) -> None:
     ]  # fmt: skip
     assert [offset for _, offset in TextOffsets(texts, tokenizer).of_prompt(ids, "aa")] == [0, 0, 1, 1, 2]
     assert [offset for _, offset in TextOffsets(texts, tokenizer).of_prompt(ids, "<|im_start|>aa")] == [0, 12, 13, 13, 14]
-
-
-def test_without_a_tokenizer() -> None:
-    """Breaks: bundles without a tokenizer, which take and give token ids, cannot report log-probabilities."""
-    assert TokenTexts(None).text_of(5) == "<token 5>"
 
 
 def test_of_tokens_with_the_same_text_the_likeliest_counts() -> None:

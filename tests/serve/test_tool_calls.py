@@ -1,103 +1,17 @@
 """Tool calls in a model's output: found wherever the text is cut, and nothing else is taken for one."""
 
 import json
+from pathlib import Path
 
 import pytest
+from tide_runtime.text.thoughts import ThoughtMarks, ThoughtSplitter
+from tide_serve.request.answer_parser import AnswerParser
 from tide_serve.request.tool_calls import ToolCallParser, split_calls
 
 CALL = '{"name": "f", "arguments": {"x": 1}}'
-F1 = ("f", {"x": 1})
-G = ("g", {})
-DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
-R1 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
-V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 XML = "<tool_call>\n<function=typed>\n{}</function>\n</tool_call>"
-
-CASES = {
-    "a call": (f"<tool_call>\n{CALL}\n</tool_call>", "", [F1]),
-    "a call without lines": (f"<tool_call>{CALL}</tool_call>", "", [F1]),
-    "text before": (f"Let me see.\n\n<tool_call>{CALL}</tool_call>", "Let me see.\n\n", [F1]),
-    "text behind": (f"<tool_call>{CALL}</tool_call>\nDone. ", "\nDone. ", [F1]),
-    "text on both sides": (f" A <tool_call>{CALL}</tool_call> B\n", " A  B\n", [F1]),
-    "two calls": (f'\n<tool_call>{CALL}</tool_call>\n<tool_call>{{"name": "g"}}</tool_call>\n ', "", [F1, G]),
-    "a list": (f'<tool_call>[{CALL}, {{"name": "g", "arguments": {{}}}}]</tool_call>', "", [F1, G]),
-    "two in a block": (f"<tool_call>\n{CALL}\n{CALL}\n</tool_call>", "", [F1, F1]),
-    "not closed": (f"<tool_call>\n{CALL}", "", [F1]),
-    "closed by half": (f"<tool_call>\n{CALL}\n</tool_", "", [F1]),
-    "the next one closes": (f"<tool_call>\n{CALL}\n<tool_call>\n{CALL}\n</tool_call>", "", [F1, F1]),
-    "bare": (f" {CALL}\n", "", [F1]),
-    "bare, as Llama 3 writes": ('{"name": "f", "parameters": {"x": 1}}', "", [F1]),
-    "bare, with a type": ('{"type": "function", "name": "f", "parameters": {"x": 1}}', "", [F1]),
-    "bare, as OpenAI writes": ('{"type": "function", "function": {"name": "f", "arguments": "{\\"x\\": 1}"}}', "", [F1]),
-    "bare, a function for a name": ('{"type": "function", "function": "f", "parameters": {"x": 1}}', "", [F1]),
-    "bare, arguments first": ('{"arguments": {"name": "Rome"}, "name": "f"}', "", [("f", {"name": "Rome"})]),
-    "bare, several": (f"{CALL}; {CALL}", "", [F1, F1]),
-    "a bare list": (f'[{CALL},\n {{"name": "g"}}] ', "", [F1, G]),
-    "braces in a string": ('<tool_call>{"name": "f", "arguments": {"x": "</tool"}}</tool_call>', "", [("f", {"x": "</tool"})]),
-    "a tag in a string": (
-        '<tool_call>{"name": "f", "arguments": {"x": "\\"}</tool_call><tool_call>"}}</tool_call> ok',
-        " ok",
-        [("f", {"x": '"}</tool_call><tool_call>'})],
-    ),
-    "a line break in a string": ('<tool_call>{"name": "f", "arguments": {"x": "a\nb"}}</tool_call>', "", [("f", {"x": "a\nb"})]),
-    "arguments in a string": ('{"name": "f", "arguments": "{\\"x\\": 1}"}', "", [F1]),
-    "an empty string for arguments": ('<tool_call>{"name": "g", "arguments": ""}</tool_call>', "", [G]),
-    "null for arguments": ('<tool_call>{"name": "g", "arguments": null}</tool_call>', "", [G]),
-    "Mistral's list": (f"[TOOL_CALLS][{CALL}, {CALL}]", "", [F1, F1]),
-    "Mistral's list with spaces": (f"Hm.[TOOL_CALLS] [ {CALL} ]</s>", "Hm.</s>", [F1]),
-    "Mistral's arguments": ('[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}', "", [F1, G]),
-    "Mistral's ids": ('[TOOL_CALLS]f[CALL_ID]a1b2c3d4e[ARGS]{"x": 1}', "", [F1]),
-    "Mistral's arguments without a sign": ('[TOOL_CALLS]f{"x": 1}', "", [F1]),
-    "Mistral's other function": ('[TOOL_CALLS]h[ARGS]{"x": 1}', '[TOOL_CALLS]h[ARGS]{"x": 1}', []),
-    "Mistral's, cut off": ('[TOOL_CALLS]f[ARGS]{"x": ', '[TOOL_CALLS]f[ARGS]{"x": ', []),
-    "Llama's tag": ('<|python_tag|>{"name": "f", "parameters": {"x": 1}}', "", [F1]),
-    "Llama's tag, several": ('<|python_tag|>{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}', "", [F1, G]),
-    "Llama's tools": ("<|python_tag|>f.call(x=1)", "", [F1]),
-    "Llama's tools, other values": (
-        '<|python_tag|>f.call(a="b)", b=[1, None], c=True)', "", [("f", {"a": "b)", "b": [1, None], "c": True})]
-    ),
-    "Llama's tools, by place": ('<|python_tag|>typed.call("Rome", n=2)', "", [("typed", {"s": "Rome", "n": 2})]),
-    "Llama's code": ("<|python_tag|>import math\nprint(1)", "<|python_tag|>import math\nprint(1)", []),
-    "Llama's expression": ("<|python_tag|>f.call(x=g())", "<|python_tag|>f.call(x=g())", []),
-    "Llama's other tool": ("<|python_tag|>h.call(x=1)", "<|python_tag|>h.call(x=1)", []),
-    "Llama's functions": ('<function=f>{"x": 1}</function>', "", [F1]),
-    "DeepSeek R1": ("So.\n" + DEEPSEEK.format(R1.format("f", '{"x": 1}') + "\n" + R1.format("g", "{}")), "So.\n", [F1, G]),
-    "DeepSeek V3.1": (DEEPSEEK.format(V31.format("f", '{"x": 1}') + V31.format("g", "{}")), "", [F1, G]),
-    "DeepSeek, not closed": (DEEPSEEK.format(R1.format("f", '{"x": 1}')).partition("``<")[0], "", [F1]),
-    "DeepSeek, one call": (V31.format("f", '{"x": 1}') + " ok", " ok", [F1]),
-    "DeepSeek's other function": (DEEPSEEK.format(V31.format("h", "{}")), DEEPSEEK.format(V31.format("h", "{}")), []),
-    "Qwen's XML": (XML.format("<parameter=s>\n a\n<b> \n</parameter>\n"), "", [("typed", {"s": " a\n<b> "})]),
-    "Qwen's XML, tags in a value": (
-        XML.format("<parameter=s>\n</tool_call> </parameter>x\n</parameter>\n"),
-        "",
-        [("typed", {"s": "</tool_call> </parameter>x"})],
-    ),
-    "Qwen's XML without parameters": ("<tool_call>\n<function=g>\n</function>\n</tool_call>", "", [G]),
-    "Qwen's XML without a block": ("Hm.\n<function=g></function>\n</tool_call", "Hm.\n", [G]),
-    "Qwen's XML, cut off": ("<tool_call>\n<function=f>\n<parameter=s>\nab", "<tool_call>\n<function=f>\n<parameter=s>\nab", []),
-    "Qwen's XML, another function": (
-        "<tool_call>\n<function=h>\n</function>\n</tool_call>", "<tool_call>\n<function=h>\n</function>\n</tool_call>", []
-    ),
-    "plain text": ("Hello <b>there</b> ", "Hello <b>there</b> ", []),
-    "only space": ("  \n", "  \n", []),
-    "nothing": ("", "", []),
-    "part of a tag": ("a < b <tool", "a < b <tool", []),
-    "cut off": ('Hm. <tool_call>\n{"name": "f", "argu', 'Hm. <tool_call>\n{"name": "f", "argu', []),
-    "not JSON": ("<tool_call>f(1)</tool_call> so", "<tool_call>f(1)</tool_call> so", []),
-    "more than JSON": (f"<tool_call>{CALL}, so</tool_call>", f"<tool_call>{CALL}, so</tool_call>", []),
-    "another function": ('Hi <tool_call>\n{"name": "h"}\n</tool_call> ', 'Hi <tool_call>\n{"name": "h"}\n</tool_call> ', []),
-    "one of two is another": (f'[{CALL}, {{"name": "h"}}]', f'[{CALL}, {{"name": "h"}}]', []),
-    "arguments are no object": ('{"name": "f", "arguments": [1]}', '{"name": "f", "arguments": [1]}', []),
-    "arguments are no JSON": ('{"name": "f", "arguments": "x=1"}', '{"name": "f", "arguments": "x=1"}', []),
-    "JSON that is no call": ('{"name": "Paris", "size": 2}', '{"name": "Paris", "size": 2}', []),
-    "JSON with the name of a function": ('{"name": "f", "size": 2}', '{"name": "f", "size": 2}', []),
-    "JSON behind text": (f"See {CALL}", f"See {CALL}", []),
-    "JSON before text": (f"{CALL} is it", f"{CALL} is it", []),
-    "another object": ('{"nam": 1}', '{"nam": 1}', []),
-    "a list of data": ('[{"name": "Rome"}, 2]', '[{"name": "Rome"}, 2]', []),
-    "a false tag before a call": (f"Use <tool_call> so: <tool_call>{CALL}</tool_call>", "Use <tool_call> so: ", [F1]),
-    "deep": ("<tool_call>" + "[" * 5000, "<tool_call>" + "[" * 5000, []),
-}  # fmt: skip
+# What a model may write: output, its text, its calls.
+CASES = json.loads(Path(__file__).with_name("calls.json").read_text(encoding="utf-8"))["outputs"]
 SCHEMA = {
     "properties": {
         "s": {"type": "string"},
@@ -117,12 +31,12 @@ SCHEMA = {
 TOOLS = {"f": {}, "g": {}, "typed": SCHEMA}
 
 
-def split(pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
+def split(pieces: list[str]) -> tuple[str, list[list[object]]]:
     parser = ToolCallParser(TOOLS)
     parts = [parser.feed(piece) for piece in pieces] + [parser.finish()]
     calls = [call for _, found in parts for call in found]
     assert calls == parser.calls and len({call.id for call in calls}) == len(calls)
-    return "".join(text for text, _ in parts), [(call.name, json.loads(call.arguments)) for call in calls]
+    return "".join(text for text, _ in parts), [[call.name, json.loads(call.arguments)] for call in calls]
 
 
 @pytest.mark.parametrize("pieces", ["whole", "characters", "threes"])
@@ -225,3 +139,13 @@ def test_a_long_call_takes_time_in_proportion() -> None:
     for _ in range(20000):
         assert parser.feed("word ") == ("", [])
     assert len(json.loads(parser.feed('"}}</tool_call>')[1][0].arguments)["x"]) == 100000
+
+
+def test_tags_in_an_answer_are_hidden_wherever_its_stream_is_cut() -> None:
+    """Breaks: a client sees a piece of a tag, which a stop string such as ">>>" has had held back until the next token."""
+    text, tags = "Well<think>a > b</think></tool_call>.", ["<think>", "</think>"]
+    for at in range(len(text)):
+        splitter, tools = ThoughtSplitter(ThoughtMarks(*tags), begun=False), ToolCallParser({"f"}, ["</tool_call>"])
+        parser = AnswerParser(splitter, tools, tags)
+        parts = parser.feed(text[:at]), parser.feed(text[at:], last=True)
+        assert "".join(part.text for part in parts) == "Wella > b.", at

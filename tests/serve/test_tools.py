@@ -10,10 +10,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from openai.types.chat import ChatCompletionChunk
 from runtime.text.test_template_turns import TEMPLATES, chat
 from serve.live import Served, serving
-from serve.sse import parsed, raw_events
 from tide_runtime.text.chat_template import render_chat, template_forms
 from tide_serve.request.prompt_ids import template_messages, with_calls_as_text, with_tools_described
 
@@ -59,13 +57,6 @@ def test_arguments_may_spell_added_tokens(client: openai.OpenAI, model: str, tem
     assert json.loads(call.function.arguments)["tag"] in ("<tool_call>", "<|im_end|>")
 
 
-def test_keywords_without_support_leave_calls_possible(client: openai.OpenAI, model: str) -> None:
-    """Breaks: a tool that is not strict is refused for a keyword of its schema that grammars cannot hold."""
-    loose = tool("f", x={"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2, "uniqueItems": True})
-    [call] = ask(client, model, tools=[loose], tool_choice="required", parallel_tool_calls=False).message.tool_calls
-    assert set(json.loads(call.function.arguments)["x"]) <= {1, 2}
-
-
 @pytest.mark.parametrize(
     "choice",
     [
@@ -79,28 +70,6 @@ def test_the_named_tool_is_called(client: openai.OpenAI, model: str, choice: dic
     calls = ask(client, model, tools=[WEATHER, TIME], tool_choice=choice).message.tool_calls
     assert {call.function.name for call in calls} == {"get_time"}
     assert choice["type"] == "allowed_tools" or len(calls) == 1
-
-
-def test_a_stream_has_the_calls(http: httpx.Client, client: openai.OpenAI, model: str) -> None:
-    """Breaks: streamed calls lack their id, name or arguments, or their markup comes as text."""
-    fields = {
-        "messages": ASK,
-        "tools": [WEATHER, TIME],
-        "tool_choice": "required",
-        "max_tokens": 300,
-        "temperature": 1.5,
-        "seed": 8,
-    }
-    documents = parsed(raw_events(http, "/v1/chat/completions", {"model": model, **fields}))
-    for document in documents:
-        ChatCompletionChunk.model_validate(document, strict=True)
-    deltas = [document["choices"][0]["delta"] for document in documents]
-    assert not any(delta.get("content") for delta in deltas)
-    assert documents[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert [call["index"] for call in calls] == [*range(len(calls))] and len({call["id"] for call in calls}) == len(calls)
-    whole = ask(client, model, **fields).message.tool_calls
-    assert [call["function"] for call in calls] == [call.function.model_dump() for call in whole]
 
 
 def token_bias(served: Served, text: str) -> dict[str, int]:
@@ -126,13 +95,6 @@ def test_strict_tools_follow_their_schema_in_free_text(client: openai.OpenAI, se
     calls = choice.message.tool_calls
     assert all(json.loads(call.function.arguments) in ({"zone": 1}, {"zone": 2}) for call in calls)
     assert len(calls) > 1 if parallel else (len(calls), choice.finish_reason) == (1, "tool_calls")
-
-
-def test_strict_tools_leave_other_text_free(client: openai.OpenAI, model: str) -> None:
-    """Breaks: a strict tool makes an answer without calls impossible."""
-    strict = tool("get_time", strict=True, zone={"enum": [1, 2]})
-    free = ask(client, model, tools=[{**TIME}], max_tokens=8).message.content
-    assert ask(client, model, tools=[strict], max_tokens=8).message.tool_calls is None and free
 
 
 @pytest.mark.parametrize("text", ["<tool_call>", "{"])
@@ -200,18 +162,6 @@ def test_the_template_sees_tools_calls_and_results(served: Served, model: str) -
     assert prompt.startswith('<|im_start|>tools\n[{"type": "function", "function": {"name": "get_time"')
     assert '<|im_start|>assistant\n<tool_call>{"name": "get_time", "arguments": {"zone": 1}}</tool_call><|im_end|>' in prompt
     assert prompt.endswith("<|im_start|>tool\nnoon<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_calls_of_the_history_need_no_tools(served: Served) -> None:
-    """Breaks: a chat that goes on without tools shows its calls in a form that the model was not trained on, or is refused."""
-    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "get_time", "arguments": '{"zone": 1}'}}
-    messages = [
-        {**ASK[0], "name": None},
-        {"role": "assistant", "content": None, "refusal": None, "function_call": None, "tool_calls": [call], "reasoning": "Hm."},
-        {"role": "tool", "tool_call_id": "c1", "name": "get_time", "content": "noon"},
-    ]
-    prompt = prompt_of(served, messages, [])
-    assert '<tool_call>{"name": "get_time", "arguments": {"zone": 1}}</tool_call>' in prompt and "|>tool\nnoon<|" in prompt
 
 
 def prompt_of(served: Served, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:

@@ -92,13 +92,6 @@ def test_open_questions_of_a_config_become_forms(target: LoadedModel, tmp_path: 
     assert [(form.taps, form.settings["norm_before_residual"]) for form in forms] == [((2, 4, 5), False), ((2, 4, 5), True)]
 
 
-def test_a_copy_of_the_embedding_is_shared(target: LoadedModel, tmp_path: Path) -> None:
-    """EAGLE's folders often hold the model's embedding, which would be stored and kept twice."""
-    head = Eagle3()
-    head.tensors["embed_tokens.weight"] = target.model.get_input_embeddings().weight.detach().clone()
-    assert load_eagle3(str(head.write(tmp_path, eagle_aux_hidden_state_layer_ids=TAPS)), target).drafter.shares_embedding
-
-
 def test_a_head_without_fc_reads_the_final_state(target: LoadedModel, tmp_path: Path) -> None:
     head = Eagle3()
     del head.tensors["fc.weight"]
@@ -154,12 +147,3 @@ def test_what_cannot_be_read_in_full_is_refused_by_name(case: str, target: Loade
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelFilesError, match=message):
         load_eagle3(str(folder), target)
-
-
-def test_a_folder_that_holds_no_head(target: LoadedModel, tmp_path: Path) -> None:
-    with pytest.raises(ModelFilesError, match=r"holds no config\.json"):
-        load_eagle3(str(tmp_path), target)
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelFilesError, match=r"holds no \*\.safetensors.*pytorch_model\.bin can run code"):
-        load_eagle3(str(tmp_path), target)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from export.architectures import random_model, tiny_model
 from export.drafters.reference import Eagle3, mtp_tensors
+from export.drafters.test_mtp import MIMO
 from runtime.depth.speculation.eager_head import guess_always
 from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
@@ -16,17 +17,6 @@ from tide_export import ExportConfig, export
 from tide_export.mimo import MiMoConfig
 
 PROMPTS = [[5, 9, 2, 7], [8, 8, 1, 30, 4, 6, 2]]
-MIMO = dict(
-    vocab_size=128,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=256,
-    num_nextn_predict_layers=1,
-)
 
 
 @pytest.fixture(scope="module")

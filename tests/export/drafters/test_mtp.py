@@ -152,16 +152,6 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tens
     return folder, load_file(folder / "model.safetensors")
 
 
-def test_the_model_keeps_its_weights(mimo: tuple[Path, dict[str, Tensor]]) -> None:
-    """Building the layer must not initialise the head and the embedding, which it shares with the model, anew."""
-    folder, own = mimo
-    save_file(own | mtp_tensors(), folder / "model.safetensors", {"format": "pt"})
-    loaded = _load(folder)
-    load_mtp(loaded)
-    state = loaded.model.state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in own.items())
-
-
 BROKEN = {
     "no layer": (lambda tensors: tensors.clear(), "brings no MTP layer"),
     "missing": (lambda tensors: tensors.pop("model.mtp_layers.0.input_proj.weight"), r"lacks layers\.0\.eh_proj\.weight"),

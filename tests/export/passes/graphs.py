@@ -57,6 +57,7 @@ def assert_untouched(graph_pass: GraphPass, model: ir.Model, *reasons: str) -> N
     assert [skipped.split(": ", 1)[1] for skipped in report.skipped] == list(reasons)
     nodes = [[(n.op_identifier(), [v and v.name for v in n.inputs]) for n in m.graph] for m in (model, after)]
     assert nodes[0] == nodes[1]
+    assert [v.name for v in after.graph.inputs] == [v.name for v in model.graph.inputs]
 
 
 def finish(model: ir.Model, tape: Tape, value: ir.Value) -> ir.Model:

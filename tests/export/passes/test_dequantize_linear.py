@@ -9,7 +9,6 @@ from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.dequantize_linear import lower_dequantize_linear, weight_only_int4
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.quantization.quantized_weight import QuantizedWeight
-from tide_export.targets import TARGETS
 
 K, N = 64, 40
 PRODUCTS = f"""(float[B, S, {K}] x, int64[T] ids) => (float[B, S, {N}] y, float[B, S, {N}] z, float[T, {K}] rows)
@@ -76,14 +75,6 @@ def test_what_a_target_does_not_take_stays_dense_and_is_said(target, form, reaso
     assert reasons.count(reason) == 2 - report.applied == 2 - len(target.bits)
     assert reasons.count("the embedding is looked up in full precision") == 1
     assert_same_results(before, after, random_feeds(before, {"B": 1, "S": 2}) | {"ids": np.array([1])}, 1e-5)
-
-
-def test_cuda_leaves_products_without_a_kernel_dense():
-    """ONNX Runtime's CUDA provider would write the dense matrix in every step and multiply with that."""
-    a, b = weight(features=N + 4), weight()
-    report = TARGETS["cuda"].whole[0](graph(a, b), LoweringContext(K, {"a": a, "b": b}))
-    assert report.skipped == ["y: the target takes low-bit weights whose output is a multiple of 8 wide"]
-    assert report.applied == 2  # the other product, and the look-up, which takes any size
 
 
 def test_look_ups_in_fp16():

@@ -46,21 +46,6 @@ def test_a_likeliest_logit_that_is_not_finite_names_no_token(dtype, value, place
     np.testing.assert_array_equal(run(after, feeds)["token"], expected)
 
 
-def test_masked_logits_are_no_error_unless_all_are():
-    """A model that masks tokens by -inf would never name one."""
-    after, _ = lowered(guard_token, head())
-    hidden = np.full((1, 3, VOCAB), -np.inf, np.float32)
-    hidden[0, :2, 7] = 1
-    np.testing.assert_array_equal(run(after, {"hidden": hidden})["token"], [[7, 7, -1]])
-
-
-def test_a_graph_without_token():
-    """A segment in the middle of a model has no logits to look at."""
-    assert_untouched(
-        guard_token, parse("(float[batch, seq, 7] hidden) => (float[batch, seq, 7] hidden_out) { hidden_out = Neg(hidden) }")
-    )
-
-
 def test_the_host_finds_the_token_where_it_is_faster():
     """A step of the CPU would wait for a node that takes twenty times NumPy's time, or half precision for NumPy."""
     after, report = lowered(leave_out_token, head())

@@ -58,14 +58,6 @@ def test_formula(smooth: bool) -> None:
     assert np.abs(run(model, STATES) - expected(STATES, matrix)).max() <= 1e-3 * np.abs(expected(STATES, matrix)).max()
 
 
-def test_a_product_of_a_product() -> None:
-    """OPT's head reads a projection: what the rounded input and the first product's sums are called must differ."""
-    weights = {"up": weight(K, K, False), "w": weight(N, K, False)}
-    model, _ = in_integers(graph("p = MatMul(x, up) y = MatMul(p, w)", weights, N), weights)
-    wanted = expected(expected(STATES, weights["up"]), weights["w"])
-    assert np.abs(run(model, STATES) - wanted).max() <= 0.02 * np.abs(wanted).max()
-
-
 def test_a_row_has_its_bits_in_every_launch() -> None:
     """A text would depend on the batch and on its drafts. A row of zeros, as padding is, must not spoil others."""
     matrix = weight(N, K, True)

@@ -1,9 +1,8 @@
 """RMSNormalization: fused from the traced operators, and decomposed again."""
 
-import numpy as np
 import onnx_ir as ir
 import pytest
-from export.passes.graphs import assert_same_results, assert_untouched, lowered, only, operators, parse, random_feeds, run
+from export.passes.graphs import assert_same_results, assert_untouched, lowered, only, operators, parse, random_feeds
 
 from tide_export.passes.rms_norm import decompose_rms_norm, fuse_rms_norm
 
@@ -86,11 +85,6 @@ def test_what_is_no_such_norm_is_left_and_reported(reason):
     assert_untouched(fuse_rms_norm, LEFT[reason], reason)
 
 
-def test_the_mean_of_a_layer_norm_is_not_reported():
-    """The export's notes would list every LayerNorm of a model as a norm that failed."""
-    assert_untouched(fuse_rms_norm, llama(mean=MEAN.replace("Pow(wide, two)", "Abs(wide)")))
-
-
 @pytest.mark.parametrize("mean", [MEAN.replace("axis", "places"), MEAN.replace("axis", "both")], ids=["tokens", "both"])
 def test_a_mean_over_more_than_channels(mean):
     """A norm over tokens would become one over channels, whose shapes are the same."""
@@ -122,12 +116,6 @@ def test_norms_are_decomposed(channels):
     assert (report.applied, report.skipped) == (2, [])
     assert operators(after) == {"Mul": 4, "ReduceMean": 2, "Add": 2, "Sqrt": 2, "Div": 2}
     assert_same_results(before, after, random_feeds(before, {"batch": 3, "seq": 7}), 1e-6)
-
-
-def test_a_state_of_zeros_stays_finite():
-    """Padding would become NaN and spread through attention: epsilon keeps the root from 0."""
-    after, _ = lowered(decompose_rms_norm, norms(3))
-    assert (run(after, {"x": np.zeros((1, 7, 3), np.float32)})["y"] == 0).all()
 
 
 def test_half_precision_is_left_and_reported():

@@ -1,20 +1,11 @@
 """Rotary embedding is recognised in the forms that models write it in, and tabulated as it is computed."""
 
-import numpy as np
 import onnx_ir as ir
 import pytest
-from export.passes.graphs import parse, random_feeds, run
+from export.passes.graphs import parse
 from export.passes.rotary_text import Rotary
 
 from tide_export.passes.rotary import Rotation, match_rotation, rotary_tables
-
-FORMS = {
-    "halves": Rotary(),
-    "neighbours": Rotary(interleaved=True),
-    "partial": Rotary(dim=11, width=6),
-    "partial neighbours": Rotary(dim=11, width=6, interleaved=True),
-}
-POSITIONS = np.array([[0, 1, 2], [7, 8, 9], [19, 20, 23]])
 
 
 def graph(rotary: Rotary) -> ir.Model:
@@ -27,32 +18,6 @@ def graph(rotary: Rotary) -> ir.Model:
 
 def matched(model: ir.Model, positions: int = 1) -> Rotation | None:
     return match_rotation(model.graph.outputs[0], model.graph.inputs[positions])
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_rotation_is_recognised(form):
-    """A fused kernel would rotate other channels than the model, or a slower attention be chosen for it."""
-    rotary, model = FORMS[form], graph(FORMS[form])
-    rotation = matched(model)
-    assert rotation is not None and rotation.source is model.graph.inputs[0]
-    assert (rotation.width, rotation.interleaved) == (rotary.width, rotary.interleaved)
-    feeds = random_feeds(model, {"batch": 3, "seq": 3}) | {"position_ids": POSITIONS}
-    found = run(model, feeds)["x_rotated"]
-    np.testing.assert_allclose(found, rotary.rotated(feeds["x"], POSITIONS), rtol=0, atol=2e-5)  # the graph is what it is named
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_tables_are_the_angles(form):
-    """Every token behind the first would be rotated as if it stood elsewhere."""
-    model, rotary = graph(FORMS[form]), FORMS[form]
-    rotation = matched(model)
-    assert rotation is not None
-    found = rotary_tables(rotation, model.graph, model.graph.inputs[1], 11)
-    pairs = rotary.frequencies[::2] if rotary.interleaved else rotary.frequencies[: rotary.width // 2]
-    angles = np.arange(11)[:, None] * pairs
-    for table, expected in zip(found, (np.cos(angles), np.sin(angles)), strict=True):
-        assert table.dtype == np.float32 and table.flags.c_contiguous
-        np.testing.assert_allclose(table, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

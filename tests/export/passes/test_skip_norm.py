@@ -47,25 +47,6 @@ def test_the_sum_is_read_before_its_norm():
     assert_same_results(before, after, random_feeds(before, SIZES), 1e-6)
 
 
-def test_a_chain_of_layers():
-    """The sum of one layer, which the next one adds to, would be read before it is made."""
-    before = parse(
-        """(float[batch, seq, 7] x) => (float[batch, seq, 7] y, float[batch, seq, 7] third) <float[7] w1, float[7] w2> {
-            a = Neg(x)
-            first = Add(x, a)
-            n1 = RMSNormalization<axis = -1, epsilon = 0.25>(first, w1)
-            b = Tanh(n1)
-            second = Add(first, b)
-            n2 = RMSNormalization<axis = -1, epsilon = 0.5>(second, w2)
-            y = Tanh(n2)
-            third = Add(second, y)
-        }"""
-    )
-    after, report = lowered(fuse_skip_norm, before)
-    assert report.applied == 2 and operators(after)["Add"] == 1
-    assert_same_results(before, after, random_feeds(before, SIZES), 1e-6)
-
-
 @pytest.mark.parametrize(
     "reason, model",
     [

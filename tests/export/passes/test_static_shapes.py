@@ -86,9 +86,3 @@ def test_two_unknown_dimensions_are_left_and_reported():
         }"""
     )
     assert_untouched(static_reshape, model, reason)
-
-
-def test_a_constant_target_stays():
-    """A target that is meant as it is would be written anew."""
-    model = parse("(float[batch, 12] x) => (float[rows, 4] y) <int64[2] target = {-1, 4}> { y = Reshape(x, target) }")
-    assert_untouched(static_reshape, model)

@@ -53,11 +53,6 @@ def test_windows_are_spread_over_the_text(tokenizer: PreTrainedTokenizerFast) ->
     assert torch.equal(windows, calibration_tokens(TEXT, tokenizer, 2048, ignore))
 
 
-def test_windows_fit_the_models_positions(tokenizer: PreTrainedTokenizerFast) -> None:
-    """A model with learned positions has none for longer windows."""
-    assert calibration_tokens(TEXT, tokenizer, 128, ignore).shape == (MAX_TOKENS // 128, 128)
-
-
 def test_unusable_text(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """A traceback after minutes of loading, or weights fitted to a handful of tokens."""
     short = tmp_path / "short.txt"
@@ -83,12 +78,6 @@ def test_contradictory_options(options: dict[str, str], words: str) -> None:
     """A typing mistake would be found after the model is loaded, or the text be ignored in silence."""
     with pytest.raises(ParamsError, match=words):
         ExportConfig(**options)
-
-
-def test_either_option_gives_the_text() -> None:
-    """--data calibrates exits too, which minutes of work for a model without exits would be wasted on."""
-    assert ExportConfig(weights="int4", quantizer="gptq", text="a").quantizer_text == "a"
-    assert ExportConfig(weights="int4", quantizer="gptq", data="a").quantizer_text == "a"
 
 
 def test_another_text_makes_another_model(model: Path) -> None:

@@ -1,6 +1,5 @@
 """GGUF files as models: a tiny random Llama, written as llama.cpp's converter writes it, and damaged in many ways."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,21 +138,6 @@ def test_rows_of_a_parameter(kind: str, tmp_path: Path) -> None:
         assert torch.equal(parameters.rows(name, 100, 50), parameters.value(name)[100:150])
 
 
-def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
-    """transformers' bar and report would stand among the lines of the export."""
-    file, _ = written(tmp_path)
-    capfd.readouterr()
-    with caplog.at_level(logging.WARNING):
-        load_model(str(file), "fp32")
-    assert capfd.readouterr() == ("", "") and not caplog.records
-
-
-def test_half_precision(tmp_path: Path) -> None:
-    """``--dtype fp16`` would compare rounded parameters with the file's rows and find none of its blocks."""
-    loaded = load_model(str(written(tmp_path)[0]), "fp16")
-    assert len(loaded.quantized) == 16 and loaded.model.dtype == torch.float16
-
-
 def test_dequantised_on_request(tmp_path: Path) -> None:
     """``--weights fp32`` is for a bundle without low-bit products."""
     file, expected = written(tmp_path)
@@ -255,9 +239,3 @@ def test_the_command_ends_with_the_reason(case: str, whole: bytes, tmp_path: Pat
     done = run(file, "--out", tmp_path / "engine")
     assert done.code == TideError.exit_code and "model.gguf" in done.err and "Traceback" not in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
-
-
-def test_a_missing_file(tmp_path: Path, run: Callable[..., Done]) -> None:
-    """The path would be asked for at the hub."""
-    done = run(tmp_path / "absent.gguf", "--out", tmp_path / "engine")
-    assert done.code == TideError.exit_code and "there is no file" in done.err and not list(tmp_path.iterdir())

@@ -19,7 +19,7 @@ from export.quantization.llamacpp_cases import (
     rope_case,
     tokenizer_kinds,
 )
-from export.quantization.tokenizer_files import texts, write_byte_pairs, write_sentencepiece
+from export.quantization.tokenizer_files import texts, write_byte_pairs
 from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 
 from tide_export.load import load_model
@@ -65,13 +65,6 @@ def test_the_ends_that_the_file_asks_for(key: str, pre: str, value: bool, tmp_pa
     """A model would read a second BOS, or none."""
     written = write_byte_pairs(tmp_path / "model.gguf", pre, bytes_as_letters=PRE_TOKENIZERS[pre].byte_level)
     assert differing_ids(with_key(written, f"tokenizer.ggml.{key}", value), ["a b", "", "<s>a"]) == []
-
-
-@needs_llamacpp
-def test_stripping_special_tokens_of_phi_3(tmp_path: Path) -> None:
-    """Phi-3's turns would have an empty line that the model has not seen."""
-    file = with_key(write_sentencepiece(tmp_path / "model.gguf"), "general.name", "Phi-3 mini")
-    assert differing_ids(file, ["<|im_start|>  \n a<|im_end|>\n\nb<tool> c", "<s> x"]) == []
 
 
 def test_unknown_pre_tokenizer_is_named(tmp_path: Path) -> None:

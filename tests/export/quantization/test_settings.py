@@ -93,26 +93,6 @@ def test_settings_that_do_not_help(checkpoint: Callable[..., Checkpoint], case: 
         load_model(str(made.directory), "fp32", tokenizer="none")
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_broken_settings_file(checkpoint: Callable[..., Checkpoint], text: str) -> None:
-    """The error would name JSON and not the damaged file."""
-    made = checkpoint(gptq_settings(), gptq())
-    moved(made, "quantize_config.json", {})
-    Path(made.directory / "quantize_config.json").write_text(text)
-    with pytest.raises(TideError, match=r"quantize_config\.json"):
-        load_model(str(made.directory), "fp32", tokenizer="none")
-
-
-def test_a_module_both_packed_and_plain(checkpoint: Callable[..., Checkpoint]) -> None:
-    """One of the two matrices would be dropped in silence."""
-    made = checkpoint(awq_settings(), awq())
-    name, matrix = next(iter(made.matrices.items()))
-    made.state[name] = torch.from_numpy(matrix)
-    made.save()
-    with pytest.raises(TideError, match=rf"holds {name}, which has no place"):
-        load_model(str(made.directory), "fp32", tokenizer="none")
-
-
 def mxfp4(folder: Path) -> dict[str, torch.Tensor]:
     """GPT-OSS's experts in blocks of 4-bit floats, which transformers dequantises."""
     tiny_model("gpt_oss").save_pretrained(folder)

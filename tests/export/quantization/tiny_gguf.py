@@ -19,171 +19,99 @@ SIZES: dict[str, Any] = dict(
     max_position_embeddings=CONTEXT, initializer_range=0.25, tie_word_embeddings=False,
 )  # fmt: skip
 _GPT2 = dict(vocab_size=VOCAB, n_embd=64, n_inner=96, n_layer=2, n_head=4, n_positions=CONTEXT, initializer_range=0.25)
-_GEMMA = {**SIZES, "head_dim": 32, "tie_word_embeddings": True, "query_pre_attn_scalar": 32, "sliding_window": 16}
-_PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_GEMMA = SIZES | dict(head_dim=32, tie_word_embeddings=True, query_pre_attn_scalar=32, sliding_window=16)
 _WHOLE = {"rope_type": "default", "rope_theta": 10000.0}
-_GROWING = {**_WHOLE, "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 16}
-_TIED = {"tie_word_embeddings": True}
-_GEMMA4 = {
-    **{key: value for key, value in _GEMMA.items() if key != "query_pre_attn_scalar"},
-    "num_hidden_layers": 5,
-    "global_head_dim": 64,
-    "layer_types": ["full_attention" if layer in (2, 4) else "sliding_attention" for layer in range(5)],
-    "vocab_size_per_layer_input": VOCAB,
-    "final_logit_softcapping": 10.0,
-}
-_GEMMA4_KEYS = {
-    "attention.key_length": 64,
-    "attention.value_length": 64,
-    "attention.key_length_swa": 32,
-    "attention.value_length_swa": 32,
-    "rope.dimension_count": 64,
-    "rope.dimension_count_swa": 32,
-    "attention.sliding_window": 16,
+_PARTIAL = {"rope_parameters": _WHOLE | {"partial_rotary_factor": 0.5}}
+_GROWING = {"rope_parameters": _WHOLE | {"llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 16}}
+_FIVE = {"num_hidden_layers": 5}
+_TIED, _PAD, _RMS, _WINDOW = {"tie_word_embeddings": True}, {"pad_token_id": 0}, {"rms_norm_eps": 1e-3}, {"sliding_window": 16}
+_WIDE = _RMS | {"head_dim": 32}
+_EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+_OF_EXPERTS = {"expert_count": 4, "expert_used_count": 2}
+_OF_WINDOW = {"attention.sliding_window": 16}
+_CAPS = {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0}
+_GEMMA4 = {key: value for key, value in _GEMMA.items() if key != "query_pre_attn_scalar"} | _FIVE | dict(
+    global_head_dim=64, layer_types=["full_attention" if layer in (2, 4) else "sliding_attention" for layer in range(5)],
+    vocab_size_per_layer_input=VOCAB, final_logit_softcapping=10.0,
+)  # fmt: skip
+_OF_GEMMA4 = _OF_WINDOW | {
+    "attention.key_length": 64, "attention.value_length": 64, "attention.key_length_swa": 32, "attention.value_length_swa": 32,
+    "rope.dimension_count": 64, "rope.dimension_count_swa": 32, "final_logit_softcapping": 10.0,
     "attention.sliding_window_pattern": [True, True, False, True, False],
-    "final_logit_softcapping": 10.0,
-}
+}  # fmt: skip
 
-# Architecture, and what makes the model another one of it → model type, config, keys beside those that every architecture has.
-ARCHITECTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "llama": ("llama", {**SIZES, "head_dim": 16, "rms_norm_eps": 1e-3}, {}),
-    "qwen2": ("qwen2", {**SIZES, "rms_norm_eps": 1e-3}, {}),
-    "qwen3": ("qwen3", {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3}, {}),
+# Architecture, and what makes the model another one of it → model type, config beside `SIZES`, keys beside those that every
+# architecture has.
+_MADE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {"head_dim": 16, **_RMS}, {}),
+    "qwen2": ("qwen2", _RMS, {}),
+    "qwen3": ("qwen3", _WIDE, {}),
     "qwen2moe": (
-        "qwen2_moe",
-        {**SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
-        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64},
+        "qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 64},
+        {**_OF_EXPERTS, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64},
     ),
     "qwen3moe": (
-        "qwen3_moe",
-        {
-            **SIZES,
-            "head_dim": 32,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "norm_topk_prob": True,
-        },
-        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
+        "qwen3_moe", {**_EXPERTS, "head_dim": 32, "norm_topk_prob": True}, {**_OF_EXPERTS, "expert_feed_forward_length": 32}
     ),
-    "gemma2": (
-        "gemma2",
-        {**_GEMMA, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0},
-        {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 10.0, "attention.sliding_window": 16},
-    ),
-    "gemma3": ("gemma3_text", {**_GEMMA, "num_hidden_layers": 7}, {"attention.sliding_window": 16}),
-    "phi3": ("phi3", {**SIZES, "rope_parameters": _PARTIAL, "pad_token_id": 0}, {"rope.dimension_count": 8}),
-    "stablelm": (
-        "stablelm",
-        {**SIZES, "rope_parameters": _PARTIAL, "layer_norm_eps": 1e-3},
-        {"rope.dimension_count": 8, "use_parallel_residual": False},
-    ),
+    "gemma2": ("gemma2", _GEMMA | _CAPS, _CAPS | _OF_WINDOW),
+    "gemma3": ("gemma3_text", _GEMMA | {"num_hidden_layers": 7}, _OF_WINDOW),
+    "phi3": ("phi3", _PARTIAL | _PAD, {"rope.dimension_count": 8}),
+    "stablelm": ("stablelm", _PARTIAL | {"layer_norm_eps": 1e-3}, {"rope.dimension_count": 8, "use_parallel_residual": False}),
     "gpt2": ("gpt2", _GPT2, {}),
-    "starcoder2": ("starcoder2", {**SIZES, "norm_epsilon": 1e-3}, {}),
-    "nemotron": ("nemotron", {**SIZES, "rope_parameters": _PARTIAL, "norm_eps": 1e-3}, {"rope.dimension_count": 8}),
-    "smollm3": ("smollm3", {**SIZES, "num_hidden_layers": 5, "rms_norm_eps": 1e-3, "pad_token_id": 0}, {}),
+    "starcoder2": ("starcoder2", {"norm_epsilon": 1e-3}, {}),
+    "nemotron": ("nemotron", _PARTIAL | {"norm_eps": 1e-3}, {"rope.dimension_count": 8}),
+    "smollm3": ("smollm3", _FIVE | _RMS | _PAD, {}),
     "mistral3": (
-        "ministral3",
-        {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3, "rope_parameters": _GROWING, "pad_token_id": 0},
-        {"attention.temperature_scale": 0.7, "rope.scaling.original_context_length": 16},
+        "ministral3", _WIDE | _GROWING | _PAD, {"attention.temperature_scale": 0.7, "rope.scaling.original_context_length": 16}
     ),
     "granite": (
-        "granite",
-        {**SIZES, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.2, "logits_scaling": 3.0},
+        "granite", dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.2, logits_scaling=3.0),
         {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.2, "logit_scale": 3.0},
     ),
-    "gemma": ("gemma", {**_GEMMA, "rms_norm_eps": 1e-3}, {}),
-    "arcee": ("arcee", {**SIZES, "head_dim": 16, "rms_norm_eps": 1e-3}, {}),
-    "olmo2": ("olmo2", {**SIZES, "rms_norm_eps": 1e-3, "pad_token_id": 0}, {}),
+    "gemma": ("gemma", _GEMMA | _RMS, {}),
+    "arcee": ("arcee", {"head_dim": 16, **_RMS}, {}),
+    "olmo2": ("olmo2", _RMS | _PAD, {}),
     "olmo2 with windows": (
-        "olmo3",
-        {**SIZES, "num_hidden_layers": 5, "sliding_window": 16, "pad_token_id": 0},
-        {"attention.sliding_window": 16, "attention.sliding_window_pattern": [True, True, True, False, True]},
+        "olmo3", _FIVE | _WINDOW | _PAD, _OF_WINDOW | {"attention.sliding_window_pattern": [True, True, True, False, True]}
     ),
     "olmoe": (
-        "olmoe",
-        {
-            **SIZES,
-            "num_key_value_heads": 4,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 32,
-            "pad_token_id": 0,
-        },
-        {"expert_count": 4, "expert_used_count": 2},
+        "olmoe", _PAD | dict(num_key_value_heads=4, num_experts=4, num_experts_per_tok=2, intermediate_size=32), _OF_EXPERTS
     ),
-    "glm4": (
-        "glm4",
-        {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3, "rope_parameters": _PARTIAL, "pad_token_id": 0},
-        {"rope.dimension_count": 16},
-    ),
-    "exaone4": (
-        "exaone4",
-        {**SIZES, "sliding_window": None, "layer_types": ["full_attention"] * 2, "rms_norm_eps": 1e-3},
-        {},
-    ),
+    "glm4": ("glm4", _WIDE | _PARTIAL | _PAD, {"rope.dimension_count": 16}),
+    "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2, **_RMS}, {}),
     "exaone4 of 64 layers": (
-        "exaone4",
-        {**SIZES, "num_hidden_layers": 64, "sliding_window": 16, "sliding_window_pattern": 4, "initializer_range": 0.02},
-        {"attention.sliding_window": 16},
+        "exaone4", _WINDOW | {"num_hidden_layers": 64, "sliding_window_pattern": 4, "initializer_range": 0.02}, _OF_WINDOW
     ),
-    "ernie4_5": ("ernie4_5", {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3}, {}),
-    "hunyuan-dense": ("hunyuan_v1_dense", {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3}, {}),
-    "seed_oss": ("seed_oss", {**SIZES, "head_dim": 32, "rms_norm_eps": 1e-3, "attention_out_bias": False}, {}),
-    "command-r": ("cohere", {**SIZES, "layer_norm_eps": 1e-3, "logit_scale": 0.3, **_TIED}, {"logit_scale": 0.3}),
+    "ernie4_5": ("ernie4_5", _WIDE, {}),
+    "hunyuan-dense": ("hunyuan_v1_dense", _WIDE, {}),
+    "seed_oss": ("seed_oss", _WIDE | {"attention_out_bias": False}, {}),
+    "command-r": ("cohere", _TIED | {"layer_norm_eps": 1e-3, "logit_scale": 0.3}, {"logit_scale": 0.3}),
     "command-r of 64 layers": (
-        "cohere",
-        {**SIZES, "num_hidden_layers": 64, "initializer_range": 0.05, "use_qk_norm": True, **_TIED},
-        {"logit_scale": 0.0625},
+        "cohere", _TIED | {"num_hidden_layers": 64, "initializer_range": 0.05, "use_qk_norm": True}, {"logit_scale": 0.0625}
     ),
     "cohere2": (
-        "cohere2",
-        {**SIZES, "num_hidden_layers": 5, "layer_norm_eps": 1e-3, "logit_scale": 0.3, "sliding_window": 16, **_TIED},
-        {"logit_scale": 0.3, "attention.sliding_window": 16},
+        "cohere2", _TIED | _FIVE | _WINDOW | {"layer_norm_eps": 1e-3, "logit_scale": 0.3}, _OF_WINDOW | {"logit_scale": 0.3}
     ),
     "gpt-oss": (
-        "gpt_oss",
-        {
-            **SIZES,
-            "head_dim": 32,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "sliding_window": 16,
-            "rope_parameters": _WHOLE,
-        },
-        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96, "attention.sliding_window": 16},
+        "gpt_oss", _WINDOW | dict(head_dim=32, num_local_experts=4, num_experts_per_tok=2, rope_parameters=_WHOLE),
+        _OF_EXPERTS | _OF_WINDOW | {"expert_feed_forward_length": 96},
     ),
     "gemma4": (
-        "gemma4_text",
-        {**_GEMMA4, "hidden_size_per_layer_input": 16, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
-        {
-            **_GEMMA4_KEYS,
-            "embedding_length_per_layer_input": 16,
-            "attention.shared_kv_layers": 2,
-            "feed_forward_length": [96] * 3 + [192] * 2,
-        },
+        "gemma4_text", _GEMMA4 | dict(hidden_size_per_layer_input=16, num_kv_shared_layers=2, use_double_wide_mlp=True),
+        _OF_GEMMA4 | {"embedding_length_per_layer_input": 16, "attention.shared_kv_layers": 2,
+                      "feed_forward_length": [96] * 3 + [192] * 2},
     ),
     "gemma4 with experts": (
         "gemma4_text",
-        {
-            **_GEMMA4,
-            "hidden_size_per_layer_input": 0,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-            "enable_moe_block": True,
-            "num_experts": 4,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 32,
-        },
-        {
-            **_GEMMA4_KEYS,
-            "embedding_length_per_layer_input": 0,
-            "attention.head_count_kv": [2, 2, 1, 2, 1],
-            "expert_count": 4,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": 32,
-        },
+        _GEMMA4 | dict(hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True,
+                       num_experts=4, top_k_experts=2, moe_intermediate_size=32),
+        _OF_GEMMA4 | _OF_EXPERTS | {"embedding_length_per_layer_input": 0, "attention.head_count_kv": [2, 2, 1, 2, 1],
+                                    "expert_feed_forward_length": 32},
     ),
+}  # fmt: skip
+ARCHITECTURES = {
+    name: (model_type, config if model_type == "gpt2" else SIZES | config, keys)
+    for name, (model_type, config, keys) in _MADE.items()
 }
 _NEIGHBOURS = {"llama", "mistral3", "smollm3", "granite", "arcee"}
 _LAYER_NORM = {"command-r", "cohere2", "stablelm", "gpt2", "starcoder2", "nemotron"}

@@ -92,43 +92,6 @@ def test_answers_equal_the_single_engine(running):
     assert [answer.result().json()["choices"][0]["text"] for answer in later] == expected
 
 
-def test_errors_come_from_the_replica(running):
-    """Breaks: a refused request reads as a failure of the cluster, and a client repeats it for ever."""
-    answer = running.post("/v1/completions", model="tiny-chat", prompt="x", temperature=-1)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
-
-
-def test_one_request_id(running):
-    """Breaks: a client reports an id that is in no log, or two in one."""
-    answer = running.client.get(f"{running.url}/v1/models", headers={"X-Request-Id": "mine-1"})
-    assert answer.headers.get_list("x-request-id") == ["mine-1"]
-    assert answer.json()["data"][0]["id"] == "tiny-chat"
-
-
-def test_stream_arrives_as_it_is_made(running):
-    """Breaks: a client sees nothing of a text until its end."""
-    with running.client.stream("POST", f"{running.url}/test/stream/flow") as answer:
-        lines = answer.iter_lines()
-        assert next(lines) == f"data: {running.held('flow')}"
-        running.release("flow")
-        assert [*lines][-2:] == ["data: end", ""]
-
-
-def test_conversation_stays_on_its_replica(running):
-    """Breaks: the prefix cache is of no use with more than one replica."""
-    chats = [[{"role": "user", "content": f"Question {number}"}] for number in range(16)]
-    pids = [[running.post("/test/replica", messages=chat).json()["pid"] for _ in range(2)] for chat in chats]
-    assert all(len(set(chosen)) == 1 for chosen in pids)
-    assert len({chosen[0] for chosen in pids}) == 2
-
-
-def test_metrics_of_all_replicas(running):
-    """Breaks: a dashboard shows one replica, another one each time."""
-    metrics = running.metrics()
-    assert len([name for name in metrics if name.startswith("tide_running{replica=")]) == 2
-    assert any(name.startswith("tide_http_requests_total") for name in metrics)
-
-
 def test_client_that_leaves_ends_the_generation(running):
     """Breaks: a cluster computes for clients that are gone."""
     body = {"model": "tiny-chat", "prompt": PROMPTS[0], "max_tokens": 500, "stream": True, "ignore_eos": True}

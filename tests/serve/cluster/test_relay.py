@@ -83,13 +83,6 @@ def test_failures_that_another_replica_cannot_mend(error, status, code):
     assert "inside" not in answer.text and len(replicas.answers) == 1
 
 
-@pytest.mark.parametrize("failure", [LOST, RayTaskError("answer", "traceback", KeyError("inside"))])
-def test_failure_behind_a_complete_answer(failure):
-    """Breaks: an application that fails after it has answered, as Starlette's does after each status 500, ends the connection."""
-    replicas = Replicas([JSON, part(b"{}", more_body=False), failure])
-    assert _post(replicas).text == "{}" and len(replicas.answers) == 1
-
-
 def test_no_replica_in_time():
     """Breaks: clients wait for ever while no replica can be started."""
     replicas = Replicas([FOREVER])
