@@ -27,7 +27,8 @@ def main(
     new_tokens: Annotated[int, typer.Option(help="Tokens to write, and to time.")] = 96,
 ) -> None:
     """Calibrate, export, generate, compare."""
-    source, calibration = ROOT / "examples" / "demo_model" / model, out.with_name(f"{out.name}-calibration")
+    source = ROOT / "examples" / "demo_model" / model
+    calibration = out.with_name(f"{out.name}-calibration")
     _run("1. Calibrate: where may tokens stop?", "examples.demo_data", str(DATA))
     _run(
         "",

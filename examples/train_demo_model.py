@@ -58,7 +58,8 @@ def measure(model: StackedLlama, corpus: Corpus, length: int) -> dict[str, Any]:
 
 def measure_exits(model: StackedLlama, corpus: Corpus, length: int) -> dict[str, Any]:
     """Agreement of early exits with the full model, on its own greedy text and on held-out text."""
-    stream, new_tokens = corpus.held_out["stdlib"], EXIT_PROMPTS["new_tokens"]
+    stream = corpus.held_out["stdlib"]
+    new_tokens = EXIT_PROMPTS["new_tokens"]
     hf_model = to_causal_lm(model)
     text = greedy(hf_model, prompts_from(stream, EXIT_PROMPTS["prompts"], EXIT_PROMPTS["prompt_tokens"]), new_tokens)
     windows = held_out_windows(stream, length, EXIT_PROMPTS["prompts"] * length)
@@ -170,7 +171,8 @@ def train(
     if variant not in VARIANTS:
         raise typer.BadParameter(f"unknown variant {variant!r}; choose one of {', '.join(VARIANTS)}")
     set_up(threads)
-    base, per_step = base or DEMO_MODEL / variant, batch * length
+    base = base or DEMO_MODEL / variant
+    per_step = batch * length
     try:
         schedule = Schedule(total=tokens // per_step, warmup=100, decay=decay_tokens // per_step)
         recipe = Recipe(VARIANTS[variant], schedule, batch, length, matrix_lr=matrix_lr, vector_lr=vector_lr, seed=seed)

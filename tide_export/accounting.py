@@ -114,7 +114,8 @@ def check_names(
     Raises ModelFilesError with the names unless each parameter and persistent buffer has one tensor (or its experts' tensors),
     and each tensor is used.
     """
-    uses, expected = tensor_uses(model, stored), model.state_dict()
+    uses = tensor_uses(model, stored)
+    expected = model.state_dict()
     missing = expected.keys() - uses.filled - _tied(model, uses.filled)
     notes: dict[str, list[str]] = defaultdict(list)
     unexpected = []
@@ -165,7 +166,8 @@ def check_shapes(source: str, shapes: Iterable[tuple[str, Sequence[int], Sequenc
 
 def tensor_uses(model: PreTrainedModel, stored: Iterable[str]) -> TensorUses:
     """Follow transformers' renaming of each tensor."""
-    expected, uses = model.state_dict(), TensorUses()
+    expected = model.state_dict()
+    uses = TensorUses()
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
@@ -207,7 +209,8 @@ def _is_leftover(name: str, header: TensorHeader) -> bool:
 
 def _without_use(name: str, model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
     """Why a text model that runs layer by layer has no use for a tensor that its config or its class declares."""
-    text, layer = config.get_text_config(), _LAYER.match(name)
+    text = config.get_text_config()
+    layer = _LAYER.match(name)
     if drafts(name, model, config):
         return "they draft further tokens, and the model's own output does not depend on them"
     shared = getattr(text, "num_kv_shared_layers", 0) or 0
@@ -220,7 +223,8 @@ def _without_use(name: str, model: PreTrainedModel, config: PreTrainedConfig) ->
 
 def drafts(name: str, model: PreTrainedModel, config: PreTrainedConfig) -> bool:
     """Whether a tensor belongs to the layers that draft further tokens, which the model itself runs without."""
-    text, layer = config.get_text_config(), _LAYER.match(name)
+    text = config.get_text_config()
+    layer = _LAYER.match(name)
     declared = max(getattr(text, key, None) or 0 for key in _DRAFT_LAYERS)
     ignored = any(re.search(pattern, name) for pattern in model._keys_to_ignore_on_load_unexpected or ())
     beyond = layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < declared

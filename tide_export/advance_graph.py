@@ -40,7 +40,9 @@ def advance_graph(graphs: Iterable[CutGraph]) -> CutGraph:
         prefix = re.sub("^state_", "undo_", state.name or "") + "_"
         own = {name.removeprefix(prefix): _copied(graph, value) for name, value in operands.items() if name.startswith(prefix)}
         updated = _convolved(graph, tape, state, **own) if "rows" in own else _recurred(tape, state, **own)
-        updated.name, updated.type, updated.shape = written_name(state.name or ""), state.type, state.shape
+        updated.name = written_name(state.name or "")
+        updated.type = state.type
+        updated.shape = state.shape
         graph.outputs.append(updated)
     graph.extend(tape.nodes)
     return CutGraph(ADVANCE, ir.Model(graph, ir_version=segments[0].ir_version))

@@ -28,7 +28,8 @@ def recorded_windows(config: PreTrainedConfig, implementations: Sequence[str]) -
 
     A window is in tokens; 0: all earlier tokens. Asking for another kind of mask raises UnsupportedModelError.
     """
-    positions, windows = _positions(config), set[int]()
+    positions = _positions(config)
+    windows = set[int]()
 
     def record(*args: object, mask_function: MaskFunction, **kwargs: object) -> None:
         windows.add(_window(mask_function, positions))
@@ -57,7 +58,8 @@ def check_masks(config: PreTrainedConfig, layers: Sequence[MaskedLayer], masks: 
     Args:
         masks: windows of the masks that the model has asked for, see `recorded_windows`.
     """
-    types, positions = getattr(config, "layer_types", None) or [], _positions(config)
+    types = getattr(config, "layer_types", None) or []
+    positions = _positions(config)
     windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     for number, layer in enumerate(layers):
         if layer.masked or (layer.masked_by_hand and windowed):
@@ -105,7 +107,8 @@ def _positions(config: PreTrainedConfig) -> int:
 
 def _window(function: MaskFunction, positions: int) -> int:
     with unset_fake_temporarily(), torch.no_grad():
-        zero, places = torch.tensor(0), torch.arange(positions)
+        zero = torch.tensor(0)
+        places = torch.arange(positions)
 
         def seen(place: int) -> torch.Tensor:
             return function(zero, zero, torch.tensor(place), places).expand(positions)

@@ -65,7 +65,8 @@ def at_boundaries(model: PreTrainedModel, visit: Visit, begin_loop: Visit = lamb
 
     A pass raises UnsupportedModelError where the layers do not run as whole loops, in their order.
     """
-    layers, calls = decoder_layers(model), _Calls()
+    layers = decoder_layers(model)
+    calls = _Calls()
 
     def begin(*_: object) -> None:
         calls.count = 0

@@ -61,7 +61,8 @@ def build_targets(
     if not context.quantized:  # targets that take other low-bit weights can then share all passes
         targets = [replace(t, whole=tuple(p for p in t.whole if not isinstance(p, QuantizeWeights))) for t in targets]
     lowerings: dict[object, LoweredModel] = {}
-    built, errors = BuiltTargets(), []
+    built = BuiltTargets()
+    errors = []
     with job.progress.phase("fold constants"):
         prepared = _prepare(traced, targets, context)
     for target in targets:

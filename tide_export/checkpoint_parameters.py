@@ -75,7 +75,8 @@ class CheckpointParameters:
         return [target, *(target.replace(first, other) for other in others)]
 
     def _make(self, name: str) -> torch.Tensor:
-        target, dtype = self._target[name], self._expected[name].dtype
+        target = self._target[name]
+        dtype = self._expected[name].dtype
         if stored := self._single(target):
             return self._holder[stored].get_tensor(stored).to(dtype)
         patterns = {tensor: pattern for pattern, tensors in self._uses[target].items() for tensor in tensors}

@@ -45,7 +45,8 @@ def chosen_weights(loaded: LoadedModel, config: ExportConfig, targets: Sequence[
             others += parameter.numel()
     if others > in_products:
         return low, "as most of them are experts', for which there are no products of integers"
-    size, free = in_products + in_tables + 4 * others, free_memory()
+    size = in_products + in_tables + 4 * others
+    free = free_memory()
     if size > _SHARE * free:
         return low, f"as 8 bits a weight would take {size / 1e9:.1f} GB of the {free / 1e9:.1f} GB that are free here"
     if loaded.quantized and size > _LARGE:

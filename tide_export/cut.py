@@ -121,7 +121,9 @@ class TappedStates:
 def keep_boundaries(traced: TracedModel, cuts: Iterable[int], marks: Iterable[int] = (), starts: bool = False) -> ir.Model:
     """A copy of the traced model that keeps the boundaries at ``cuts`` and the one after the last layer; of the others, Identity
     nodes take the place of those at ``marks``. ``starts``: it keeps `loop_starts`, too."""
-    model, kept, marked = traced.model.clone(), {traced.num_layers, *cuts}, {*marks}
+    model = traced.model.clone()
+    kept = {traced.num_layers, *cuts}
+    marked = {*marks}
     if not starts:
         _drop(model.graph, loop_starts(model.graph))
     for index, node in boundary_nodes(model.graph).items():
@@ -187,14 +189,17 @@ def at_logits_index(graph: ir.Graph, tape: Tape, states: ir.Value) -> ir.Value:
 
 def _tap(model: ir.Model, last: ir.Node, tapped: TappedStates) -> ir.Value:
     """What ``tapped`` describes; ``last``: the boundary after the last layer."""
-    graph, tape = model.graph, Tape()
+    graph = model.graph
+    tape = Tape()
     marks = {value.name: value for node in graph for value in node.outputs}
-    final, last_layer = last.inputs[0], int(last.attributes["index"].value)
+    final = last.inputs[0]
+    last_layer = int(last.attributes["index"].value)
     states = [final if tap == last_layer else marks[marked_boundary(tap)] for tap in tapped.taps]
     if not tapped.all_tokens:
         states = [at_logits_index(graph, tape, state) for state in states]
     joined = tape.op("Concat", states, {"axis": -1})
-    joined.type, joined.shape = final.type, ir.Shape([*list(final.shape)[:2], len(states) * int(final.shape[-1])])
+    joined.type = final.type
+    joined.shape = ir.Shape([*list(final.shape)[:2], len(states) * int(final.shape[-1])])
     graph.extend(tape.nodes)
     [fused] = splice(model, tapped.fuse, "fuse", [joined])
     if not tapped.all_tokens:
@@ -209,7 +214,8 @@ def marked_boundary(index: int) -> str:
 
 def dependents(value: ir.Value) -> Iterator[ir.Value]:
     """``value`` and all values computed from it."""
-    pending, seen = [value], set()
+    pending = [value]
+    seen = set()
     while pending:
         current = pending.pop()
         if current not in seen:

@@ -68,7 +68,8 @@ def _read_file(path: Path) -> list[Document]:
 def _read_directory(directory: Path, note: Note) -> list[Document]:
     documents: list[Document] = []
     for path in _files_below(directory):
-        name, text = path.relative_to(directory).as_posix(), _read_text(path)
+        name = path.relative_to(directory).as_posix()
+        text = _read_text(path)
         if text is None:
             note(f"{name}: left out, it is not UTF-8 text")
         else:

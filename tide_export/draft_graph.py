@@ -64,7 +64,8 @@ class _DraftStep(nn.Module):
         self.model = drafter
 
     def forward(self, position_ids, given, before, write_index, kept):
-        drafter, layer = self.model, TracedLayer(dict(zip(KEY_VALUES, kept, strict=False)), write_index)
+        drafter = self.model
+        layer = TracedLayer(dict(zip(KEY_VALUES, kept, strict=False)), write_index)
         embedded = given if drafter.shares_embedding else drafter.embedded(given)
         with tide_layer(drafter.config):
             logits, states = drafter(embedded, before, position_ids, Cache(layers=[layer]) if kept else None)
@@ -82,11 +83,13 @@ def trace_drafter(rounded: RoundedDrafter, model: PreTrainedModel, num_layers: i
 
     Raises UnsupportedModelError if torch cannot export its code, or its attention is none of transformers'.
     """
-    drafter, hidden = rounded.drafter, int(model.config.get_text_config().hidden_size)
+    drafter = rounded.drafter
+    hidden = int(model.config.get_text_config().hidden_size)
     batch, seq, slots = 2, 5, 16
     dim = torch.export.Dim
     b, s, t = dim("batch", min=1, max=4096), dim("seq", min=1, max=1 << 20), dim("slots", min=1, max=1 << 20)
-    tokens, kv = {0: b, 1: s}, drafter.kv
+    tokens = {0: b, 1: s}
+    kv = drafter.kv
 
     def states(width: int) -> Tensor:
         return torch.zeros(batch, seq, width, dtype=model.dtype)

@@ -59,7 +59,8 @@ def give_states(model: PreTrainedModel) -> str:
 
     Returns the name of the head. Raises UnsupportedModelError where the model is not a base model and a head.
     """
-    head, base = model.get_output_embeddings(), model.base_model
+    head = model.get_output_embeddings()
+    base = model.base_model
     name = next((name for name, module in model.named_modules() if module is head), None)
     if name is None or base is model:
         raise UnsupportedModelError(f"{type(model).__name__} is not supported as an embedding model: it has no head to leave out")

@@ -27,7 +27,8 @@ from tide_export.looped_models import GATE, OuroForCausalLM
 
 # An earlier loop costs a fraction of a pass and is right more often than not, so `exact` drafts with the first whatever its gate
 # says, as many tokens as the track record of a text allows.
-_EXACT_THRESHOLD, _DRAFT_LIMIT = 0.0, 4
+_EXACT_THRESHOLD = 0.0
+_DRAFT_LIMIT = 4
 
 
 @dataclass(frozen=True)

@@ -46,15 +46,19 @@ def exit_graph_model(info: ExitInfo, tensors: ExitTensors, hidden_size: int, dty
     ``tensors``: at least those of `exit_tensor_names`; router down [R, H], down_bias [R], up [R], up_bias [1], translator
     down [rank, H], up [H, rank]; float32.
     """
-    stored, name = _DTYPES[dtype], exit_graph(info)
+    stored = _DTYPES[dtype]
+    name = exit_graph(info)
     tokens, states = ("batch", "seq"), ("batch", "seq", hidden_size)
     hidden = ir.val("hidden", dtype=stored, shape=states)
     early_exit = _ExitTape(info.checkpoint, tensors)
     wide = cast(early_exit.tape, hidden, ir.DataType.FLOAT)
-    outputs, functions, opsets = [], [], {"": OPSET}
+    outputs = []
+    functions = []
+    opsets = {"": OPSET}
     if "score" in info.graph_outputs():
         outputs.append(_named(early_exit.score(hidden), "score", ir.DataType.FLOAT, tokens))
-        functions, opsets = [router_function()], {"": OPSET, DOMAIN: VERSION}
+        functions = [router_function()]
+        opsets = {"": OPSET, DOMAIN: VERSION}
     if "hidden_out" in info.graph_outputs():
         outputs.append(_named(cast(early_exit.tape, early_exit.translated(wide), stored), "hidden_out", stored, states))
     tape = early_exit.tape
@@ -66,7 +70,9 @@ class _ExitTape:
     """The formulas of one exit, recorded as nodes and initializers on ``tape``."""
 
     def __init__(self, checkpoint: int, tensors: ExitTensors) -> None:
-        self.tape, self.checkpoint, self.tensors = Tape(), checkpoint, tensors
+        self.tape = Tape()
+        self.checkpoint = checkpoint
+        self.tensors = tensors
 
     def score(self, states: ir.Value) -> ir.Value:
         weights = [self._weight("router", name) for name in ("down", "down_bias", "up", "up_bias")]
@@ -104,5 +110,7 @@ class _ExitTape:
 
 
 def _named(value: ir.Value, name: str, dtype: ir.DataType, shape: tuple[int | str, ...]) -> ir.Value:
-    value.name, value.dtype, value.shape = name, dtype, ir.Shape(shape)
+    value.name = name
+    value.dtype = dtype
+    value.shape = ir.Shape(shape)
     return value

@@ -301,7 +301,8 @@ def write_unverified(
     context = LoweringContext(slots, loaded.quantized, long_rotary_from=long_from)
     if calibration is None and config.checkpoints == "auto":
         calibration = own_exits(loaded)
-    cuts, head = _cuts(loaded, config, calibration), _draft_head(calibration, drafter)
+    cuts = _cuts(loaded, config, calibration)
+    head = _draft_head(calibration, drafter)
     _check_drafter(head, config, targets)
     if config.kv == "int8":
         with progress.phase("measure the range of keys and values"), layer_by_layer(loaded.model, loaded.parameters):
@@ -370,7 +371,8 @@ def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibratio
         return Cuts(checkpoints)
     check_cuts(loaded.model, loaded.layers)
     calibration.check(loaded)
-    exits, hidden = calibration.info.exits, int(loaded.model.config.get_text_config().hidden_size)
+    exits = calibration.info.exits
+    hidden = int(loaded.model.config.get_text_config().hidden_size)
     graphs = [exit_graph_model(info, calibration.tensors, hidden, config.dtype) for info in exits if info.graph_outputs()]
     checkpoints = checkpoint_layers(config.checkpoints, loaded.num_layers, calibration.info)
     return Cuts(checkpoints, graphs)
@@ -387,7 +389,8 @@ class _DraftHead:
 def _draft_head(calibration: ExitCalibration | OwnExits | None, measured: MeasuredDrafter | None) -> _DraftHead | None:
     """The one that was imported and measured, else the calibration's, if there is one."""
     if measured is not None:
-        drafter, vocabulary = measured.drafter, len(measured.drafter.vocabulary)
+        drafter = measured.drafter
+        vocabulary = len(measured.drafter.vocabulary)
         shares, origin = (measured.acceptance, measured.classes), (measured.source, measured.sha256)
         info = DraftHeadInfo([*drafter.taps], drafter.width, vocabulary, *shares, drafter.kind, drafter.kv, *origin)
         return _DraftHead(RoundedDrafter(drafter), info)
@@ -458,7 +461,8 @@ def _cache_slots(loaded: LoadedModel, config: ExportConfig, note: Callable[[str]
 
 
 def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelInfo:
-    model, text = loaded.model, loaded.model.config.get_text_config()
+    model = loaded.model
+    text = loaded.model.config.get_text_config()
     return ModelInfo(
         name=loaded.name,
         source=loaded.source,

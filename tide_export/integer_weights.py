@@ -65,7 +65,8 @@ def in_integers(loaded: LoadedModel, data: str | None, progress: ExportProgress)
 
 def _rounding(loaded: LoadedModel, smoothing: Mapping[str, NDArray[np.float32]], ids: torch.Tensor) -> RoundingInfo:
     """Perplexities of ``ids`` [T], in one pass of the model with the rounded matrices."""
-    model, windows = loaded.model, ids.expand(3, -1)
+    model = loaded.model
+    windows = ids.expand(3, -1)
 
     def rounded(scales: torch.Tensor) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
         def hook(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

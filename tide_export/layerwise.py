@@ -108,7 +108,8 @@ def layer_by_layer(model: PreTrainedModel, source: ParameterSource, seen: Seen |
     """
     layers = set(decoder_layers(model))
     inside = {module for layer in layers for module in layer.modules()} - layers
-    tables, head = token_tables(model), model.get_output_embeddings()
+    tables = token_tables(model)
+    head = model.get_output_embeddings()
     with ExitStack() as stack:
         for name, module in model.named_modules():
             places = [] if module in inside else _without_storage(module, name, recurse=module in layers)

@@ -171,10 +171,12 @@ def load_model(
         model, parameters, embedding = load_gguf(Path(source), TORCH_DTYPES[dtype])
         check_supported(model.config)
         layers = probe_layers(with_limits_of_config(model))
-        own, files = load_tokenizer(source, tokenizer), (Path(source),)
+        own = load_tokenizer(source, tokenizer)
+        files = (Path(source),)
         if weights in TORCH_DTYPES:
             parameters.low_bits = {}
-        low_bits, notes = parameters.low_bits, tuple(parameters.notes)
+        low_bits = parameters.low_bits
+        notes = tuple(parameters.notes)
         made = {"notes": notes, "streamed": parameters, "probed": layers, "embedding": embedding}
         loaded = LoadedModel(model, own, source, None, files, low_bits, **made)
         loaded = loaded if stream else in_memory(loaded)
@@ -218,7 +220,8 @@ def quantized(
     bits = int(weights.removeprefix("int"))
     if loaded.streamed is not None and not reads_text(bits, quantizer):
         parameters = QuantizedParameters(loaded.streamed, loaded.model, bits, loaded.quantized)
-        title, notes = weights_title(weights, quantizer), tuple(parameters.notes)
+        title = weights_title(weights, quantizer)
+        notes = tuple(parameters.notes)
         return replace(loaded, quantized=parameters.low_bits, weights=title, notes=notes, streamed=parameters)
     loaded = in_memory(loaded)
     stored = {name: weight.made() for name, weight in loaded.quantized.items()}
@@ -261,7 +264,8 @@ def _load_huggingface(
                 f"{source} was quantised by {method!r}, which cannot be read; take a checkpoint of one of "
                 f"{', '.join(CHECKPOINT_METHODS)}, or the original model"
             )
-        files, fake = weight_files(source, revision), None
+        files = weight_files(source, revision)
+        fake = None
         if stream or embedding is not None:
             fake = _without_parameters(config, TORCH_DTYPES[dtype], trust_remote_code)
             reason = _in_memory_reason(fake, files, trust_remote_code)
@@ -289,7 +293,8 @@ def _load_huggingface(
     layers = probe_layers(with_limits_of_config(model.eval()))
     own = load_tokenizer(source, tokenizer, config, options)
     files = files or weight_files(source, revision)
-    notes, code = tuple(notes), code_digests(model)
+    notes = tuple(notes)
+    code = code_digests(model)
     made = {"notes": notes, "streamed": streamed, "code": code, "probed": layers, "embedding": embedding}
     return LoadedModel(model, own, source, revision, files, quantized, **made)
 
@@ -436,7 +441,8 @@ def fingerprint(loaded: LoadedModel) -> str:
         with loaded.weight_files[0].open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
-    stored, in_memory = _stored_weights(loaded.weight_files), sorted(loaded.model.state_dict().items())
+    stored = _stored_weights(loaded.weight_files)
+    in_memory = sorted(loaded.model.state_dict().items())
     for name, tensor in stored if loaded.weight_files else in_memory:
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(memoryview(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()))

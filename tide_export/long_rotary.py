@@ -29,7 +29,8 @@ def long_rotary_from(model: PreTrainedModel) -> int | None:
     parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     if parameters.get("rope_type") != LONGROPE:
         return None
-    modules, original = _rotary_modules(model), parameters["original_max_position_embeddings"]
+    modules = _rotary_modules(model)
+    original = parameters["original_max_position_embeddings"]
     if not modules or not all(_is_known(module, original) for module in modules.values()):
         names = ", ".join(sorted({type(module).__name__ for module in modules.values()})) or "of unknown class"
         raise UnsupportedModelError(
@@ -86,7 +87,9 @@ def _is_known(module: nn.Module, original: int) -> bool:
     """Whether `BothFactors` gives a long and a short text together the angles that the module gives each alone."""
     if "original_inv_freq" not in module._buffers:
         return False
-    x, long, short = torch.empty(0), torch.tensor([[0, 1, original]]), torch.tensor([[0, 1, original - 1]])
+    x = torch.empty(0)
+    long = torch.tensor([[0, 1, original]])
+    short = torch.tensor([[0, 1, original - 1]])
     together = BothFactors(module, original)(x, torch.cat([long + original, short]))
     alone = zip(module(x, long), module(x, short), strict=True)  # the short one last: the module keeps its latest frequencies
     return all(torch.equal(ours, torch.cat(own)) for ours, own in zip(together, alone, strict=True))

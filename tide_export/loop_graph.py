@@ -31,8 +31,10 @@ def cut_loop(traced: TracedModel) -> CutGraph:
     last = traced.num_layers - layers
     model = keep_boundaries(traced, [0, last], starts=True)
     graph = model.graph
-    boundaries, start = boundary_nodes(graph), loop_starts(graph)[-1]
-    before, after = boundaries[last].outputs[0], boundaries[traced.num_layers].inputs[0]
+    boundaries = boundary_nodes(graph)
+    start = loop_starts(graph)[-1]
+    before = boundaries[last].outputs[0]
+    after = boundaries[traced.num_layers].inputs[0]
     assert before.shape is not None and after is not None
     first = ir.val("first_loop", dtype=ir.DataType.BOOL, shape=ir.Shape([*before.shape[:2], 1]))
     graph.inputs.append(first)

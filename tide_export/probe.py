@@ -27,7 +27,8 @@ from tide_export.traced_recurrence import tide_layers
 
 def probe_layers(model: PreTrainedModel) -> tuple[LayerInfo, ...]:
     """What each layer keeps of a text, in each loop. Raises UnsupportedModelError with the reason."""
-    name, calls = type(model).__name__, [0]
+    name = type(model).__name__
+    calls = [0]
     _check_kind(model)
     start = torch.zeros(1, dtype=torch.long)
     layers = [TracedLayer({}, start) for _ in range(model.config.get_text_config().num_hidden_layers)]

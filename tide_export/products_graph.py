@@ -54,11 +54,13 @@ def products_graph(models: Iterable[ir.Model]) -> ir.Model | None:
         for node in model.graph.all_nodes():
             if node.op_type == _OPERATOR and all(_constant(value) is not None for value in node.inputs[1:] if value is not None):
                 kinds.setdefault(_kind(node), node)
-                versions, ir_version = model.graph.opset_imports, model.ir_version
+                versions = model.graph.opset_imports
+                ir_version = model.ir_version
     if not kinds:
         return None
     inputs: dict[int, ir.Value] = {}
-    weights, nodes = list[ir.Value](), list[ir.Node]()
+    weights = list[ir.Value]()
+    nodes = list[ir.Node]()
     for number, (kind, node) in enumerate(kinds.items()):
         dtype = kind.weights[_SCALES - 1]  # which the activations share
         if kind.k not in inputs:
@@ -100,11 +102,14 @@ def _first_features(node: ir.Node, position: int, kind: Kind, name: str) -> ir.V
     """Weight input ``position`` of a product for its first ``kind.n`` output features; None where it is absent."""
     if node.inputs[position] is None:
         return None
-    tensor, total = _constant(node.inputs[position]), _integer(node, "N")
+    tensor = _constant(node.inputs[position])
+    total = _integer(node, "N")
     if position == _GROUP_INDEX:  # by input feature
-        shape, share = list(tensor.shape.numpy()), tensor.nbytes
+        shape = list(tensor.shape.numpy())
+        share = tensor.nbytes
     else:
-        blocks, share = -(-kind.k // kind.block_size), tensor.nbytes * kind.n // total
+        blocks = -(-kind.k // kind.block_size)
+        share = tensor.nbytes * kind.n // total
         rest = {_WEIGHT: [blocks, kind.block_size * kind.bits // 8], _BIAS: []}.get(position, [tensor.size // total])
         shape = [kind.n, *rest]
     if isinstance(tensor, ir.ExternalTensor):

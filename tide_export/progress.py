@@ -18,7 +18,9 @@ class Steps:
     """A progress bar whose total is set later and that any thread may update."""
 
     def __init__(self, bar: Progress, task: TaskID, owner: ExportProgress) -> None:
-        self._bar, self._task, self._owner = bar, task, owner
+        self._bar = bar
+        self._task = task
+        self._owner = owner
 
     @property
     def interrupted(self) -> bool:

@@ -37,7 +37,10 @@ class QuantizedParameters:
         stored: Mapping[str, LowBits],
         smoothing: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:
-        self._inner, self._model, self._first, recent = inner, model, first_names(model), RecentWeights()
+        self._inner = inner
+        self._model = model
+        self._first = first_names(model)
+        recent = RecentWeights()
         matrices = list(matrices_of(model, bits))
         self._transposed = {matrix.name for matrix in matrices if matrix.transposed}
         distinct = {self._first[matrix.name]: matrix for matrix in reversed(matrices)}
@@ -77,7 +80,8 @@ class QuantizedParameters:
         rows = self._inner.rows(name, first, count)
         if self._first[name] not in self._row_by_row:
             return rows
-        scales, values = self._smoothing.get(self._first[name]), rows.float().numpy()
+        scales = self._smoothing.get(self._first[name])
+        values = rows.float().numpy()
         rounded = round_to_nearest(values, 8) if scales is None else integer_rows(values, scales)
         return torch.from_numpy(rounded.dequantized()).to(rows.dtype)
 

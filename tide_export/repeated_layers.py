@@ -78,7 +78,8 @@ def only_layers(model: PreTrainedModel, layers: nn.ModuleList, numbers: Sequence
         return
     owner = next(module for module in model.modules() if any(child is layers for child in module.children()))
     name = next(name for name, child in owner.named_children() if child is layers)
-    config, chosen = model.config.get_text_config(), nn.ModuleList(layers[number] for number in numbers)
+    config = model.config.get_text_config()
+    chosen = nn.ModuleList(layers[number] for number in numbers)
     settings = vars(config)
     by_layer = {key: one for key, one in settings.items() if isinstance(one, (list, tuple)) and len(one) == len(layers)}
     numbered = [(module, place) for place, layer in enumerate(chosen) for module in layer.modules() if _NUMBER in vars(module)]
@@ -109,7 +110,8 @@ def repeat_layers(
     Args:
         kept: by all layers, in each loop.
     """
-    graph, kinds = traced.graph, layer_kinds(model, layers)
+    graph = traced.graph
+    kinds = layer_kinds(model, layers)
     prefix = next(f"model.{name}" for name, module in model.named_modules() if module is layers)
     _rename_parameters(graph, prefix, numbers)
     regions = _regions(graph, of_layers(kept, len(layers), numbers), numbers)
@@ -187,7 +189,8 @@ class _Region:
 
 def _regions(graph: ir.Graph, kept: Sequence[LayerInfo], numbers: Sequence[int]) -> list[_Region]:
     """Those of all calls of the layers ``numbers``."""
-    nodes, places = list(graph), {}
+    nodes = list(graph)
+    places = {}
     counts = [2 * layer.attends + len(layer.states) for layer in kept]
     begins = [0, *accumulate(counts)]
     for place, node in enumerate(nodes):
@@ -276,7 +279,8 @@ def _repeat(
     begin = ir.node(
         "Boundary", [hidden], {"index": boundary}, domain=region.begin.domain, outputs=[copy(region.begin.outputs[0])]
     )
-    begin.version, begin.name = region.begin.version, f"{region.begin.name}.layer_{boundary}"
+    begin.version = region.begin.version
+    begin.name = f"{region.begin.name}.layer_{boundary}"
     nodes = [begin]
     caches = [copy(cache) for cache in region.caches]
     for node in region.nodes:

@@ -16,7 +16,9 @@ from onnx_ir.tape import Tape
 
 from tide_export.trace import OPSET
 
-DOMAIN, NAME, VERSION = "tide", "TideExitRouter", 1
+DOMAIN = "tide"
+NAME = "TideExitRouter"
+VERSION = 1
 _INPUTS = ("hidden", "down", "down_bias", "up", "up_bias")
 
 

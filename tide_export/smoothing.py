@@ -80,7 +80,9 @@ class _SeenInputs:
     """Collects inputs while a model runs, and decides on the scales of each when its layer has run."""
 
     def __init__(self, source: ParameterSource, keeps_rows: bool) -> None:
-        self._source, self._keeps_rows, self._open = source, keeps_rows, list[_Input]()
+        self._source = source
+        self._keeps_rows = keeps_rows
+        self._open = list[_Input]()
         self._rows: dict[str, list[Tensor]] = {}  # of matrices that ran in an earlier loop
         self.scales: dict[str, NDArray[np.float32]] = {}
 
@@ -118,7 +120,8 @@ def _sample(states: Tensor) -> Tensor:
 def best_scales(rows: Tensor, matrices: Sequence[_Matrix]) -> Tensor:
     """s [K] for an input of which ``rows`` [R, K] are a sample, and the ``matrices`` of its products."""
     reach = rows.abs().amax(0).clamp(min=1e-5)
-    width, squares = torch.full_like(reach, 1e-5), torch.zeros_like(reach)
+    width = torch.full_like(reach, 1e-5)
+    squares = torch.zeros_like(reach)
     for part in _parts(matrices):
         width = torch.maximum(width, part.abs().amax(0))
         squares += part.square().sum(0)

@@ -42,7 +42,9 @@ def load_tokenizer(
     if given == NO_TOKENIZER:
         return None
     if given is not None:
-        source, config, options = given, None, {}
+        source = given
+        config = None
+        options = {}
         if given.endswith((".json", ".gguf")) and not Path(given).is_file():
             raise ModelFilesError(f"there is no tokenizer {given}; give a directory, a {_FILE} or {NO_TOKENIZER}")
     if is_gguf(source):

@@ -56,7 +56,8 @@ def _without_rounding(graph: onnx.GraphProto) -> None:
         product = made_by.get(node.input[0]) if node.op_type == "Mul" else None
         if product is not None and product.op_type == "MatMulIntegerToFloat":
             integers, matrix, _, scales, *_ = product.input
-            share, dense = made_by[made_by[integers].input[0]], f"{product.output[0]}.dense"
+            share = made_by[made_by[integers].input[0]]
+            dense = f"{product.output[0]}.dense"
             nodes.append(onnx.helper.make_node("DequantizeLinear", [matrix, scales], [dense], axis=1))
             node = onnx.helper.make_node("MatMul", [share.input[0], dense], [node.output[0]])
         nodes.append(node)

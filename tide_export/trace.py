@@ -86,7 +86,8 @@ class _Step(nn.Module):
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[LayerInfo]) -> None:
         super().__init__()
-        self.model, self.names = model, [kept_names(layer) for layer in layers]
+        self.model = model
+        self.names = [kept_names(layer) for layer in layers]
 
     def forward(self, position_ids, input_ids, write_index, kept):
         layers = [TracedLayer(dict(zip(n, k, strict=True)), write_index) for n, k in zip(self.names, kept, strict=True)]

@@ -36,12 +36,14 @@ def kept_trace(model: PreTrainedModel, kept: Sequence[LayerInfo], trace: Callabl
     described = _description(model, kept)
     if not type(model).__module__.startswith(_KNOWN_CODE) or " at 0x" in described:  # an object that no text describes
         return trace()
-    files, key = CachedFiles(cache_folder("traces")), hashlib.sha256(described.encode()).hexdigest()
+    files = CachedFiles(cache_folder("traces"))
+    key = hashlib.sha256(described.encode()).hexdigest()
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
         if (found := files.load(key)) is not None:
             return _with_parameters(found[1], model, found[0]["initializers"])
     traced = trace()
-    names, content = [*traced.graph.initializers], _without_parameters(traced, model)
+    names = [*traced.graph.initializers]
+    content = _without_parameters(traced, model)
     with suppress(OSError, RuntimeError):
         files.store(key, {"initializers": names}, content)
     return _with_parameters(content, model, names)  # as it is found the next time: nodes are numbered on from those of a graph
@@ -49,7 +51,8 @@ def kept_trace(model: PreTrainedModel, kept: Sequence[LayerInfo], trace: Callabl
 
 def _without_parameters(traced: ir.Model, model: PreTrainedModel) -> bytes:
     """``traced`` without the initializers that are parameters of ``model``: inputs take their place."""
-    copy, parameters = traced.clone(), _parameters(model)
+    copy = traced.clone()
+    parameters = _parameters(model)
     for name in [name for name in copy.graph.initializers if name in parameters]:
         value = copy.graph.initializers.pop(name)
         value.const_value = None
@@ -60,7 +63,8 @@ def _without_parameters(traced: ir.Model, model: PreTrainedModel) -> bytes:
 def _with_parameters(content: bytes, model: PreTrainedModel, names: Sequence[str]) -> ir.Model:
     """The trace in ``content`` with all its initializers, ``names`` in their order."""
     traced = ir.from_proto(onnx.ModelProto.FromString(content))
-    graph, parameters = traced.graph, _parameters(model)
+    graph = traced.graph
+    parameters = _parameters(model)
     constants = {name: graph.initializers.pop(name) for name in [*graph.initializers]}
     values = {value.name: value for value in graph.inputs}
     for name in names:

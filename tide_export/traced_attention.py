@@ -160,11 +160,14 @@ def _attention(
     if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
         raise UnsupportedModelError("bidirectional attention is not supported: TIDE compiles causal decoders")
     layer, source = _attending(module, key)
-    layer.window, layer.masked = sliding_window or declared_window(module) or 0, attention_mask is not None
-    scale, value_dim = float(scaling if scaling is not None else query.shape[-1] ** -0.5), value.shape[-1]
+    layer.window = sliding_window or declared_window(module) or 0
+    layer.masked = attention_mask is not None
+    scale = float(scaling if scaling is not None else query.shape[-1] ** -0.5)
+    value_dim = value.shape[-1]
     width = max(query.shape[-1], value_dim)
     query, key, value = (_padded_to(tensor, width) for tensor in (query, key, value))
-    layer.kv_source, layer.kv = source, KVInfo(key.shape[1], width, width) if source is None else None
+    layer.kv_source = source
+    layer.kv = KVInfo(key.shape[1], width, width) if source is None else None
     caches = [layer.given.get(name, key) for name in KEY_VALUES]
     sinks = () if s_aux is None else (s_aux.to(query.dtype),)
     batch, heads, seq, _ = query.shape
@@ -213,7 +216,8 @@ def _experts(module: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k
     """
     if module.is_transposed or module.has_bias or not module.has_gate or module.has_post_expert_norm:
         return batched_mm_experts_forward(module, hidden, top_k_index, top_k_weights)
-    count, ids = top_k_index.shape[-1], top_k_index.reshape(-1)
+    count = top_k_index.shape[-1]
+    ids = top_k_index.reshape(-1)
     rows = hidden.repeat_interleave(count, 0).unsqueeze(-1)
     gated = module._apply_gate(torch.bmm(module.gate_up_proj.index_select(0, ids), rows).squeeze(-1))
     outputs = torch.bmm(module.down_proj.index_select(0, ids), gated.unsqueeze(-1)).squeeze(-1)
@@ -255,7 +259,8 @@ def tide_attention(model: PreTrainedModel) -> Iterator[None]:
 @contextlib.contextmanager
 def tide_layer(config: PreTrainedConfig) -> Iterator[None]:
     """Context in which one layer outside a model, whose attention and experts follow ``config``, runs over a `TracedLayer`."""
-    before, experts = config._attn_implementation, getattr(config, "_experts_implementation", None)
+    before = config._attn_implementation
+    experts = getattr(config, "_experts_implementation", None)
     _PENDING.clear()
     config._attn_implementation = ATTENTION_NAME
     if experts is not None:

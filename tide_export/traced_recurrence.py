@@ -137,7 +137,8 @@ def _delta_rule(
     **_: object,
 ) -> tuple[Tensor, Tensor]:
     """The gated delta rule, with one decay a head or, as Kimi's, for each key dimension."""
-    dtype, scale = query.dtype, query.shape[-1] ** -0.5
+    dtype = query.dtype
+    scale = query.shape[-1] ** -0.5
     if use_qk_l2norm_in_kernel:
         query, key = _l2_normed(query), _l2_normed(key)
     output, state = _recurrence("gated_delta", scale, query, key, value, g, beta)

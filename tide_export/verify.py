@@ -264,7 +264,8 @@ def _own_steps(loaded: LoadedModel, ids: Sequence[int], eager: EagerPass, dtype:
     """
     if len(ids) <= OWN_STEPS:
         return None
-    steps, passed = last_logits_step_by_step(loaded.model, ids, OWN_STEPS), eager.logits[-OWN_STEPS:]
+    steps = last_logits_step_by_step(loaded.model, ids, OWN_STEPS)
+    passed = eager.logits[-OWN_STEPS:]
     return StepCheck("transformers' own cache", _largest(steps - passed, passed)[0], TOLERANCE[dtype])
 
 
@@ -363,7 +364,9 @@ def _check_graphs(
 ) -> Iterator[GraphCheck]:
     """Each segment, its activations not rounded, from the eager model's state at its cut to that at the next, or to logits; then
     the graph of all segments and that of a loop, in each loop, if there are any."""
-    run, graphs, last = _pass(manifest, texts), manifest.targets["cpu"].graphs, manifest.model.num_layers
+    run = _pass(manifest, texts)
+    graphs = manifest.targets["cpu"].graphs
+    last = manifest.model.num_layers
     owners = [text.name for text in texts for _ in text.ids]
     parts = [(segment.name, tuple(segment.layers or ())) for segment in manifest.segments]
     parts += [(UNCUT, (0, last))] if UNCUT in graphs else []
@@ -393,12 +396,14 @@ def _check_draft(
 ) -> Iterator[GraphCheck]:
     """What the graph of all layers gives the draft head, and the head's states and scores of the pairs of each text, its
     activations not rounded, from the eager model's states."""
-    files, depth = manifest.targets["cpu"].graphs, manifest.model.num_layers
+    files = manifest.targets["cpu"].graphs
+    depth = manifest.model.num_layers
     owners = [text.name for text in texts for _ in text.ids]
     given = _pass(manifest, texts).run(open_session(directory / files[UNCUT], exact=True), output=STATES)
     yield check_graph(f"{UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(drafts.given), 4 * tolerance)
     run = TextPass(manifest, [text.ids[1:] for text in texts if len(text.ids) > 1])
-    owners, before = [text.name for text in texts for _ in text.ids[1:]], np.concatenate(drafts.before)
+    owners = [text.name for text in texts for _ in text.ids[1:]]
+    before = np.concatenate(drafts.before)
     for name, expected in ((STATES, drafts.states), ("score", drafts.scores)):
         found = run.run(open_session(directory / files[DRAFT], exact=True), before, name)
         yield check_graph(f"{DRAFT}, {name}", (depth, depth + 1), owners, found, expected, tolerance)
@@ -406,7 +411,8 @@ def _check_draft(
 
 def _loop_ends(manifest: Manifest) -> list[int]:
     """Layers run at the end of each loop but the last, which ends in logits."""
-    layers, count = manifest.model.num_layers // manifest.model.loops, manifest.model.num_layers
+    layers = manifest.model.num_layers // manifest.model.loops
+    count = manifest.model.num_layers
     return list(range(layers, count, layers))
 
 
@@ -423,7 +429,8 @@ def _largest(difference: Array, values: Array) -> tuple[float, int]:
 def _relative(difference: Array, values: Array, axis: int) -> Array:
     """Root mean square of ``difference`` along ``axis`` over that of ``values``; values near zero count as a hundredth of the
     typical size, as rounding errors of other ones reach them."""
-    kept, count = "ct"[axis], values.shape[axis]
+    kept = "ct"[axis]
+    count = values.shape[axis]
     size, error = (np.sqrt(np.einsum(f"tc,tc->{kept}", x, x) / count) for x in (values, difference))  # without a copy
     return error / np.maximum(size, 1e-2 * np.median(size) + np.finfo(np.float32).tiny)
 

@@ -43,10 +43,12 @@ def verify_on_device(bundle: Bundle, target: str, reference: Reference, dtype: s
 
 
 def _checks(backend: Backend, bundle: Bundle, target: str, reference: Reference, dtype: str) -> Iterator[Check]:
-    manifest, eager = bundle.manifest, reference.eager
+    manifest = bundle.manifest
+    eager = reference.eager
     rounds = manifest.cache_dtype == "int8"
     tolerance = max(TOLERANCE[dtype], INT8_TOLERANCE) if rounds else TOLERANCE[dtype]
-    segments, last = manifest.segments, manifest.model.num_layers
+    segments = manifest.segments
+    last = manifest.model.num_layers
     most = min([len(reference.texts), *(profile.rows[2] for profile in manifest.targets[target].profiles)])
     texts = _Texts([text.ids for text in reference.texts[:most]])
     owners = [text.name for text in reference.texts[:most] for _ in text.ids]
@@ -64,7 +66,8 @@ def _checks(backend: Backend, bundle: Bundle, target: str, reference: Reference,
     for number in range(len(segments)):
         states = runs.run(number, kinds[_ALONE], states)
     assert states is not None
-    unrounded, most_different = reference.unrounded.logits[: len(states)], tolerance if dtype == "fp32" and not rounds else None
+    unrounded = reference.unrounded.logits[: len(states)]
+    most_different = tolerance if dtype == "fp32" and not rounds else None
     yield from check_prompts(reference.texts[:most], unrounded, states, most_different)
     if reference.drafts is not None and DRAFT in manifest.targets[target].graphs:
         yield from _check_draft(runs, target, reference, last, tolerance)

@@ -39,7 +39,8 @@ def expected_drafts(
     texts: Sequence[Sequence[int]], eager: EagerPass, drafter: RoundedDrafter, dtype: torch.dtype, rounded: bool
 ) -> ExpectedDrafts:
     """The modules' results. ``eager`` has the states at the embedding and at the taps; ``rounded``: see `RoundedDrafter.fuse`."""
-    ends, modules = np.cumsum([len(ids) for ids in texts])[:-1], drafter.drafter
+    ends = np.cumsum([len(ids) for ids in texts])[:-1]
+    modules = drafter.drafter
     by_text = {tap: np.split(eager.states[tap], ends) for tap in (0, *modules.taps)}
     given, after, scores = list[Array](), list[Array](), list[Array]()
     for number, ids in enumerate(texts):

@@ -55,8 +55,10 @@ def verify_targets(
 
     Raises VerificationError where a difference exceeds rounding.
     """
-    manifest, found = read_manifest(directory), Verified()
-    gpu, reference = present_gpu(), None
+    manifest = read_manifest(directory)
+    found = Verified()
+    gpu = present_gpu()
+    reference = None
     for name, info in manifest.targets.items():
         reason = obstacle(info, DeviceChoice(), gpu)
         if reason is None:

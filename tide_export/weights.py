@@ -103,7 +103,9 @@ class Folded(ir.LazyTensor):
         make: Callable[[Sequence[np.ndarray]], np.ndarray],
         dtype: ir.DataType | None = None,
     ) -> None:
-        self.parts, self.how, dtype = tuple(parts), how, dtype or parts[0].dtype
+        self.parts = tuple(parts)
+        self.how = how
+        dtype = dtype or parts[0].dtype
         made = lambda: ir.Tensor(np.ascontiguousarray(make([part.numpy() for part in parts])), dtype=dtype)  # noqa: E731
         super().__init__(made, dtype=dtype, shape=ir.Shape(shape))
 

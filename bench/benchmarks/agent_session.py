@@ -136,7 +136,8 @@ def main(
     if weights not in ("int4", "source"):
         raise typer.BadParameter(f"weights {weights}; choose int4 or source")
     report = Report("agent_session", model=TITLE, weights=weights, dialects=dialects, rounds=rounds, context=CONTEXT)
-    model, file = smollm2_weights(cache), smollm2_file()
+    model = smollm2_weights(cache)
+    file = smollm2_file()
     source = smollm2_file() if weights == "source" else model
     bundle = export_bundle(source, smollm2_identity(), cache / "smollm2" / f"agent_{weights}", max_seq_len=CONTEXT, form=weights)
     script = session(Tokenizer.from_file(str(model / "tokenizer.json")))

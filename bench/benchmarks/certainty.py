@@ -43,7 +43,8 @@ from benchmarks.tasks.task_set import load_tasks
 
 CHATS = 4
 PARALLEL, CONTEXT = 32, 512  # sequences of llama.cpp's server at once, and tokens of each
-ADAPTER, RANK = "adapter", 4
+ADAPTER = "adapter"
+RANK = 4
 Start = Callable[[], AbstractContextManager[str]]
 
 
@@ -67,7 +68,8 @@ class Server:
     ways: tuple[Way, ...]
 
 
-ALONE, CROWDS = Way("1 caller, again", 1), (Way("8 callers", 8), Way("32 callers", 32))
+ALONE = Way("1 caller, again", 1)
+CROWDS = (Way("8 callers", 8), Way("32 callers", 32))
 
 
 def tide_servers(files: PeerFiles, scratch: Path) -> list[Server]:
@@ -121,11 +123,13 @@ def llamacpp_address(program: Path, file: Path, parallel: int, *options: object)
 
 def write_adapter(bundle: Path, folder: Path) -> None:
     """A LoRA adapter of random numbers for the query projections, in PEFT's form."""
-    model, random = read_manifest(bundle).model, np.random.default_rng(0)
+    model = read_manifest(bundle).model
+    random = np.random.default_rng(0)
     folder.mkdir(parents=True)
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "target_modules": ["q_proj"]}
     (folder / "adapter_config.json").write_text(json_lines.dumps(settings), encoding="utf-8")
-    prefix, shape = "base_model.model.model.layers", (RANK, model.hidden_size)
+    prefix = "base_model.model.model.layers"
+    shape = (RANK, model.hidden_size)
     matrices = {}
     for layer in range(model.num_layers):
         for part, size in (("lora_A", shape), ("lora_B", shape[::-1])):

@@ -38,7 +38,8 @@ from benchmarks.models.model_folders import write_llama_1b_bf16
 from benchmarks.models.random_gguf import SHAPES, byte_vocabulary, write_random_gguf
 
 _INTERVAL = 0.05  # s between two readings of memory
-GIB, GB = 2**30, 1e9
+GIB = 2**30
+GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def first_run(model: Path, cache: Path, options: tuple[str, ...] = ()) -> FirstR
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment)
         assert process.stdout is not None
         memory = _Memory(process.pid)
-        printed, first_token_s = process.stdout.read(1), perf_counter() - start
+        printed = process.stdout.read(1)
+        first_token_s = perf_counter() - start
         process.communicate()
         seconds = perf_counter() - start
         errors.seek(0)
@@ -118,7 +120,9 @@ class _Memory:
     """Reads the anonymous memory of the children of a process until they have ended."""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._largest, self._ended = pid, 0, threading.Event()
+        self._pid = pid
+        self._largest = 0
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -164,7 +168,8 @@ def main(
     for name in names:
         case = CASES[name]
         with _folder(folder) as place:
-            model, cache = case.make(place), place / "cache"
+            model = case.make(place)
+            cache = place / "cache"
             try:
                 run = first_run(model, cache, case.options)
                 if name == "smollm2":

@@ -209,7 +209,8 @@ def main(
     files = peer_files(model or str(smollm2_file()), cache)
     report = Report("integer_products", model=files.title, forms=forms, peers=peers, cpu=cpu, quick=quick)
     rounds, budget_s = (1, 0.0) if quick else (7, 75.0)
-    ran, found = dict[str, str](), dict[Place, Seconds]()
+    ran = dict[str, str]()
+    found = dict[Place, Seconds]()
     with ExitStack() as stack:
         arms = start([*names, *others], files, stack, ran)
         for place in (B1, B8, SHORT):

@@ -178,7 +178,8 @@ def main(
 ) -> None:
     """Measure the looped demo on this machine's CPU."""
     if quick:
-        prompts, windows = QUICK_PROMPTS, 0
+        prompts = QUICK_PROMPTS
+        windows = 0
     report = Report("looped", prompts=prompts, new_tokens=NEW_TOKENS, windows=windows)
     made = {p: bundles / f"bundle_{p}" for p in (1, PERCENT)} if bundles is not None else calibrated_bundles(MODEL, cache)
     ids = [prompt.ids for prompt in held_out_prompts(prompts, PROMPT_TOKENS, "library")]

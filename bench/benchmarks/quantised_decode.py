@@ -198,7 +198,8 @@ def add_tables(report: Report, rows: Sequence[Row], places: Sequence[str], basel
     """A table for each place. ``baselines``: arm → its name in the heading of a column of ratios."""
     caption = "Exact drafts by prompt lookup, so its speed depends on how much the text repeats. Medians of rounds."
     for name in places:
-        place, own = PLACES[name], [row for row in rows if row["place"] == name]
+        place = PLACES[name]
+        own = [row for row in rows if row["place"] == name]
         further = ["perplexity"] if any("perplexity" in row for row in own) else []
         decodes = place.mode == "decode"
         where = f"batch {place.batch}, {place.tokens} prompt tokens{'' if decodes else ', prompts alone'}"

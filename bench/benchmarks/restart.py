@@ -81,7 +81,8 @@ def measure(report: Report, bundle: Path, folder: Path, count: int, tokens: int)
         "restart": run_in_process(answers, bundle, folder / "kept", prompts),
         "evicted": run_in_process(answers, bundle, folder / "small", prompts, 2, 1)[count:],
     }
-    cells, wrong = [], 0
+    cells = []
+    wrong = 0
     for arm, made in found.items():
         ratios = [one.first_ms / cold.first_ms for one, cold in zip(made, found["cold"], strict=True)]
         wrong += sum(one.reply != cold.reply for one, cold in zip(made, found["cold"], strict=True))

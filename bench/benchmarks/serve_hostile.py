@@ -43,7 +43,8 @@ def latencies(server: TideServe, seconds: float, seed: str) -> list[float]:
     end = perf_counter() + seconds
 
     def client(number: int) -> list[float]:
-        random, found = Random(f"{seed} {number}"), list[float]()
+        random = Random(f"{seed} {number}")
+        found = list[float]()
         while (sent := perf_counter()) < end:
             prompt = [random.randrange(20, 250) for _ in range(PROMPT_TOKENS)]  # ids that every vocabulary has
             for _ in server.stream(Request(0.0, prompt, NEW_TOKENS)):
@@ -114,11 +115,13 @@ def measure(
 ) -> None:
     """Each attack in rounds with what it is compared with."""
     latencies(server, 2 * seconds, "warm-up")
-    before, unexpected = memory_mib(server), 0
+    before = memory_mib(server)
+    unexpected = 0
     bar = progress.add_task("attacks", total=2 * rounds * len(attacks))
     for name in attacks:
         phases: dict[str, Attack | None] = {"attacked": ATTACKS[name], "compared": CONTROLS.get(name)}
-        found, answers = {phase: list[float]() for phase in phases}, Counter[int]()
+        found = {phase: list[float]() for phase in phases}
+        answers = Counter[int]()
         peak_mib(server)
         for number in range(rounds):
             for phase in list(phases)[:: 1 if number % 2 else -1]:

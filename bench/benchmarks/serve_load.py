@@ -124,7 +124,8 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure the server under load."""
-    chosen, closed = chosen_names(parts, PARTS, "part"), _closed(weights)
+    chosen = chosen_names(parts, PARTS, "part")
+    closed = _closed(weights)
     report = Report(
         "serve_load", model=TITLE, weights=weights, parts=parts, minutes=minutes, seconds=seconds, requests=count, seed=seed
     )

@@ -91,7 +91,8 @@ def with_tables(text: str) -> str:
     """``text`` of a page with everything between its markers written anew."""
 
     def written(match: re.Match[str]) -> str:
-        kind, names = match[1], match[2].split()
+        kind = match[1]
+        names = match[2].split()
         if kind == "figures":
             parts = [FIGURES[name].format_map(Runs()) for name in names]
         else:

@@ -43,9 +43,11 @@ INT4_TEXTS = 4
 def bundle_of(model: str, cache: Path) -> Path:
     """The bundle of both targets in fp32, with exits."""
     if model == "demo":
-        source, identity = DEMO_MODELS / "layerskip", demo_identity("layerskip")
+        source = DEMO_MODELS / "layerskip"
+        identity = demo_identity("layerskip")
     else:
-        source, identity = smollm2_file(), smollm2_identity()
+        source = smollm2_file()
+        identity = smollm2_identity()
     folder = cache / model / "target_identity"
     bundle = export_bundle(source, identity, folder, max_seq_len=SLOTS, form="fp32", targets=TARGETS)
     changed = folder / "exits"
@@ -118,7 +120,8 @@ def main(
     json: Annotated[Path | None, typer.Option(help="write the results here.")] = None,
 ) -> None:
     report = Report("target_identity", models=models, texts=texts, new_tokens=new_tokens, device=device)
-    rows, differ = list[list[str]](), 0
+    rows = list[list[str]]()
+    differ = 0
     for model in models.split(","):
         bundle = bundle_of(model, cache)
         for policy in POLICIES:

@@ -13,7 +13,10 @@ from benchmarks.models.families import FAMILIES
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-VOCAB, POSITIONS, LAYERS, WINDOW = 128, 128, 4, 8
+VOCAB = 128
+POSITIONS = 128
+LAYERS = 4
+WINDOW = 8
 # Names of settings → the size in the place of a larger one; the first that matches the whole name counts.
 _SIZES: tuple[tuple[str, int], ...] = (
     (r".*vocab(_size.*)?|encoder_hash_byte_group_vocab", VOCAB),

@@ -47,7 +47,9 @@ class ArmPool:
 
     def __init__(self, folder: Callable[[str], Path], phases: Phases, device: ArmDevice | None = None) -> None:
         self.failures: dict[str, str] = {}
-        self._folder, self._phases, self._device = folder, phases, device or ArmDevice()
+        self._folder = folder
+        self._phases = phases
+        self._device = device or ArmDevice()
         self._processes: dict[str, ArmProcess] = {}
         self._absent: dict[str, str] = {}  # process → why it could not be started
 

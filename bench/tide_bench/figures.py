@@ -28,7 +28,8 @@ def prefill_seconds(turn: TimedRun) -> float:
 def speed_row(title: str, turns: Sequence[TimedRun], seconds: Seconds) -> dict[str, Any]:
     """``title`` of the arm with what limits it, times in ms, memory in MiB; uncounted figures are left out."""
     timings = [turn.timing for turn in turns]
-    rows, steps = len(timings[0].tokens), [t.decode_ms_per_token for t in timings]
+    rows = len(timings[0].tokens)
+    steps = [t.decode_ms_per_token for t in timings]
     row: dict[str, Any] = {"title": with_limitation(title, timings[0].limitation), "rounds": len(turns)}
     row |= _spread("first_token_ms", [1e3 * t.first_token_s for t in timings])
     if seconds is decode_seconds:

@@ -149,7 +149,8 @@ class TideLM(TemplateLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """What the harness stores beside its results."""
-        manifest, calibration = self.engine.manifest, self.engine.manifest.calibration
+        manifest = self.engine.manifest
+        calibration = self.engine.manifest.calibration
         certificate = calibration.certificate if calibration is not None and self.engine.policy.name == "exit" else None
         return {
             "model_source": manifest.model.source,
@@ -175,7 +176,8 @@ class TideLM(TemplateLM):
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
         texts = [self._text(context, continuation) for _, context, continuation in requests if continuation]
-        scores, answers = self.scores(texts, disable_tqdm), list[tuple[float, bool]]()
+        scores = self.scores(texts, disable_tqdm)
+        answers = list[tuple[float, bool]]()
         for key, _, continuation in requests:
             answer = (0.0, True)  # of a continuation without tokens
             if continuation:
@@ -208,7 +210,8 @@ class TideLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihood of each whole text."""
-        texts, found = [request.args[0] for request in requests], list[float]()
+        texts = [request.args[0] for request in requests]
+        found = list[float]()
         for text, scores in zip(texts, self.read_texts(texts, disable_tqdm), strict=True):
             found.append(float(sum(sum(score.logprobs) for score in scores)))
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), found[-1])

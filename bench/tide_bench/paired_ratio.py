@@ -52,7 +52,8 @@ def chained_ratio(one: Sequence[tuple[float, float]], other: Sequence[tuple[floa
     arm, baseline = np.asarray(one, float), np.asarray(other, float)
     if not arm.size or not baseline.size:
         raise ValueError("no turns of the arm or the baseline with the third one; give pairs")
-    random, medians = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    medians = []
     for pairs in (arm, baseline):
         ratios = pairs[:, 0] / pairs[:, 1]
         medians.append(np.median(ratios[random.integers(0, len(ratios), (_RESAMPLES, len(ratios)))], axis=1))

@@ -48,7 +48,8 @@ def windows(prompts: Sequence[Sequence[int]], tokens: int, count: int) -> list[l
 
 def joined(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     """Texts of at least ``tokens`` tokens, made of prompts one behind the other: what long contexts are measured on."""
-    texts, text = list[list[int]](), list[int]()
+    texts = list[list[int]]()
+    text = list[int]()
     for prompt in prompts:
         text += prompt
         if len(text) >= tokens:

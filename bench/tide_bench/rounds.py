@@ -52,7 +52,8 @@ def run_rounds(
     always meet the caches and clocks that this one leaves. ``failed`` is called with each arm that fails, and the reason.
     """
     runs: dict[str, list[TimedRun]] = {entry.spec.name: [] for entry in entries}
-    running, end = list(entries), time.monotonic() + seconds
+    running = list(entries)
+    end = time.monotonic() + seconds
     for number, group in enumerate(groups):
         if number >= FEWEST_ROUNDS and (time.monotonic() > end or settled(runs)):
             break

@@ -61,7 +61,8 @@ def calibrate(
     """
     config = config or CalibrationConfig()
     progress = progress or ExportProgress(quiet=True)
-    out, also = Path(out), also or {}
+    out = Path(out)
+    also = also or {}
     configs = [config, *(replace(config, max_disagreement=epsilon) for epsilon in also)]
     device = checked_device(config.device)
     cost_table = load_costs(Path(costs)) if costs not in ("measure", "none") else None

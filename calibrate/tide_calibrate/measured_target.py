@@ -20,7 +20,8 @@ def measured_target(dtype: str, wanted: str = AUTO, mixed: str = "", gpu_first: 
 
     Raises TargetError, with the reason for each target, where none with ``dtype`` kernels can be built and run here.
     """
-    of_gpu, reasons = for_present_gpu(dtype, mixed=mixed), []
+    of_gpu = for_present_gpu(dtype, mixed=mixed)
+    reasons = []
     for name in ([*of_gpu, CPU] if gpu_first else [CPU, *of_gpu]) if wanted == AUTO else [wanted]:
         try:
             reason = why_not_here(checked(name, dtype, mixed=mixed))

@@ -35,7 +35,8 @@ def in_parallel(jobs: Sequence[Callable[[Check], Result]], workers: int | None =
     When a job raises, on Ctrl-C, or when the generator is closed, pending jobs are dropped and running jobs end at their next
     check.
     """
-    threads, stopped = torch.get_num_threads(), threading.Event()
+    threads = torch.get_num_threads()
+    stopped = threading.Event()
 
     def check() -> None:
         if stopped.is_set():

@@ -204,7 +204,8 @@ class PlacedExit:
         draft_limit = self.candidate.draft_limit if self.candidate is not None else 0
         # Predict on both splits: speed varies more between documents than choosing exits on one of the splits biases it.
         own = learned.own_threshold.joined(learned.own_test)
-        predicted, recommended = dict[str, float](), "full"
+        predicted = dict[str, float]()
+        recommended = "full"
         if model.costs is not None:
             predicted = {name: round(gain, 4) for name, gain in model.predict(exits, draft_limit, own).items()}
             recommended = _recommended(predicted)

@@ -40,7 +40,8 @@ def token_bar(progress: ExportProgress, name: str, total: int, done: int = 0) ->
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    start, advanced = perf_counter(), 0
+    start = perf_counter()
+    advanced = 0
     with Progress(*columns, console=progress.console, transient=True) as bar:
         task = bar.add_task(name, total=total, completed=done, rate=0.0)
 

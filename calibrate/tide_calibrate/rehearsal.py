@@ -126,7 +126,8 @@ def _in_turn(
     params = GenerationParams(max_new_tokens=new_tokens, ignore_eos=policy == "exit")
     for engine in engines:
         engine.generate([list(prompts[0])], replace(params, cache_salt="warm"))
-    times, begin = list[list[float]](), perf_counter()
+    times = list[list[float]]()
+    begin = perf_counter()
     for number, prompt in enumerate(prompts):
         if number >= MIN_PROMPTS and perf_counter() - begin > seconds * len(engines) / 2:
             break

@@ -147,7 +147,8 @@ def window_starts(tokens: int, length: int, first: int, count: int, seed: int) -
     starts = []
     for epoch in range(first // per_epoch, (first + count - 1) // per_epoch + 1):
         generator = np.random.default_rng([seed, epoch])
-        offset, order = generator.integers(length), generator.permutation(per_epoch)
+        offset = generator.integers(length)
+        order = generator.permutation(per_epoch)
         here = range(max(first, epoch * per_epoch), min(first + count, (epoch + 1) * per_epoch))
         starts += [int(offset + length * order[number - epoch * per_epoch]) for number in here]
     return starts

@@ -46,7 +46,8 @@ def prompts_from(tokens: np.ndarray, count: int, length: int) -> Tensor:
 @torch.no_grad()
 def greedy(model: LlamaForCausalLM, prompts: Tensor, new_tokens: int) -> Tensor:
     """Greedy continuation: `[B, P]` to `[B, P + new_tokens]`, with a KV cache, past any end of text."""
-    tokens, cache = prompts, None
+    tokens = prompts
+    cache = None
     for _ in range(new_tokens):
         fresh = tokens if cache is None else tokens[:, -1:]
         output = model(fresh, past_key_values=cache, use_cache=True)

@@ -99,13 +99,15 @@ class StackedOuro(StackedLlama):
         made `STEADINESS` times smaller, and the final norm as much larger: the first loop predicts the same, and a later one,
         which reads the final norm, changes little at first. Raises ValueError where widths differ or the Llama has fewer layers.
         """
-        layers, shared = self.config.num_hidden_layers, dict(llama.named_parameters())
+        layers = self.config.num_hidden_layers
+        shared = dict(llama.named_parameters())
         if llama.config.num_hidden_layers < layers or llama.embedding.shape != self.embedding.shape:
             raise ValueError(f"the warm start needs {layers} layers or more, and embeddings {list(self.embedding.shape)}")
         for name, weight in self.named_parameters():
             if name in shared:
                 weight.copy_(shared[name][:layers] if name in LAYER_WEIGHTS else shared[name])
-        tables, eps = llama.tables(ids.shape[1]), self.config.rms_norm_eps
+        tables = llama.tables(ids.shape[1])
+        eps = self.config.rms_norm_eps
         x = F.embedding(ids, llama.embedding.to(llama.compute)).float()
         for number, layer in enumerate(llama.layer_weights()[:layers]):
             attended = attention_branch(x, layer, tables, eps).float()
@@ -120,7 +122,8 @@ class StackedOuro(StackedLlama):
 
     def training_loss(self, ids: Tensor, variant: Variant, generator: torch.Generator) -> tuple[Tensor, float]:
         """See the top of this file; nothing is drawn."""
-        inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        inputs = ids[:, :-1].contiguous()
+        targets = ids[:, 1:].contiguous()
         head = self.final_norm.to(self.compute), self.embedding.to(self.compute), self.config.rms_norm_eps
         states = self.hidden_states(inputs, [*self.exit_depths, self.depth])
         last, log_probs = self.run_token_losses(states[self.depth], targets, *head)

@@ -147,7 +147,9 @@ class StackedLlama(nn.Module):
         self.config, self.compute = config, compute
         self.theta = float(rope["rope_theta"])
         size = self.head_size
-        layers, hidden, mlp = config.num_hidden_layers, config.hidden_size, config.intermediate_size
+        layers = config.num_hidden_layers
+        hidden = config.hidden_size
+        mlp = config.intermediate_size
         queries, keys = (
             config.num_attention_heads * size,
             (config.num_key_value_heads or config.num_attention_heads) * size,
@@ -197,7 +199,8 @@ class StackedLlama(nn.Module):
 
     def tables(self, length: int) -> Tables:
         """What all layers share: rotary cosines and sines `[1, S, 1, D/2]`, and the causal mask `[S, S]`."""
-        size, device = self.head_size, self.embedding.device
+        size = self.head_size
+        device = self.embedding.device
         frequencies = self.theta ** -(torch.arange(0, size, 2, device=device).float() / size)
         angles = torch.outer(torch.arange(length, device=device).float(), frequencies)[None, :, None]
         return angles.cos(), angles.sin(), causal_mask(length, device)
@@ -218,7 +221,8 @@ class StackedLlama(nn.Module):
         `keep` `[depth, B, 1, 1]` holds 0 where a sequence skips a layer (layer dropout), 1 elsewhere. The final norm is the
         head's; between two loops it is also what the next one reads.
         """
-        wanted, eps = set(after), self.config.rms_norm_eps
+        wanted = set(after)
+        eps = self.config.rms_norm_eps
         if keep is None:
             keep = torch.ones(self.depth, ids.shape[0], 1, 1, device=ids.device)
         tables = self.tables(ids.shape[1])
@@ -234,8 +238,10 @@ class StackedLlama(nn.Module):
 
     def losses(self, ids: Tensor, after: Iterable[int], keep: Tensor | None = None) -> dict[int, Tensor]:
         """Next-token losses of the shared head after the given numbers of layers, for windows `[B, S + 1]`."""
-        inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-        norm, embedding = self.final_norm.to(self.compute), self.embedding.to(self.compute)
+        inputs = ids[:, :-1].contiguous()
+        targets = ids[:, 1:].contiguous()
+        norm = self.final_norm.to(self.compute)
+        embedding = self.embedding.to(self.compute)
         states = self.hidden_states(inputs, after, keep)
         eps = self.config.rms_norm_eps
         return {depth: self.run_head_loss(x, targets, norm, embedding, eps) for depth, x in states.items()}
@@ -246,7 +252,8 @@ class StackedLlama(nn.Module):
 
     def head(self, x: Tensor) -> Tensor:
         """Final norm and LM head on residual streams `[B, S, H]`."""
-        norm, embedding = self.final_norm.to(self.compute), self.embedding.to(self.compute)
+        norm = self.final_norm.to(self.compute)
+        embedding = self.embedding.to(self.compute)
         return head_logits(x, norm, embedding, self.config.rms_norm_eps)
 
     def training_loss(self, ids: Tensor, variant: Variant, generator: torch.Generator) -> tuple[Tensor, float]:

@@ -109,13 +109,16 @@ def replace_folder(fresh: Path, out: Path) -> None:
 
 def model_card(config: LlamaConfig, record: dict[str, Any]) -> str:
     """The model card of a record; every figure in it comes from the record."""
-    variant, loops = record["variant"], config.loops if isinstance(config, OuroConfig) else 1
+    variant = record["variant"]
+    loops = config.loops if isinstance(config, OuroConfig) else 1
     losses = "\n".join(
         f"| {name} | {held_out['tokens']:,} | {held_out['loss']:.3f} | {math.exp(held_out['loss']):.2f} |"
         for name, held_out in record["held_out"].items()
     )
-    exits, in_loops = record["exits"], f" in {loops} loops" if loops > 1 else ""
-    kind, trained = "looped model" if loops > 1 else "Llama", VARIANT_TEXT[variant].format(loops=loops)
+    exits = record["exits"]
+    in_loops = f" in {loops} loops" if loops > 1 else ""
+    kind = "looped model" if loops > 1 else "Llama"
+    trained = VARIANT_TEXT[variant].format(loops=loops)
     per_exit = config.num_hidden_layers if loops > 1 else 1
     greedy, text = (" | ".join(f"{100 * share:.0f}%" for share in exits[kind].values()) for kind in ("greedy", "held_out"))
     return f"""---

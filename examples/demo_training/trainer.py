@@ -52,7 +52,10 @@ class Trainer:
     """
 
     def __init__(self, model: StackedLlama, corpus: Corpus, recipe: Recipe, folder: Path):
-        self.model, self.corpus, self.recipe, self.folder = model, corpus, recipe, folder
+        self.model = model
+        self.corpus = corpus
+        self.recipe = recipe
+        self.folder = folder
         self.optimizers = build_optimizers(model, recipe.matrix_lr, recipe.vector_lr, recipe.weight_decay)
         self.progress = Progress()
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +98,9 @@ class Trainer:
             self.save("latest.pt")
 
     def loop(self, report: Callable[[dict[str, Any]], None], save_every: int, report_every: int) -> bool:
-        progress, schedule, recent = self.progress, self.recipe.schedule, []
+        progress = self.progress
+        schedule = self.recipe.schedule
+        recent = []
         clock = time.process_time()
         while not schedule.finished(progress.step, progress.decay_start):
             if progress.stop:
@@ -103,7 +108,8 @@ class Trainer:
             self.maybe_start_decay()
             recent.append(self.step())
             if progress.step % report_every == 0:
-                elapsed, clock = time.process_time() - clock, time.process_time()
+                elapsed = time.process_time() - clock
+                clock = time.process_time()
                 progress.cpu_seconds += elapsed
                 self.log(report, sum(recent) / len(recent), len(recent) / max(elapsed, 1e-9))
                 recent = []
@@ -127,7 +133,8 @@ class Trainer:
 
     def maybe_start_decay(self) -> None:
         """Begin the decay where it is planned, or as soon as the file `decay` appears."""
-        progress, request = self.progress, self.folder / "decay"
+        progress = self.progress
+        request = self.folder / "decay"
         if progress.decay_start is not None:
             return
         if request.exists() or progress.step >= self.recipe.schedule.planned_decay_start:

@@ -47,7 +47,8 @@ _GUESS = ("guess", "guessed", "matched")
 def _with_condition(launch: Any, handle: int) -> Any:
     """A copy of ``launch`` that also sets the condition ``handle``; parameters are by value, so a captured launch keeps them."""
     params = type(launch.params).from_buffer_copy(launch.params)
-    params.graph_condition, params.sets_condition = handle, 1
+    params.graph_condition = handle
+    params.sets_condition = 1
     return replace(launch, params=params)
 
 

@@ -94,7 +94,8 @@ def plan_choose_token(rows: int, vocab: int) -> LaunchPlan:
     """One plan for all three launches: peak, cut and race."""
     some = max(rows, 1)
     blocks = _clamp(_divide_up(vocab, CHOOSE_THREADS * CHOOSE_TOKENS), 1, MAX_CHOOSE_BLOCKS)
-    grid, scratch = (blocks, some, 1), some * CHOOSE_SCRATCH_BYTES
+    grid = (blocks, some, 1)
+    scratch = some * CHOOSE_SCRATCH_BYTES
     return LaunchPlan(grid, (CHOOSE_THREADS, 1, 1), counters=some, workspace_bytes=scratch)
 
 

@@ -47,7 +47,10 @@ class Admission:
         grammars: GrammarCompiler,
         adapters: Sequence[LoraAdapter] = (),
     ) -> None:
-        self.manifest, self.tokenizer, self.check_params, self.grammars = manifest, tokenizer, check_params, grammars
+        self.manifest = manifest
+        self.tokenizer = tokenizer
+        self.check_params = check_params
+        self.grammars = grammars
         self.thoughts = ThoughtVocabulary(tokenizer, manifest.model.vocab_size) if tokenizer is not None else None
         self._adapters = {adapter.name: (number, adapter.digest) for number, adapter in enumerate(adapters, 1)}
 
@@ -80,7 +83,8 @@ class Admission:
         if params.stop and self.tokenizer is None:
             raise ParamsError("stop strings need a tokenizer, which this bundle has not; use eos_token_ids")
         self.check_params(params)
-        cache_slots, vocab = self.manifest.max_seq_len, self.manifest.model.vocab_size
+        cache_slots = self.manifest.max_seq_len
+        vocab = self.manifest.model.vocab_size
         if outside := [token for token, _ in params.logit_bias if token >= vocab]:
             raise ParamsError(f"logit_bias names the token id {outside[0]}, expected ids from 0 to {vocab - 1}")
         if params.thoughts is not None and self.thoughts is None:
@@ -92,7 +96,8 @@ class Admission:
         tokens[: len(ids)] = ids
         answer = self.grammars.start(params.grammar) if params.grammar is not None else None
         grammar: GrammarState | ThoughtState | None = answer
-        thoughts, shown = None, {*params.shown_tokens}
+        thoughts = None
+        shown = {*params.shown_tokens}
         if params.thoughts is not None and self.thoughts is not None:
             thoughts = self.thoughts.start(params.thoughts, answer, eos)
             grammar = thoughts if params.forces_tokens else None
@@ -134,7 +139,8 @@ class Admission:
             ids = self.tokenizer.encode(prompt)
         else:
             ids = list(_items(prompt))
-        vocab, slots = self.manifest.model.vocab_size, self.manifest.max_seq_len
+        vocab = self.manifest.model.vocab_size
+        slots = self.manifest.max_seq_len
         if not ids:
             raise PromptError("the prompt is empty; give at least one token (a model's BOS token will do)")
         for token in ids:

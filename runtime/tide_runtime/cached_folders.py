@@ -29,7 +29,8 @@ class CachedFolders:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.limit = folder, _limit_bytes()
+        self.folder = folder
+        self.limit = _limit_bytes()
 
     def find(self, name: str) -> Path | None:
         """The folder ``name``, which is then in use until this process ends; None if there is none, or it is being made.

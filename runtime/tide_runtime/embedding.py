@@ -44,7 +44,9 @@ class EmbeddedSequence(TokenSequence):
         if not is_finite(logits, likeliest):
             raise NumericsError("the model gives states that are not finite for this text; export it in fp32")
         if seen is not None and seen > self.pooled_until:
-            self.total, self.pooled, self.pooled_until = self.total + np.asarray(logits, np.float64), self.pooled + 1, seen
+            self.total = self.total + np.asarray(logits, np.float64)
+            self.pooled = self.pooled + 1
+            self.pooled_until = seen
         return self.last_token
 
     def embedding(self) -> NDArray[np.float32]:

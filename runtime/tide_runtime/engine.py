@@ -103,7 +103,8 @@ class Engine:
         self._metrics = EngineMetrics(bundle.manifest.model.num_layers)
         rows = self.backend if self.policy.uses_draft_head else self.backend.without_draft_head()
         self._memory = memory = StateMemory.of(rows.kv_bytes_per_token, rows.state_bytes)
-        of_rows, kv_memory = getattr(loaded, "device", None), options.kv_memory
+        of_rows = getattr(loaded, "device", None)
+        kv_memory = options.kv_memory
         blocks = kv_blocks(memory, kv_memory, self.max_batch, bundle.manifest.max_seq_len, of_rows is not None)
         embeds = bundle.manifest.embedding is not None  # then every token is needed, as its state is pooled
         keeps_prefixes = self.policy.can_resume and self.backend.has_prefix_blocks and not embeds

@@ -44,7 +44,9 @@ class EngineMemory:
         Raises TargetError where the bundle has no such target, DeviceMemoryError where it takes more, ParamsError where
         ``kv_memory`` does not hold one sequence.
         """
-        manifest, target, rows = bundle.manifest, options.target, options.max_batch
+        manifest = bundle.manifest
+        target = options.target
+        rows = options.max_batch
         if target not in manifest.targets:
             raise TargetError(f"the bundle has no target {target!r}, it has: {', '.join(manifest.targets)}")
         needed = required_memory(bundle, target, rows)

@@ -119,7 +119,10 @@ class GenerationParams:
         _require(self.seed is None or _is_int(self.seed, 0), "seed", self.seed, "an integer >= 0, or None")
 
     def _check_numbers(self) -> None:
-        t, p, m, r = self.temperature, self.top_p, self.min_p, self.repetition_penalty
+        t = self.temperature
+        p = self.top_p
+        m = self.min_p
+        r = self.repetition_penalty
         _require(_is_number(t) and t >= 0, "temperature", t, "a finite number >= 0 (0 is greedy)")
         _require(_is_number(p) and 0 < p <= 1, "top_p", p, "a number in (0, 1] (1 is off)")
         _require(_is_number(m) and 0 <= m <= 1, "min_p", m, "a number in [0, 1] (0 is off)")

@@ -60,7 +60,9 @@ def _race(generator: np.random.Philox, values: Values, temperature: float) -> in
     With u the uniform number of a token and w its `weights`, its sum is -log(-log(u) / w), so the smallest -log(u) / w wins. That
     is at least (1 - u) / w, of which no logarithm is taken.
     """
-    best, winner, largest = values.max(), -1, -np.inf
+    best = values.max()
+    winner = -1
+    largest = -np.inf
     for begin in range(0, values.size, _BLOCK):
         block = values[begin : begin + _BLOCK]
         words = generator.random_raw(block.size)
@@ -76,7 +78,8 @@ def _race(generator: np.random.Philox, values: Values, temperature: float) -> in
             near = np.flatnonzero(least <= _limit(bound))
             found = sums(near)
             if found.max() > largest:
-                winner, largest = begin + int(near[np.argmax(found)]), found.max()
+                winner = begin + int(near[np.argmax(found)])
+                largest = found.max()
     return winner
 
 
@@ -93,12 +96,15 @@ def _scores(values: Values, temperature: float, best: np.float32) -> NDArray[np.
 
 def _words(generator: np.random.Philox, ids: NDArray[np.intp]) -> NDArray[np.uint64]:
     """The outputs number ``ids``, which rise, of a fresh ``generator``."""
-    words, drawn, last = np.empty(ids.size, np.uint64), np.empty(0, np.uint64), -1
+    words = np.empty(ids.size, np.uint64)
+    drawn = np.empty(0, np.uint64)
+    last = -1
     for place, number in enumerate(ids.tolist()):
         counter, word = divmod(number, _WORDS)
         if counter != last:
             generator.advance(counter - last - 1)
-            drawn, last = generator.random_raw(_WORDS), counter
+            drawn = generator.random_raw(_WORDS)
+            last = counter
         words[place] = drawn[word]
     return words
 

@@ -46,7 +46,8 @@ def _top_k(values: Values, params: GenerationParams) -> Ids:
 
     The k-th largest of columns' maxima is at most the k-th largest of all.
     """
-    k, columns = min(params.top_k, values.size), values.size // _COLUMN
+    k = min(params.top_k, values.size)
+    columns = values.size // _COLUMN
     candidates = None
     if k <= columns:
         peaks = values[: columns * _COLUMN].reshape(_COLUMN, columns).max(0)

@@ -48,7 +48,8 @@ def kept_result(
     digest = hashlib.sha256(json.dumps([*key]).encode()).hexdigest()
     with suppress(OSError, ValueError, RuntimeError, KeyError, TypeError):  # RuntimeError: there is no home folder
         return decode(json.loads(((folder or cache_folder(kind)) / digest).read_bytes())["result"])
-    queued, began = queued_seconds(), perf_counter()
+    queued = queued_seconds()
+    began = perf_counter()
     measured = measure()
     if queued_seconds() - queued > most_queued * (perf_counter() - began):
         return measured

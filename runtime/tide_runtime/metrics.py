@@ -56,7 +56,8 @@ class Histogram:
     """Counts of seconds, by the buckets that Prometheus adds up."""
 
     def __init__(self) -> None:
-        self.counts, self.total = [0] * (len(_SECONDS) + 1), 0.0
+        self.counts = [0] * (len(_SECONDS) + 1)
+        self.total = 0.0
 
     def add(self, seconds: float) -> None:
         self.counts[bisect_left(_SECONDS, seconds)] += 1
@@ -116,7 +117,11 @@ class EngineMetrics:
         self.num_layers = num_layers
         self._counts: Counter[tuple[str, str]] = Counter()
         self._first, self._between = Histogram(), Histogram()
-        self._steps, self._step_tokens, self._step_seconds, self._prefix_tokens, self._prompt_tokens = 0, 0, 0.0, 0, 0
+        self._steps = 0
+        self._step_tokens = 0
+        self._step_seconds = 0.0
+        self._prefix_tokens = 0
+        self._prompt_tokens = 0
         self._lock = threading.Lock()
 
     def stepped(self, tokens: int, seconds: float) -> None:

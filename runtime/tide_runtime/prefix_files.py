@@ -52,7 +52,9 @@ class PrefixFiles:
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit, self.counts = folder, limit, FileCounts()
+        self.folder = folder
+        self.limit = limit
+        self.counts = FileCounts()
         self._held, self._unseen = 0, limit  # bytes at the latest look, and written since; the first write looks
         self._lock = threading.Lock()
         try:
@@ -68,7 +70,9 @@ class PrefixFiles:
 
     def read(self, key: bytes, size: int) -> NDArray[np.uint8] | None:
         """The piece of ``key``, [size] bytes; None where there is no such piece of that size."""
-        path, digest, content = self._path(key), bytearray(_DIGEST_BYTES), np.empty(size, np.uint8)
+        path = self._path(key)
+        digest = bytearray(_DIGEST_BYTES)
+        content = np.empty(size, np.uint8)
         try:
             file = os.open(path, os.O_RDONLY)
         except OSError:
@@ -95,7 +99,8 @@ class PrefixFiles:
 
         Raises OSError where the folder cannot be written.
         """
-        path, size = self._path(key), _DIGEST_BYTES + sum(part.nbytes for part in content)
+        path = self._path(key)
+        size = _DIGEST_BYTES + sum(part.nbytes for part in content)
         if size > self.limit or os.path.exists(path) or not unchanged():
             return
         self._make_room(size)
@@ -131,7 +136,8 @@ class PrefixFiles:
         if self._unseen < self.limit // _SHARE and self._held + self._unseen + needed <= self.limit:
             return
         files = sorted(self._files())
-        self._held, self._unseen = sum(size for _, size, _ in files), 0
+        self._held = sum(size for _, size, _ in files)
+        self._unseen = 0
         if self._held + needed <= self.limit:
             return
         for _, size, path in files:

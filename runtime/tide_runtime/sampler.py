@@ -130,13 +130,15 @@ class Sampler:
 
     def _adjusted(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None) -> FloatArray:
         """Logits [V] after penalties and biases; -inf where the grammar does not allow a token."""
-        raw, params = self._checked(logits), self.params
+        raw = self._checked(logits)
+        params = self.params
         if not params.changes_logits:
             return raw
         scores = raw.astype(np.float32)
         if params.repetition_penalty != 1 and len(seen):
             # CTRL's penalty (arXiv:1909.05858, section 4.1) as HF applies it: once per distinct id, away from likely.
-            values, penalty = scores[seen], params.repetition_penalty
+            values = scores[seen]
+            penalty = params.repetition_penalty
             scores[seen] = np.where(values < 0, values * penalty, values / penalty)
         if params.penalises_output:
             ids, counts = np.unique(seen[self._prompt_tokens :], return_counts=True)

@@ -177,7 +177,8 @@ class TokenSequence:
 
     def latest_depth(self, num_layers: int) -> int:
         """Layers run before the latest token was final: ``num_layers`` for the first one, and under policies that count none."""
-        depths, after_first = self.depth.token_depths, self.num_tokens - self.prompt_tokens - 1
+        depths = self.depth.token_depths
+        after_first = self.num_tokens - self.prompt_tokens - 1
         return depths[after_first - 1] if 0 < after_first <= len(depths) else num_layers
 
     def choose(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None, drawn: int = -1) -> int:
@@ -198,7 +199,8 @@ class TokenSequence:
 
     def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
         """`choose` without noting log-probabilities: for tokens that may yet be refused."""
-        params, seen = self.params, self.num_tokens if seen is None else seen
+        params = self.params
+        seen = self.num_tokens if seen is None else seen
         if params.takes_likeliest:
             return likeliest if is_finite(logits, likeliest) else self.sampler.sample(logits, self.tokens[:seen])
         allowed = self.grammar.allowed(self.tokens[self.num_tokens : seen].tolist()) if self.grammar is not None else None

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**APP)
 Config = TypeVar("Config")
-_SERVE, _ENGINE = ServeConfig(), EngineOptions()
+_SERVE = ServeConfig()
+_ENGINE = EngineOptions()
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _network = partial(typer.Option, rich_help_panel="Network")
 _safety = partial(typer.Option, rich_help_panel="Safety")
@@ -331,7 +332,8 @@ def _announce(service: Service, url: str) -> None:
     """Say on stdout where the server listens, and how to try it."""
     config, models = service.config, service.models
     name = next(name for name in service.model_names if "error" not in models.described(name))
-    lines, chat = [f"{url} serves {models.summary()}"], models.chats(name)
+    lines = [f"{url} serves {models.summary()}"]
+    chat = models.chats(name)
     path = "chat/completions" if chat else "completions"
     text: dict[str, object] = {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": "Hello"}
     key = " -H 'Authorization: Bearer KEY'" if config.api_keys else ""

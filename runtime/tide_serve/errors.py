@@ -56,7 +56,11 @@ class ApiError(Exception):
         logged: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
         self.logged = logged or message
 
     def renamed(self, name_of: Callable[[str], str]) -> ApiError:

@@ -72,7 +72,8 @@ def application(args: ServingArgs, load: LoadApp) -> Application:
     if not args.bundle:
         raise ParamsError("no bundle is given; add bundle=DIRECTORY, or set the environment variable TIDE_BUNDLE")
     user_config = {"bundle": args.bundle, "engine": args.engine, "threads": args.cpus}
-    options, config = ReplicaConfig.of(user_config).options(), server_config(args.server)
+    options = ReplicaConfig.of(user_config).options()
+    config = server_config(args.server)
     model = serve.deployment(
         name=MODEL,
         user_config=user_config,

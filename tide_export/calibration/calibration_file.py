@@ -160,7 +160,9 @@ def _file(raw: Mapping[str, Any]) -> CalibrationFile:
 
 
 def _calibration(raw: Mapping[str, Any]) -> CalibrationInfo:
-    costs, certificate, draft = raw["costs"], raw["certificate"], raw.get("draft_head")
+    costs = raw["costs"]
+    certificate = raw["certificate"]
+    draft = raw.get("draft_head")
     return CalibrationInfo(
         **dict(raw)
         | {

@@ -66,7 +66,8 @@ def gguf_rotations(model: PreTrainedModel, keys: Metadata, tensors: Mapping[str,
     heads = heads[0] if isinstance(heads, list) else heads
     width = key("rope.dimension_count", key("attention.key_length", key("embedding_length") // heads))
     base = key("rope.freq_base", 10000.0)
-    kind, factor = key("rope.scaling.type", "linear"), key("rope.scaling.factor", key("rope.scale_linear", 0.0)) or 1.0
+    kind = key("rope.scaling.type", "linear")
+    factor = key("rope.scaling.factor", key("rope.scale_linear", 0.0)) or 1.0
     if kind == "yarn":
         original = key("rope.scaling.original_context_length", key("context_length"))
         growth = 0.1 * math.log(factor)
@@ -76,7 +77,8 @@ def gguf_rotations(model: PreTrainedModel, keys: Metadata, tensors: Mapping[str,
     else:
         scaled = Rotation(_plain(base, width) / (factor if kind == "linear" else 1.0))
     if (long := tensors.get(LONG_FACTORS)) is not None:
-        original, plain = key("rope.scaling.original_context_length", key("context_length")), _plain(base, width)
+        original = key("rope.scaling.original_context_length", key("context_length"))
+        plain = _plain(base, width)
         short = np.asarray(tensors[SHORT_FACTORS].data, np.float64)
         scale = key("rope.scaling.attn_factor", 1.0)
         scaled = Rotation(plain / short, scale, plain / np.asarray(long.data, np.float64), original)
@@ -126,8 +128,11 @@ def _frequencies(model: PreTrainedModel) -> dict[str, Array]:
 
 
 def _of_config(parameters: Mapping[str, Any], width: int, longest: int) -> Rotation | None:
-    base, kind, factor = parameters["rope_theta"], parameters.get("rope_type", "default"), parameters.get("factor")
-    plain, original = _plain(base, width), parameters.get("original_max_position_embeddings")
+    base = parameters["rope_theta"]
+    kind = parameters.get("rope_type", "default")
+    factor = parameters.get("factor")
+    plain = _plain(base, width)
+    original = parameters.get("original_max_position_embeddings")
     if kind == "default":
         return Rotation(plain)
     if kind == "proportional":
@@ -160,8 +165,10 @@ def _yarn(base: float, width: int, factor: float, original: int, fast: float, sl
     """Frequencies that turn more than ``fast`` times in the ``original`` context stay, those below ``slow`` are interpolated."""
     first, last = (width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow))
     if truncate:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, width - 1)
+        first = math.floor(first)
+        last = math.ceil(last)
+    first = max(first, 0)
+    last = min(last, width - 1)
     ramp = np.clip((np.arange(width // 2) - first) / max(last - first, 0.001), 0, 1)
     plain = _plain(base, width)
     return plain / factor * ramp + plain * (1 - ramp)
@@ -170,7 +177,8 @@ def _yarn(base: float, width: int, factor: float, original: int, fast: float, sl
 def check_eager(model: PreTrainedModel, rotations: Mapping[str, Rotation]) -> None:
     """Raise VerificationError where the model has other frequencies."""
     for name, found in _frequencies(model).items():
-        module, wanted = model.get_submodule(name.rpartition(".")[0]), rotations.get(name)
+        module = model.get_submodule(name.rpartition(".")[0])
+        wanted = rotations.get(name)
         if wanted is not None and not (_equal(found, wanted.frequencies, 1e-5) and _has_long(module, wanted)):
             raise VerificationError(f"rotary embedding: {name} of the model is not what its file describes; {_REMEDY}")
 

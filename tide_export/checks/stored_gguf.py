@@ -166,7 +166,8 @@ def _by_key_head(config: PreTrainedConfig, joined: Numbers, gate: Numbers) -> Nu
     """Qwen3-Next: the file has queries, keys and values of all heads and then the gates; the parameter those of each key head."""
     heads, width = config.linear_num_key_heads, config.linear_key_head_dim
     values = config.linear_num_value_heads // heads * config.linear_value_head_dim
-    both, starts = np.concatenate([joined, gate]), np.cumsum([0, heads * width, heads * width, heads * values])
+    both = np.concatenate([joined, gate])
+    starts = np.cumsum([0, heads * width, heads * width, heads * values])
     sizes = (width, width, values, values)
     rows = [
         np.arange(start + head * size, start + (head + 1) * size)

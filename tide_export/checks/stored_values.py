@@ -103,7 +103,8 @@ class StoredValues:
         tensor = self.tensors.get(name)
         if tensor is None:
             return
-        found, expected = values.float().numpy(), tensor.rows(rows)
+        found = values.float().numpy()
+        expected = tensor.rows(rows)
         if found.shape != expected.shape:
             raise VerificationError(
                 f"values: {name} has rows of {found.shape[1:]}, and {tensor.name} of the model's file of {expected.shape[1:]}"
@@ -121,7 +122,8 @@ class StoredValues:
 def _wrong_rows(found: NDArray[np.float32], expected: NDArray[np.float32], tolerance: float | None) -> NDArray[np.bool_]:
     """[N]; a vector is one row. ``tolerance`` None: values that were quantised."""
     width = expected[0].size if expected.ndim > 1 else expected.size
-    difference, size = np.abs(found - expected).reshape(-1, width), np.abs(expected).reshape(-1, width)
+    difference = np.abs(found - expected).reshape(-1, width)
+    size = np.abs(expected).reshape(-1, width)
     if tolerance is None:
         return ~((difference**2).mean(1) <= _ROUNDED**2 * (size**2).mean(1))
     return ~(difference.max(1) <= tolerance * size.max(1))

@@ -32,7 +32,8 @@ _REMEDY = "texts would reach the model as other tokens: please report the model;
 def check_gguf_tokens(tokenizer: FastTokenizer, keys: Metadata, eos: list[int]) -> None:
     """Raise VerificationError where tokens, merges, control tokens or the ends of a reply are not the file's."""
     spelt = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
-    tokens, kinds = keys.full("tokenizer.ggml.tokens"), keys.full("tokenizer.ggml.token_type") or []
+    tokens = keys.full("tokenizer.ggml.tokens")
+    kinds = keys.full("tokenizer.ggml.token_type") or []
     _check_spelling(keys.file, spelt, dict(enumerate(tokens)))
     added = tokenizer.added_tokens_decoder
     for token_id, kind in enumerate(kinds[: len(tokens)]):

@@ -52,7 +52,11 @@ class Drafter(nn.Module):
         shares_embedding: bool = True,
     ) -> None:
         super().__init__()
-        self.kind, self.taps, self.width, self.config, self.kv = kind, taps, width, config, kv
+        self.kind = kind
+        self.taps = taps
+        self.width = width
+        self.config = config
+        self.kv = kv
         self.shares_embedding = shares_embedding
         self.register_buffer("vocabulary", vocabulary)
 

@@ -83,7 +83,8 @@ class Eagle3Drafter(Drafter):
         hidden, eps = config.hidden_size, config.rms_norm_eps
         super().__init__("eagle3", taps, hidden, vocabulary, config, shares_embedding=embedding is not None)
         self.norm_before_residual = bool(settings.norm_before_residual)
-        self.norm_output, self.reads_normed_state = settings.norm_output, False
+        self.norm_output = settings.norm_output
+        self.reads_normed_state = False
         wide = len(taps) * settings.target_hidden_size
         own_norm = settings.norm_before_fc if settings.norm_before_fc is not None else "input_norm.weight" in stored
         own_norms = settings.fc_norm if settings.fc_norm is not None else "fc_norm.0.weight" in stored
@@ -321,4 +322,5 @@ def _share_embedding(drafter: Eagle3Drafter, loaded: LoadedModel) -> None:
     """Take the model's embedding for a copy of it, which would be stored and cached twice."""
     theirs = loaded.model.get_input_embeddings()
     if torch.equal(drafter.embed_tokens.weight, theirs.weight):
-        drafter.embed_tokens, drafter.shares_embedding = theirs, True
+        drafter.embed_tokens = theirs
+        drafter.shares_embedding = True

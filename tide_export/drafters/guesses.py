@@ -24,7 +24,8 @@ class GuessRecord:
 
     def __init__(self, places: int = GUESSES) -> None:
         self._hits, self._tries = np.zeros(places), np.zeros(places)
-        self._scores, self._rights = list[NDArray[np.float32]](), list[NDArray[np.bool_]]()
+        self._scores = list[NDArray[np.float32]]()
+        self._rights = list[NDArray[np.bool_]]()
 
     def add(self, place: int, scores: Tensor, rights: Tensor, counted: Tensor) -> None:
         """Guesses behind ``place`` right ones: their largest probabilities, whether they are right, whether they count."""
@@ -71,7 +72,9 @@ def chain(drafter: Drafter, tapped: Tensor, ids: Tensor, length: int) -> Iterato
     of its own chain behind.
     """
     places = ids.shape[1] - length
-    before, embedded, cache = drafter.fuse(tapped[:, :places]), drafter.embedded(ids), DynamicCache()
+    before = drafter.fuse(tapped[:, :places])
+    embedded = drafter.embedded(ids)
+    cache = DynamicCache()
     lowest = torch.finfo(before.dtype).min
     seen = torch.full((places, places), lowest, dtype=before.dtype)
     masks = [seen.triu(1)]
@@ -92,7 +95,9 @@ def measure(drafter: Drafter, replies: Replies) -> GuessRecord:
     places = torch.arange(length - GUESSES)
     for start in range(0, len(replies.ids), _TEXTS):
         rows = slice(start, start + _TEXTS)
-        ids, likeliest, ends = replies.ids[rows], replies.likeliest[rows], replies.ends[rows, None]
+        ids = replies.ids[rows]
+        likeliest = replies.likeliest[rows]
+        ends = replies.ends[rows, None]
         on_text = torch.ones((len(ids), len(places)), dtype=torch.bool)
         for ahead, (logits, _) in enumerate(chain(drafter, tapped[rows], ids, GUESSES)):
             best = logits.float().softmax(-1).max(-1)
@@ -107,7 +112,9 @@ def measure(drafter: Drafter, replies: Replies) -> GuessRecord:
 
 def in_best_form(found: LoadedDrafter, replies: Replies) -> MeasuredDrafter:
     """The drafter in the form that gives most tokens per verification, of equal ones the first. ``replies`` hold all taps."""
-    drafter, records, tried = found.drafter, {}, {}
+    drafter = found.drafter
+    records = {}
+    tried = {}
     for form in found.forms:
         form.apply(drafter)
         records[form.name] = measure(drafter, replies)

@@ -118,7 +118,8 @@ def load_mtp(loaded: LoadedModel) -> LoadedDrafter:
         for context in MtpModel.get_init_context(model.dtype, False, False, None):
             contexts.enter_context(context)
         try:
-            mtp, final_norm = MtpModel(model, 1), model.get_decoder().norm
+            mtp = MtpModel(model, 1)
+            final_norm = model.get_decoder().norm
         except (ValueError, AttributeError, StopIteration) as error:
             raise ModelFilesError(f"the MTP layer of {loaded.name} cannot be built: {error}") from error
     _fill(mtp, {_renamed(name): tensor for name, tensor in tensors.items()}, loaded)

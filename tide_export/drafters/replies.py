@@ -103,7 +103,9 @@ def template_tokens(loaded: LoadedModel) -> tuple[list[int], list[int]]:
 
 def _prompts(loaded: LoadedModel, count: int, tokens: int, reply_tokens: int, seed: int) -> Tensor:
     """[count, …] token ids, of ``tokens`` each without the template."""
-    text, tokenizer, random = loaded.model.config.get_text_config(), loaded.tokenizer, np.random.default_rng(seed)
+    text = loaded.model.config.get_text_config()
+    tokenizer = loaded.tokenizer
+    random = np.random.default_rng(seed)
     before, after = template_tokens(loaded)
     room = (getattr(text, "max_position_embeddings", None) or 1 << 20) - reply_tokens - len(before) - len(after)
     tokens = max(1, min(tokens, room))
@@ -120,7 +122,9 @@ def _continued(
     """[B, T]: the prompts and ``new_tokens`` sampled tokens of each."""
     random = torch.Generator().manual_seed(seed)
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
-    ids, step, cache = prompts, prompts, None
+    ids = prompts
+    step = prompts
+    cache = None
     for done in range(new_tokens):
         output = model(input_ids=step, past_key_values=cache, use_cache=True, **last_only)
         cache = output.past_key_values

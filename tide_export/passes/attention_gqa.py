@@ -89,11 +89,13 @@ def _lower(
         query, key = (_by_head(graph, node, part) for part in rotation)
     else:
         report.skip(node.outputs[1].name, "no rotary embedding recognised in front of it (kept as plain nodes)")
-    heads, kv_heads = dims(query)[1], dims(key)[1]
+    heads = dims(query)[1]
+    kv_heads = dims(key)[1]
     flat = {v: _flat(graph, node, v) for v in dict.fromkeys((query, key, value))}  # keys may be the values, too
     operands = [flat[v] for v in (query, key, value)]
     cos_sin = list(tables) if tables is not None else [None, None]
-    softcap, window = float(node.attributes["softcap"].value), int(node.attributes["window"].value)
+    softcap = float(node.attributes["softcap"].value)
+    window = int(node.attributes["window"].value)
     output, key_out, value_out = node.outputs
     fused = ir.node(
         "GroupQueryAttention",
@@ -143,7 +145,8 @@ def _lower(
 def _round_caches(graph: ir.Graph, attention: ir.Node, context: LoweringContext) -> None:
     """Make the caches int8, inputs and outputs, with the scales of the layer in their name."""
     for kind, index in (("key", KEY_SCALE), ("value", VALUE_SCALE)):
-        cache, written = attention.inputs[index - KEY_SCALE + 3], attention.outputs[index - KEY_SCALE + 1]
+        cache = attention.inputs[index - KEY_SCALE + 3]
+        written = attention.outputs[index - KEY_SCALE + 1]
         assert cache is not None and cache.name is not None
         scales = getattr(context.kv_scales[int(cache.name.rpartition("_")[2])], kind)
         set_input(attention, index, array_initializer(graph, f"{cache.name}.scale", scales[None, :, None]))
@@ -174,7 +177,8 @@ def _common_rotation(query: ir.Value, key: ir.Value, positions: ir.Value) -> tup
 
 def _by_head(graph: ir.Graph, anchor: ir.Node, rotation: Rotation) -> ir.Value:
     """What is rotated, [B, N, S, D]."""
-    source, shape = rotation.source, dims(rotation.source)
+    source = rotation.source
+    shape = dims(rotation.source)
     if not rotation.by_token:
         return source
     assert shape is not None

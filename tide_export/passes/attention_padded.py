@@ -33,7 +33,8 @@ from tide_export.passes.graph_walk import array_initializer, dims
 
 def pad_attention(model: ir.Model, context: LoweringContext) -> PassReport:
     """Keep the kernel, on padded tokens."""
-    report, graph = PassReport(PAD_ATTENTION), model.graph
+    report = PassReport(PAD_ATTENTION)
+    graph = model.graph
     nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
     if nodes:
         rename_packed_dims(graph)
@@ -63,12 +64,14 @@ def _pad_kernel(graph: ir.Graph, node: ir.Node, last_slots: ir.Value | None) -> 
     last_slots = last_slots or _last_slots(graph, tape, counts)
     node.replace_input_with(SEQLENS_K, last_slots)
     graph.insert_before(node, tape.nodes)
-    output, tape = node.outputs[0], Tape()
+    output = node.outputs[0]
+    tape = Tape()
     uses = list(output.uses())
     output.shape = None
     packed = tape.op("GatherND", [output, _graph_input(graph, "packed_rows", ir.DataType.INT64, 1, "tokens", 2)])
     width = node.attributes["num_heads"].as_int() * dims(node.inputs[4])[3]
-    packed.type, packed.shape = output.type, ir.Shape([1, "tokens", width])
+    packed.type = output.type
+    packed.shape = ir.Shape([1, "tokens", width])
     for user, index in uses:
         user.replace_input_with(index, packed)
     graph.insert_after(node, tape.nodes)

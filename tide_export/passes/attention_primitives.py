@@ -45,7 +45,8 @@ class _Shared(WholeCaches):
     def rows_to_write(self, heads: int) -> ir.Value:
         """[B, KV, S, 1]: the index of each new key in the cache as a matrix of B · KV · slots rows."""
         if heads not in self.rows:
-            tape, write_index = self.tape, next(v for v in self.graph.inputs if v.name == "write_index")
+            tape = self.tape
+            write_index = next(v for v in self.graph.inputs if v.name == "write_index")
             blocks = tape.op("Mul", [tape.op("Shape", [write_index]), self.integers(f"{heads}_heads", heads)])
             starts = tape.op("Mul", [self.count(blocks), self.integers("slots", self.slots)])
             starts = tape.op("Reshape", [starts, self.integers(f"by_{heads}_heads", -1, heads, 1)])

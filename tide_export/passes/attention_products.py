@@ -66,7 +66,8 @@ def attention_products(
     """
     (_, heads, _, _), (_, kv_heads, slots, _) = dims(query), dims(keys)
     products = _Products(graph, tape, kv_heads, heads // kv_heads)
-    dtype, wide = keys.dtype, ir.DataType.FLOAT
+    dtype = keys.dtype
+    wide = ir.DataType.FLOAT
     scores = products.cast(_scores(products, query, keys, scale / (softcap or 1.0)), dtype, wide)
     if softcap:
         scores = tape.op("Mul", [tape.op("Tanh", [scores]), products.number(softcap, wide)])
@@ -84,7 +85,9 @@ def _scores(products: _Products, query: ir.Value, keys: ir.Value, scale: float) 
 
 def _softmax(products: _Products, scores: ir.Value, visible: ir.Value, slots: int, sinks: ir.Value | None) -> ir.Value:
     """[B, KV, G·S, slots] float32."""
-    tape, kv_heads, group = products.tape, products.kv_heads, products.group
+    tape = products.tape
+    kv_heads = products.kv_heads
+    group = products.group
     if group > 1:
         scores = products.reshape(scores, 0, kv_heads, group, -1, slots)
         between_heads = array_initializer(products.graph, "attention.third", np.array([2], np.int64))

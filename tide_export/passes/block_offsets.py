@@ -22,7 +22,8 @@ class BlockOffsets:
 
     def added(self, node: ir.Node, product: ir.Value, offsets: ir.Value) -> ir.Value:
         """The quantized product ``node`` whose part x · W is ``product``; ``offsets``: c."""
-        source, output = node.inputs[0], node.outputs[0]
+        source = node.inputs[0]
+        output = node.outputs[0]
         made = [new_value(f"{output.name}.{part}", output, output.shape) for part in ("offsets", "sum")]
         part = ir.node("MatMul", [self._sums(node), as_type_of(self.graph, source, offsets)], outputs=made[:1])
         insert_before(self.graph, node, part, ir.node("Add", [product, made[0]], outputs=made[1:]))

@@ -65,7 +65,8 @@ def _lower(graph: ir.Graph, node: ir.Node, blocks: BlockOffsets) -> None:
         shift = add_initializer(graph, f"{scales.name}.shift", _shift(scales, zeros, offsets))
         result = blocks.added(node, result, shift)
     ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    output.name, result.name = f"{name}.marker", name
+    output.name = f"{name}.marker"
+    result.name = name
 
 
 def _signed(packed: ir.TensorProtocol) -> ir.LazyTensor:

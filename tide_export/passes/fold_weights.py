@@ -19,7 +19,8 @@ def fold_weights(model: ir.Model, context: LoweringContext) -> PassReport:
     for node in list(graph):
         if node.op_type not in ("Transpose", "Identity") or not is_weight(node.inputs[0]):
             continue
-        source, output = node.inputs[0], node.outputs[0]
+        source = node.inputs[0]
+        output = node.outputs[0]
         assert source is not None and source.const_value is not None
         if output.is_graph_output():
             report.skip(output.name, "is a graph output")

@@ -97,7 +97,8 @@ def splice(
         prefix: is put before all its names.
         given: what takes the place of each of its inputs.
     """
-    graph, copy = model.graph, piece.clone()
+    graph = model.graph
+    copy = piece.clone()
     for value, source in zip(list(copy.graph.inputs), given, strict=True):
         ir.convenience.replace_all_uses_with(value, source)
     outputs = list(copy.graph.outputs)

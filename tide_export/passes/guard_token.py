@@ -20,7 +20,8 @@ def guard_token(model: ir.Model, context: LoweringContext) -> PassReport:
     graph = model.graph
     if (token := _token_of_logits(graph)) is None:
         return report
-    argmax, tape = token.producer(), Tape()
+    argmax = token.producer()
+    tape = Tape()
     assert argmax is not None
     logits = argmax.inputs[0]
     assert logits is not None and logits.shape is not None

@@ -25,7 +25,8 @@ from tide_export.weights import Folded
 
 
 def lower_integer_products(model: ir.Model, context: LoweringContext) -> PassReport:
-    report, graph = PassReport("integer_products"), model.graph
+    report = PassReport("integer_products")
+    graph = model.graph
     rounded: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for node in [n for n in graph if n.op_type == QUANTIZED_MATMUL and "integers" in n.attributes]:
         source = node.inputs[0]
@@ -66,7 +67,8 @@ def _step(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
 def _lower(graph: ir.Graph, node: ir.Node, integers: ir.Value, largest: ir.Value) -> None:
     values, scales = (value.const_value for value in node.inputs[1:3])
     assert values is not None and scales is not None
-    output, name = node.outputs[0], node.outputs[0].name
+    output = node.outputs[0]
+    name = node.outputs[0].name
     rows, _, columns = (int(size) for size in values.shape)
     matrix = Folded([values], "integers", [columns, rows], _signed_columns, ir.DataType.INT8)
     by_column = Folded([scales], "by column", [rows], lambda arrays: arrays[0].reshape(-1))
@@ -86,7 +88,8 @@ def _lower(graph: ir.Graph, node: ir.Node, integers: ir.Value, largest: ir.Value
         ir.node("Mul", [product, largest], outputs=[result]),
     )
     ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    output.name, result.name = f"{name}.marker", name
+    output.name = f"{name}.marker"
+    result.name = name
 
 
 def _signed_columns(arrays: list[np.ndarray]) -> np.ndarray:

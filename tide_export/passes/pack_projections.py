@@ -72,7 +72,8 @@ def _pack_qkv(graph: ir.Graph, attention: ir.Node, report: PassReport) -> None:
 
 def pack_products(model: ir.Model, context: LoweringContext) -> PassReport:
     """Low-bit products of the same input and form become one product, and a Split of its output."""
-    report, graph = PassReport("pack_products"), model.graph
+    report = PassReport("pack_products")
+    graph = model.graph
     groups: dict[object, list[_Projection]] = {}
     for node in [n for n in graph if n.op_type == QUANTIZED_MATMUL]:
         source = node.inputs[0]
@@ -125,7 +126,8 @@ def _join(graph: ir.Graph, anchor: ir.Node, parts: list[_Projection], name: str 
     biased = [p.bias is not None for p in parts]
     if any(p.source is not source for p in parts) or (any(biased) and not all(biased)) or len({p.form() for p in parts}) > 1:
         return None
-    width, first = sum(p.width for p in parts), parts[0].product
+    width = sum(p.width for p in parts)
+    first = parts[0].product
     shape = ir.Shape([*list(source.shape)[:-1], width])
     axis = 1 if first.op_type == "MatMul" else 0
     weights = [

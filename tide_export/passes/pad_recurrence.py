@@ -36,7 +36,8 @@ _OPERANDS = {CONVOLUTION: {"rows": 0}, RECURRENCE: {"key": 1, "value": 2, "decay
 
 
 def pad_recurrence(model: ir.Model, context: LoweringContext) -> PassReport:
-    report, graph = PassReport("pad_recurrence"), model.graph
+    report = PassReport("pad_recurrence")
+    graph = model.graph
     markers = [node for node in graph if node.domain == DOMAIN and node.op_type in _STATE]
     if not markers:
         return report
@@ -49,9 +50,12 @@ def pad_recurrence(model: ir.Model, context: LoweringContext) -> PassReport:
         made = _convolution(steps, node) if node.op_type == CONVOLUTION else _recurrence(steps, node)
         graph.insert_before(node, steps.taken())
         for old, new in zip(node.outputs, made, strict=True):
-            name, new.type, new.shape = old.name, old.type, old.shape
+            name = old.name
+            new.type = old.type
+            new.shape = old.shape
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-            old.name, new.name = f"{name}.marker", name
+            old.name = f"{name}.marker"
+            new.name = name
         graph.remove(node, safe=True)
         report.applied += 1
     model.opset_imports[MS_DOMAIN] = 1
@@ -64,12 +68,14 @@ class _StepTape:
     """Records nodes that map between packed tokens and padded sequences; those that all layers read are made once per graph."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        self.graph, self._tape = graph, Tape()
+        self.graph = graph
+        self._tape = Tape()
         self._shared: dict[object, ir.Value] = {}
 
     def taken(self) -> Sequence[ir.Node]:
         """The nodes that were recorded since the last call."""
-        nodes, self._tape = self._tape.nodes, Tape()
+        nodes = self._tape.nodes
+        self._tape = Tape()
         return nodes
 
     def op(self, name: str, inputs: Sequence[ir.Value | None], attributes: dict | None = None, domain: str = "") -> ir.Value:

@@ -44,7 +44,8 @@ def quantize_experts(
     up, down = (context.quantized_weight(f"{name}{part}") for part in (UP, DOWN))
     table = graph.initializers.get(f"{name}{DOWN}")
     other = next((use.node for use in table.uses() if use.node.op_type == "Gather"), None) if table is not None else None
-    rows, output = _column(gather), _product(other)
+    rows = _column(gather)
+    output = _product(other)
     if up is None or down is None or other is None or rows is None or output is None:
         return "the products of the experts are not those of the trace"
     if up.has_offsets or down.has_offsets:

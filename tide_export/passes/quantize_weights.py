@@ -84,7 +84,8 @@ class QuantizeWeights:
         report.applied += 1
 
     def _look_up(self, graph: ir.Graph, node: ir.Node, context: LoweringContext, report: PassReport) -> None:
-        table, axis = node.inputs[0], node.attributes["axis"].value if "axis" in node.attributes else 0
+        table = node.inputs[0]
+        axis = node.attributes["axis"].value if "axis" in node.attributes else 0
         weight = context.quantized_weight(table.name) if is_weight(table) and axis == 0 else None
         if weight is None:
             return
@@ -104,7 +105,8 @@ class QuantizeWeights:
         report.applied += 1
 
     def _experts(self, graph: ir.Graph, node: ir.Node, context: LoweringContext, report: PassReport) -> None:
-        where, reason = node.outputs[0].name, "the target multiplies with the matrices of experts in full precision"
+        where = node.outputs[0].name
+        reason = "the target multiplies with the matrices of experts in full precision"
         if self.experts:
             reason = quantize_experts(graph, node, MS_DOMAIN, context, self.experts)
         if reason:
@@ -128,9 +130,11 @@ def _attribute(node: ir.Node, name: str, default: float) -> float:
 
 
 def _quantize_product(graph: ir.Graph, node: ir.Node, parameter: str | None, weight: LowBits) -> None:
-    output, source = node.outputs[0], node.inputs[0]
+    output = node.outputs[0]
+    source = node.inputs[0]
     features, columns = weight.shape
-    name, product = output.name, new_value(f"{output.name}.quantized", output, output.shape)
+    name = output.name
+    product = new_value(f"{output.name}.quantized", output, output.shape)
     attributes = {"K": columns, "N": features, "bits": weight.bits, "block_size": weight.block_size}
     if weight.smoothing is not None:
         source, attributes["integers"] = smoothed(graph, node, weight.smoothing), 1
@@ -147,7 +151,8 @@ def _quantize_product(graph: ir.Graph, node: ir.Node, parameter: str | None, wei
         result = new_value(f"{name}.biased", output, output.shape)
         insert_before(graph, node, ir.node("Add", [product, node.inputs[2]], outputs=[result]))
     ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    output.name, result.name = f"{name}.dense", name
+    output.name = f"{name}.dense"
+    result.name = name
 
 
 def _weight_values(graph: ir.Graph, name: str | None, weight: LowBits) -> list[ir.Value | None]:
@@ -159,7 +164,8 @@ def _weight_values(graph: ir.Graph, name: str | None, weight: LowBits) -> list[i
         tensor = ir.LazyTensor(lambda: ir.tensor(array(weight.made())), dtype=dtype, shape=ir.Shape(shape))
         return add_initializer(graph, f"{name}.{kind}", tensor)
 
-    block_bytes, zero_bytes = weight.block_size * weight.bits // 8, -(-blocks * weight.bits // 8)
+    block_bytes = weight.block_size * weight.bits // 8
+    zero_bytes = -(-blocks * weight.bits // 8)
     return [
         part("values", QuantizedWeight.packed_values, ir.DataType.UINT8, rows, blocks, block_bytes),
         part("scales", attrgetter("scales"), ir.DataType.FLOAT, rows, blocks),
@@ -174,7 +180,8 @@ def _in_blocks(weight: LowBits) -> LowBits:
     """The form that look-ups take of a head of integer products: each row's scale is repeated for every block of the row."""
     if weight.smoothing is None:
         return weight
-    columns, block = weight.shape[1], LEAST_BLOCK
+    columns = weight.shape[1]
+    block = LEAST_BLOCK
     while not columns % (2 * block):
         block *= 2
 
@@ -186,9 +193,11 @@ def _in_blocks(weight: LowBits) -> LowBits:
 
 
 def _quantize_embedding(graph: ir.Graph, node: ir.Node, weight: LowBits) -> None:
-    table, output = node.inputs[0], node.outputs[0]
+    table = node.inputs[0]
+    output = node.outputs[0]
     rows, columns = weight.shape
-    smoothing, weight = weight.smoothing, _in_blocks(weight)
+    smoothing = weight.smoothing
+    weight = _in_blocks(weight)
     flat = ir.Shape([rows, columns * weight.bits // 8])
     values = ir.LazyTensor(
         lambda: ir.tensor(weight.made().packed_values().reshape(rows, -1)), dtype=ir.DataType.UINT8, shape=flat

@@ -63,7 +63,8 @@ def _lower(graph: ir.Graph, node: ir.Node, blocks: BlockOffsets) -> None:
         matrix = add_initializer(graph, f"{offsets.name}.T", _minima(offsets, scales, zeros, attributes["bits"]))
         result = blocks.added(node, result, matrix)
     ir.convenience.replace_all_uses_with(output, result, replace_graph_outputs=True)
-    output.name, result.name = f"{name}.marker", name
+    output.name = f"{name}.marker"
+    result.name = name
 
 
 def _minima(offsets: ir.Value, scales: ir.Value, zeros: ir.Value | None, bits: int) -> ir.TensorProtocol:

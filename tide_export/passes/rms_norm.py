@@ -57,7 +57,8 @@ def _fuse(graph: ir.Graph, mean: ir.Node, report: PassReport) -> None:
     if weighted is None or operands is None:
         report.skip(where, "the normed value is not multiplied by a weight")
         return
-    weight, last = operands[0], weighted
+    weight = operands[0]
+    last = weighted
     # fp16/bf16 models cast to fp32 first; RMSNormalization does that itself (stash_type).
     widen = produced_by(wide, "Cast")
     source = widen.inputs[0] if widen is not None else wide
@@ -94,7 +95,8 @@ def _inverse_root(shift: ir.Node | None) -> ir.Node | None:
 def _over_channels(mean: ir.Node) -> bool:
     """True if ``mean`` reduces the last axis alone and keeps the dimension."""
     axes = constant(mean.inputs[1]) if len(mean.inputs) > 1 else None
-    shape, keeps = mean.inputs[0].shape, mean.attributes.get("keepdims")
+    shape = mean.inputs[0].shape
+    keeps = mean.attributes.get("keepdims")
     last = (-1,) if shape is None else (-1, len(shape) - 1)
     return axes is not None and axes.size == 1 and int(axes.reshape(())) in last and (keeps is None or keeps.value == 1)
 
@@ -118,7 +120,9 @@ def decompose_rms_norm(model: ir.Model, context: LoweringContext) -> PassReport:
             continue
         tape = Tape()
         normed = _normed(graph, tape, node)
-        normed.name, normed.type, normed.shape = node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape
+        normed.name = node.outputs[0].name
+        normed.type = node.outputs[0].type
+        normed.shape = node.outputs[0].shape
         graph.insert_before(node, tape.nodes)
         ir.convenience.replace_all_uses_with(node.outputs[0], normed, replace_graph_outputs=True)
         graph.remove(node, safe=True)

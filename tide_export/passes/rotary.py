@@ -68,7 +68,8 @@ def _match_full(value: ir.Value | None, positions: ir.Value) -> Rotation | None:
         shape = dims(source)
         if interleaved is None or shape is None or not isinstance(shape[-1], int):
             continue
-        cos_value, sin_value = cos_table.inputs[0], sin_table.inputs[0]
+        cos_value = cos_table.inputs[0]
+        sin_value = sin_table.inputs[0]
         if cos_value is not None and sin_value is not None and depends_only_on(cos_value, positions):
             return Rotation(source, cos_value, sin_value, shape[-1], interleaved)
     return None

@@ -46,7 +46,8 @@ def factors_of(graph: ir.Graph, scales: NDArray[np.float32]) -> ir.Value:
 
 
 def fold_smoothing(model: ir.Model, context: LoweringContext) -> PassReport:
-    report, graph = PassReport("fold_smoothing"), model.graph
+    report = PassReport("fold_smoothing")
+    graph = model.graph
     for node in [n for n in graph if n.op_type == SMOOTH]:
         source, factors = node.inputs
         if _is_only_use(node) and _fold(graph, source, factors):

@@ -97,7 +97,8 @@ class StoredModule:
         origin: str,
     ) -> QuantizedWeight | Dequantized:
         """``values`` [N, K] with scales and zero points [N, G]; ``g_idx`` [K] is the group of each input feature."""
-        features, groups = values.shape[1], scales.shape[1]
+        features = values.shape[1]
+        groups = scales.shape[1]
         size = features // groups
         group_of = np.arange(features) // size if g_idx is None else g_idx.numpy().astype(np.int64)
         if group_of.shape != (features,) or group_of.min() < 0 or group_of.max() >= groups:
@@ -374,7 +375,8 @@ def _read_code_book(module: StoredModule) -> Dequantized:
         state = json.loads(bytes(module.tensor(state_name, dtypes=(torch.uint8,)).numpy()))
         (outputs, inputs), block_size = state["shape"], state["blocksize"]
         blocks = -(-outputs * inputs // block_size)
-        nested_size, offset = state.get("nested_blocksize"), np.float32(state.get("nested_offset", 0))
+        nested_size = state.get("nested_blocksize")
+        offset = np.float32(state.get("nested_offset", 0))
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ModelFilesError(f"{module.name}.{state_name} does not hold the shape and block size of a matrix") from error
     if module.shape not in (None, (outputs, inputs)):

@@ -142,11 +142,13 @@ def _settings(config: PreTrainedConfig) -> dict[str, Any]:
 
 def _read(layout: CheckpointFormat, stored: _Stored, skeleton: PreTrainedModel, dtype: torch.dtype) -> _Contents:
     """All tensors of the checkpoint under the names of their parameters."""
-    contents, expected = _Contents(), skeleton.state_dict()
+    contents = _Contents()
+    expected = skeleton.state_dict()
     ending = re.compile(rf"\.({'|'.join(map(re.escape, layout.parts))})$")
     modules = {name[: match.start()] for name in stored if (match := ending.search(name))}
     for name in sorted(modules):
-        module, weight = StoredModule(name, _matrix_shape(skeleton, name), stored), f"{name}.weight"
+        module = StoredModule(name, _matrix_shape(skeleton, name), stored)
+        weight = f"{name}.weight"
         read = layout.read(module)
         if isinstance(read, QuantizedWeight):
             contents.quantized[weight] = read

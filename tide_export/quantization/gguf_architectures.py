@@ -190,7 +190,9 @@ def _gemma3(keys: Metadata, values: Values) -> Values:
 
 
 def _gemma4(keys: Metadata, values: Values) -> Values:
-    layers, full, local = values["num_hidden_layers"], keys.take("attention.key_length"), keys.take("attention.key_length_swa")
+    layers = values["num_hidden_layers"]
+    full = keys.take("attention.key_length")
+    local = keys.take("attention.key_length_swa")
     for key, usual in {
         "attention.value_length": full,
         "attention.value_length_swa": local,
@@ -226,8 +228,10 @@ def _gemma4(keys: Metadata, values: Values) -> Values:
 
 def _gemma4_blocks(keys: Metadata, values: Values) -> Values:
     """Experts, inputs of each layer, and widths: blocks of layers that take the keys of earlier ones may be twice as wide."""
-    layers, shared = values["num_hidden_layers"], keys.take("attention.shared_kv_layers", 0)
-    widths, experts = keys.take_each(_FEED_FORWARD, layers), keys.take("expert_count", 0)
+    layers = values["num_hidden_layers"]
+    shared = keys.take("attention.shared_kv_layers", 0)
+    widths = keys.take_each(_FEED_FORWARD, layers)
+    experts = keys.take("expert_count", 0)
     first = widths[0]
     double = widths == [first] * (layers - shared) + [2 * first] * shared and shared > 0
     if not double and widths != [first] * layers:
@@ -254,7 +258,8 @@ def _gemma_layers(keys: Metadata, values: Values, every: int, whole_model: int, 
 
 def _local_layers(keys: Metadata, values: Values, every: int, **default: int) -> Values:
     """The window, and the layers that it holds for: all but one of ``every``, or those that the file names."""
-    layers, pattern = values["num_hidden_layers"], keys.take("attention.sliding_window_pattern", every)
+    layers = values["num_hidden_layers"]
+    pattern = keys.take("attention.sliding_window_pattern", every)
     local = [bool(flag) for flag in pattern] if isinstance(pattern, list) else [(i + 1) % pattern != 0 for i in range(layers)]
     if len(local) != layers:
         raise keys.refused("attention.sliding_window_pattern", f"does not have one value for each of {layers} layers")

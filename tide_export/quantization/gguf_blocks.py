@@ -55,7 +55,8 @@ def _with_minimum(
     kind: str, bits: int, values: Bytes, scales: NDArray[np.float32], minima: NDArray[np.float32]
 ) -> QuantizedWeight:
     rows = len(values)
-    scales, minima = scales.reshape(rows, -1), minima.reshape(rows, -1)
+    scales = scales.reshape(rows, -1)
+    minima = minima.reshape(rows, -1)
     steps = np.divide(-minima, scales, out=np.zeros_like(scales), where=scales != 0)
     zeros = np.clip(np.rint(steps), 0, (1 << bits) - 1).astype(np.uint8)
     offsets = minima + scales * zeros
@@ -91,7 +92,9 @@ def _q8_0(data: Bytes) -> QuantizedWeight:
 
 def _k_scales(packed: Bytes) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """[…, 12] bytes → scales and minima of 6 bits, each […, 8]."""
-    low, high, last = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    low = packed[..., :4]
+    high = packed[..., 4:8]
+    last = packed[..., 8:]
     scales = np.concatenate([low & 63, (last & 0xF) | ((low >> 6) << 4)], -1)
     minima = np.concatenate([high & 63, (last >> 4) | ((high >> 6) << 4)], -1)
     return scales.astype(np.float32), minima.astype(np.float32)

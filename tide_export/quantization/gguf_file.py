@@ -115,7 +115,9 @@ def _tensors(header: _Header, count: int, alignment: Any) -> dict[str, GgufTenso
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise _DamagedError(f"general.alignment is {alignment!r}, expected a power of two")
     infos = [header.tensor_info() for _ in range(count)]
-    start, end, tensors = -(-header.at // alignment) * alignment, 0, dict[str, GgufTensor]()
+    start = -(-header.at // alignment) * alignment
+    end = 0
+    tensors = dict[str, GgufTensor]()
     for name, shape, kind, offset in infos:
         if name in tensors:
             raise _DamagedError(f"it has the tensor {name} twice")
@@ -149,7 +151,10 @@ class _Header:
         return self.strings(1)[0]
 
     def strings(self, count: int) -> list[str]:
-        data, at, end, length = self.data, self.at, len(self.data), struct.Struct("<Q")
+        data = self.data
+        at = self.at
+        end = len(self.data)
+        length = struct.Struct("<Q")
         found = []
         for _ in range(count):
             (size,) = length.unpack_from(data, at)
@@ -181,7 +186,8 @@ class _Header:
         """Name, shape (output features first), type, and offset behind the header."""
         import gguf
 
-        name, count = self.string(), self.number("I")
+        name = self.string()
+        count = self.number("I")
         if count > _MOST_DIMENSIONS:
             raise _DamagedError(f"the tensor {name} has {count} dimensions")
         shape = tuple(self.number("Q") for _ in range(count))[::-1]

@@ -231,7 +231,9 @@ def _grouped_values(config: PreTrainedConfig, tensor: str, make: Make) -> tuple[
 
     llama.cpp repeats keys as [k0, k1, …, k0, k1, …], transformers as [k0, k0, …, k1, k1, …].
     """
-    keys, heads, width = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
+    keys = config.linear_num_key_heads
+    heads = config.linear_num_value_heads
+    width = config.linear_value_head_dim
     if keys == heads:
         return make, None
     if tensor == "ssm_out.weight":

@@ -78,7 +78,8 @@ class GgufParameters:
         return self._dequantized(self._first[name]).to(self._expected[name].dtype)
 
     def rows(self, name: str, first: int, count: int) -> torch.Tensor:
-        order, form = self._orders[self._first[name]], self._forms[self._first[name]]
+        order = self._orders[self._first[name]]
+        form = self._forms[self._first[name]]
         if order is None or len(form.tensors) > 1 or form.columns is not None:
             return self.value(name)[first : first + count].clone()  # a view would hold the matrix
         tensor = self._tensors[form.tensors[0]]

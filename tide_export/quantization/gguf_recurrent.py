@@ -69,7 +69,8 @@ def granite_hybrid(keys: Metadata, values: Values) -> Values:
     """A layer without keys and values is recurrent."""
     if keys.take("rope.scaling.finetuned", True):  # llama.cpp's switch of all rotation
         raise keys.refused("rope.scaling.finetuned", "is not false: queries and keys rotate, as in Bamba")
-    scan, layers = _scan(keys), values["num_hidden_layers"]
+    scan = _scan(keys)
+    layers = values["num_hidden_layers"]
     experts = keys.take("expert_count", 0)
     shared = keys.take("expert_shared_feed_forward_length", *(() if experts else (0,)))
     return {
@@ -92,7 +93,8 @@ def falcon_h1(keys: Metadata, values: Values) -> Values:
 
 def nemotron_h(keys: Metadata, values: Values) -> Values:
     """A layer is a feed-forward block, attention or a recurrence."""
-    scan, layers = _scan(keys), values.pop("num_hidden_layers")
+    scan = _scan(keys)
+    layers = values.pop("num_hidden_layers")
     experts = keys.take("expert_count", 0)
     if keys.take("attention.layer_norm_epsilon", values["layer_norm_epsilon"]) != values["layer_norm_epsilon"]:
         raise keys.refused("attention.layer_norm_epsilon", "is not the epsilon of the RMS norms, and the model has no others")

@@ -136,10 +136,12 @@ def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast | None:
     if not vocabulary.tokens:
         raise ModelFilesError(f"{path.name} has a tokenizer without tokens; convert the model again, or {OTHER}")
     if vocabulary.model == "llama":
-        backend, add_bos = _sentencepiece(vocabulary), True
+        backend = _sentencepiece(vocabulary)
+        add_bos = True
     elif vocabulary.model in ("gpt2", "gemma4"):
         kind = _pre_tokenizer(vocabulary)
-        backend, add_bos = _byte_pairs(vocabulary, kind), kind.add_bos
+        backend = _byte_pairs(vocabulary, kind)
+        add_bos = kind.add_bos
     else:
         raise UnsupportedModelError(
             f"{path.name} has a tokenizer of the kind {vocabulary.model!r}, which is not built here: llama, gpt2 and gemma4 are; "

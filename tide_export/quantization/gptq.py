@@ -53,7 +53,8 @@ def visit_inputs(
 
         return hook
 
-    left, sums = set(modules), dict[str, Tensor]()
+    left = set(modules)
+    sums = dict[str, Tensor]()
     with ExitStack() as stack, torch.no_grad():
         for name, module in modules.items():
             stack.callback(module.register_forward_pre_hook(reach(name)).remove)
@@ -70,11 +71,14 @@ def gptq(matrix: Tensor, gram: Tensor, bits: int, block_size: int) -> QuantizedW
     groups of the blocks' size: the scale of a block is chosen when the errors of all columns before it have been moved.
     """
     columns = matrix.float().T.clone()  # [K, N]: a column of the matrix is one run of memory
-    values, scales, zeros = torch.empty_like(columns, dtype=torch.uint8), [], []
+    values = torch.empty_like(columns, dtype=torch.uint8)
+    scales = []
+    zeros = []
     factor = _inverse_factor(gram)
     for start in range(0, len(columns), block_size):
         end = start + block_size
-        block, ahead = columns[start:end], factor[start:end]
+        block = columns[start:end]
+        ahead = factor[start:end]
         scale, zero = _scale_and_zero(block, ahead[:, start:end].diagonal(), bits)
         errors = torch.empty_like(block)
         for k in range(block_size):
@@ -99,7 +103,8 @@ def _scale_and_zero(block: Tensor, divisors: Tensor, bits: int) -> tuple[Tensor,
 
     The least error wins; that of each column counts as in the paper's loss, divided by ``divisors`` [S] before it is squared.
     """
-    low, high = block.amin(0).clamp(max=0), block.amax(0).clamp(min=0)
+    low = block.amin(0).clamp(max=0)
+    high = block.amax(0).clamp(min=0)
     best = torch.full_like(low, torch.inf)
     scale, zero = torch.empty_like(low), torch.empty_like(low)
     for share in SHARES_OF_RANGE:

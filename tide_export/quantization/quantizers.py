@@ -161,7 +161,8 @@ def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWe
     with torch.no_grad():
         for name, weight in weights.items():
             module, _, parameter = name.rpartition(".")
-            owner, matrix = model.get_submodule(module), torch.from_numpy(weight.dequantized())
+            owner = model.get_submodule(module)
+            matrix = torch.from_numpy(weight.dequantized())
             place = owner.get_parameter(parameter)
             place.copy_(matrix.T if isinstance(owner, Conv1D) else matrix.view(place.shape))
 
@@ -225,11 +226,13 @@ def round_to_nearest(matrix: NDArray[np.float32], bits: int) -> QuantizedWeight:
 
 def _scales(blocks: NDArray[np.float32], bits: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Scales and zero points [N, blocks]. 8 bits: the largest magnitude is -128; 4 bits: the extremes and 0 are in the range."""
-    low, high = blocks.min(-1), blocks.max(-1)
+    low = blocks.min(-1)
+    high = blocks.max(-1)
     if bits == 8:
         scale = np.where(np.abs(high) > np.abs(low), high, low) / np.float32(-128)
         return scale, np.full_like(scale, 128)
-    low, high = np.minimum(low, 0), np.maximum(high, 0)
+    low = np.minimum(low, 0)
+    high = np.maximum(high, 0)
     scale = (high - low) / np.float32(15)
     return scale, np.clip(_rounded(np.divide(-low, scale, out=np.zeros_like(scale), where=scale != 0)), 0, 15)
 

@@ -29,7 +29,8 @@ class EngineCache:
     """Engines below ``folder``, one file each."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._files = folder, CachedFiles(folder)
+        self.folder = folder
+        self._files = CachedFiles(folder)
 
     def load(self, key: str) -> BuiltEngine | None:
         """The engine of ``key``; None if there is none, or if it is damaged on disk."""

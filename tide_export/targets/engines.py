@@ -43,7 +43,10 @@ def build_engines(
     folder = job.directory / ENGINE_FOLDER / target.name
     folder.mkdir(parents=True)
     settings = BuildSettings(job.profiles, configure, fused_routers)
-    graphs, engines, reused, start = {}, {}, 0, perf_counter()
+    graphs = {}
+    engines = {}
+    reused = 0
+    start = perf_counter()
     for file in job.files(lowered):
         built, info, cached = _engine(target, trt, tool, settings, file, job)
         graphs[file.name] = f"{ENGINE_FOLDER}/{target.name}/{file.name}.engine"

@@ -77,7 +77,9 @@ class TrtEngines:
         _gpu(target)
 
     def build(self, target: Target, lowered: LoweredModel, job: BuildJob) -> TargetInfo:
-        trt, gpu, options = _load(target), _gpu(target), job.trt
+        trt = _load(target)
+        gpu = _gpu(target)
+        options = job.trt
         router = _router_plugin(target, lowered, job)
         tool = f"tensorrt {trt.__version__} on {gpu.name}{router}"
         timings = TimingCache(job.cache.folder.parent / "timings", tool)

@@ -36,7 +36,8 @@ def perplexity(arm: Any, kind: str, text: Sequence[int], options: dict[str, Any]
 def _genai(arm: Any, text: Sequence[int]) -> list[float]:
     params = arm._og.GeneratorParams(arm._model)
     params.set_search_options(batch_size=1, max_length=len(text) + 1, do_sample=False)
-    generator, nats = arm._og.Generator(arm._model, params), list[float]()
+    generator = arm._og.Generator(arm._model, params)
+    nats = list[float]()
     for token, following in pairwise(text):
         generator.append_tokens(np.array([[token]], np.int32))
         logits = np.asarray(generator.get_logits(), np.float64).reshape(-1)

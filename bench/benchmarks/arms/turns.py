@@ -86,7 +86,8 @@ def take_turns(
     base: list[Turn] = []
     turns: dict[str, list[Turn]] = {name: [] for name in arms}
     for number, prompts in enumerate(groups):
-        names, beside = list(arms), list[Turn]()
+        names = list(arms)
+        beside = list[Turn]()
         shift = number % max(1, len(names))
         for name in names[shift:] + names[:shift]:
             own = replace(params, seed=number, cache_salt=f"group {number}, {name}")

@@ -113,14 +113,16 @@ def run(stage: Stage, limit: float, dry: bool, variables: dict[str, str]) -> dic
             state = "passed" if process.returncode == 0 else "failed"
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # and all that it started
-            text, state = process.communicate()[0], "stopped"
+            text = process.communicate()[0]
+            state = "stopped"
     tail = text.splitlines()[-TAIL_LINES:]
     return {"stage": stage.name, "state": state, "seconds": round(monotonic() - begun, 1), "output": tail}
 
 
 def rows_of(stages: Sequence[Stage], seconds: float, dry: bool) -> Iterator[dict[str, Any]]:
     """A row for each stage, until the time is over."""
-    end, variables = monotonic() + seconds, environment(ROOT / WORK)
+    end = monotonic() + seconds
+    variables = environment(ROOT / WORK)
     for stage in stages:
         left = end - monotonic()
         if (dry and stage.dry is None) or left < LEAST_S:

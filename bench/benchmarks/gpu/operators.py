@@ -91,7 +91,8 @@ def products(report: Report, read_gb_s: float, search: bool) -> None:
             for bits in (16, 4):
                 size = rows * width * (bits / 8 if bits == 16 else bits / 8 + 1 / 16)
                 copies = [matrix(rows, width, bits) for _ in range(max(2, min(12, int(_CACHE_BYTES / size) + 1)))]
-                floor, row = size / read_gb_s / 1e3, [shape, name, str(bits)]
+                floor = size / read_gb_s / 1e3
+                row = [shape, name, str(bits)]
                 for tokens in (1, 16):
                     x = torch.randn(1, tokens, width, device="cuda").half()
                     took = microseconds(lambda i: kernels.skinny_product(x, copies[i % len(copies)]), 2 * len(copies))  # noqa: B023
@@ -164,7 +165,8 @@ def _attention(every: torch.Tensor, first: int, caches: torch.Tensor) -> torch.T
 def _attention_agrees(width: int, first: int) -> bool:
     every = torch.randn(8, 16, (_HEADS + 2 * _KV) * width, device="cuda").half()
     caches = torch.randn(2, 8, _KV, 4096, width, device="cuda").half()
-    other, alone = caches.clone(), caches[:, 2:3].contiguous()
+    other = caches.clone()
+    alone = caches[:, 2:3].contiguous()
     whole = _attention(every, first, caches)
     steps = [_attention(every[:, i : i + 1].contiguous(), first + i, other) for i in range(16)]
     return torch.equal(torch.cat(steps, 1), whole) and torch.equal(_attention(every[2:3].contiguous(), first, alone), whole[2:3])

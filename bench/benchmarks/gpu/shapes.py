@@ -72,7 +72,8 @@ def write_holes(shape: str, folder: Path) -> None:
     header: dict[str, Any] = {}
     end = 0
     for name, sizes in _tensors(config):
-        begin, end = end, end + 2 * int(np.prod(sizes))
+        begin = end
+        end = end + 2 * int(np.prod(sizes))
         header[name] = {"dtype": "F16", "shape": sizes, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:

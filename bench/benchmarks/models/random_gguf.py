@@ -87,7 +87,8 @@ def write_random_gguf(shape: Qwen2Shape, file: Path, vocabulary: Callable[[Any, 
     """``vocabulary``: adds so many tokens to the GGUFWriter; None: the file has no tokenizer."""
     from gguf import GGUFWriter
 
-    writer, rng = GGUFWriter(file, shape.architecture), np.random.default_rng(0)
+    writer = GGUFWriter(file, shape.architecture)
+    rng = np.random.default_rng(0)
     for key, value in shape.keys().items():
         add = {int: writer.add_uint32, float: writer.add_float32}[type(value)]
         add(f"{shape.architecture}.{key}", value)

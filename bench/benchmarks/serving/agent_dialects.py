@@ -50,7 +50,8 @@ class Conversation(ABC):
         """Raises ArmError where the server refuses the request, ends the answer with an error, or says nothing."""
         self._history.append({"role": "user", "content": turn.text})
         body = {"model": self._model, "max_tokens": turn.max_tokens, "temperature": 0, "stream": True, **self._body(turn)}
-        answer, began = Answer(), perf_counter()
+        answer = Answer()
+        began = perf_counter()
         for line in event_lines(self._address, self.path, body, f"the server at {self._address}"):
             event = json.loads(line)
             if "error" in event:

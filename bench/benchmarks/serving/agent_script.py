@@ -132,7 +132,8 @@ def _excerpt(tokenizer: Tokenizer, path: str, start: str, tokens: int) -> str:
     first = next((place for place, line in enumerate(lines) if line.startswith(start)), None)
     if first is None:
         raise ValueError(f"{path} has no line that begins with {start!r}; name one that it has")
-    kept, count = list[str](), 0
+    kept = list[str]()
+    count = 0
     for line in lines[first:]:
         count += len(tokenizer.encode(line, add_special_tokens=False).ids)
         if count > tokens:

@@ -94,7 +94,8 @@ REFUSALS = {"large_bodies": 413, "stop_lists": 400, "nested_schemas": 400, "inva
 
 async def bodies(name: str, target: Target) -> None:
     """The bodies of that name."""
-    sent, turn = BODIES[name](), count()
+    sent = BODIES[name]()
+    turn = count()
 
     async def attack() -> None:
         number = next(turn)

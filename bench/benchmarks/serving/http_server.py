@@ -21,7 +21,8 @@ from tide_bench.arms.process import ArmError
 from benchmarks.serving.load import Request
 
 _START_S, _STOP_S = 120, 60
-_HOST, _EVENT = "127.0.0.1", b"data: {"
+_HOST = "127.0.0.1"
+_EVENT = b"data: {"
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,8 @@ class LoadRun:
 
 def closed_loop(server: Server, requests: Sequence[Request], clients: int) -> LoadRun:
     """``clients`` threads answer all of ``requests``; each takes the next one when its answer has ended."""
-    waiting, lock = iter(requests), threading.Lock()
+    waiting = iter(requests)
+    lock = threading.Lock()
 
     def client(start: float) -> list[Served]:
         served = list[Served]()
@@ -128,7 +129,8 @@ def closed_loop(server: Server, requests: Sequence[Request], clients: int) -> Lo
                 return served
             served.append(_answered(server, request, start, perf_counter() - start))
 
-    cpu, start = time.process_time(), perf_counter()
+    cpu = time.process_time()
+    start = perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         served = [one for own in list(pool.map(client, [start] * clients)) for one in own]
     return LoadRun(perf_counter() - start, served, time.process_time() - cpu)

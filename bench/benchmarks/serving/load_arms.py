@@ -71,7 +71,9 @@ class LoadArms:
     """
 
     def __init__(self, cache: Path, max_batch: int) -> None:
-        self._cache, self._max_batch, self._stack = cache, max_batch, ExitStack()
+        self._cache = cache
+        self._max_batch = max_batch
+        self._stack = ExitStack()
         self._servers: dict[str, Any] = {}
 
     def __enter__(self) -> LoadArms:
@@ -123,7 +125,8 @@ class BareEngine:
         self._salts = count()
 
     def stream(self, request: Request) -> Iterator[None]:
-        salt, tokens = f"request {next(self._salts)}", 0
+        salt = f"request {next(self._salts)}"
+        tokens = 0
         params = GenerationParams(max_new_tokens=request.new_tokens, ignore_eos=True, cache_salt=salt)
         for _ in self.engine.submit(request.prompt, params):
             tokens += 1

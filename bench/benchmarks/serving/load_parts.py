@@ -46,7 +46,8 @@ def run_closed(
         bar = progress.add_task(f"closed loop, {max(arm.clients for arm in part.arms)} clients", total=seconds)
         for arm in part.arms:
             arms.closed(arm, requests(text, CLOSED_MIX, max(2, arm.clients), [seed, number, 0]))  # warm-up
-        begin, done = monotonic(), 0
+        begin = monotonic()
+        done = 0
         while done < FEWEST_ROUNDS or monotonic() - begin < seconds:
             done += 1
             one = {}
@@ -122,7 +123,8 @@ def run_open(
         planned = with_arrivals(requests(text, OPEN_MIX, max(2, round(rate * seconds)), seed + 2 + number), rate, seed)
         rows = {}
         for arm in both if number % 2 else both[::-1]:
-            row, own = latency_row(arms.open(arm, planned)), rate / most[arm.label]
+            row = latency_row(arms.open(arm, planned))
+            own = rate / most[arm.label]
             rows[arm.label] = row
             place = {"part": "open", "share": share, "rate": rate, "own_load": own}
             report.rows.append(place | {"arm": arm.name, "title": arm.title, "weights": arm.weights} | row)

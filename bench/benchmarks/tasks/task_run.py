@@ -140,7 +140,8 @@ def run_batch(full: Engine, other: Engine, group: Sequence[tuple[TaskKind, Task]
 
 
 def _generate_together(engine: Engine, group: Sequence[tuple[TaskKind, Task]]) -> tuple[float, list[Generation]]:
-    salt, prompts = f"batch {next(_salts)}", []
+    salt = f"batch {next(_salts)}"
+    prompts = []
     for kind, task in group:
         messages = [{"role": "system", "content": kind.system}] if kind.system is not None else []
         prompts.append(engine.chat_prompt([*messages, {"role": "user", "content": task.turns[0]}]))

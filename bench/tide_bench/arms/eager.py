@@ -39,7 +39,8 @@ class EagerArm:
     """`generate` with its default dynamic cache and SDPA attention."""
 
     def __init__(self, folder: Path | PreTrainedModel, device: ArmDevice | None = None) -> None:
-        self.folder, self._device = folder, device or ArmDevice()
+        self.folder = folder
+        self._device = device or ArmDevice()
         self.model: Any = load_eager(folder, self._device)
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
@@ -65,7 +66,8 @@ class _Clock(BaseStreamer):
     """Records when tokens are generated, and how many: first the prompt, then one step of all sequences at a time."""
 
     def __init__(self, watch: Stopwatch) -> None:
-        self.watch, self.counts = watch, list[int]()
+        self.watch = watch
+        self.counts = list[int]()
         watch.mark()
 
     def put(self, value: torch.Tensor) -> None:

@@ -32,10 +32,12 @@ class LlamacppArm:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._native = folder, native_server()
+        self.folder = folder
+        self._native = native_server()
         self._library: Any = None if self._native else _wheel()
         self._server: Any = None
-        self._sizes, self._keeps = (0, 0), False
+        self._sizes = (0, 0)
+        self._keeps = False
         self._load(rows=1, tokens=_FEWEST_SLOTS)
 
     def generate(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Timing:
@@ -76,7 +78,8 @@ class LlamacppArm:
         except RuntimeError as error:
             raise ArmError(f"llama.cpp cannot load {self.folder} ({error}); give a complete .gguf with --gguf") from error
         self._call("/health")  # a server that ends before it accepts connections waits forever
-        self._sizes, self._keeps = (rows, tokens), keep_prefixes
+        self._sizes = (rows, tokens)
+        self._keeps = keep_prefixes
 
     def close(self) -> None:
         if isinstance(self._server, NativeServer):

@@ -43,7 +43,8 @@ class ArmProcess:
         load: Callable[[Path], Any] | None = None,
         device: ArmDevice | None = None,
     ) -> None:
-        self.name, self.peak_bytes = name, 0
+        self.name = name
+        self.peak_bytes = 0
         self.gpu_bytes: int | None = None
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()

@@ -21,7 +21,8 @@ class StaticCacheArm(ABC):
     """
 
     def __init__(self, folder: Path | PreTrainedModel, device: ArmDevice | None = None) -> None:
-        self.folder, self.device = folder, device or ArmDevice()
+        self.folder = folder
+        self.device = device or ArmDevice()
         self.model: Any = load_eager(folder, self.device)
         self._caches: dict[tuple[int, int], StaticCache] = {}
 

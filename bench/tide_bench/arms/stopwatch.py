@@ -16,7 +16,8 @@ class Stopwatch:
     """
 
     def __init__(self, device: str) -> None:
-        self._device, self._marks = torch.device(device), list[Any]()
+        self._device = torch.device(device)
+        self._marks = list[Any]()
 
     def mark(self) -> None:
         """The moment at which the work that was queued so far is done."""

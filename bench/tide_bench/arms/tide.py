@@ -18,7 +18,8 @@ class TideArm:
     """One shared thread pool, as `tide-run` has it; every policy and batch size is an engine on the same weights."""
 
     def __init__(self, folder: Path, device: ArmDevice | None = None) -> None:
-        self.folder, self.device = folder, device or ArmDevice()
+        self.folder = folder
+        self.device = device or ArmDevice()
         self._loaded = load_engine(folder, self.device) if self.device.is_gpu else load_second(folder, self.device)
         self._engines: dict[tuple[str, float | None, int, str], Engine] = {}
         self._calls = count()
@@ -81,7 +82,8 @@ def limitation(engine: Engine) -> str | None:
     """What ``engine`` runs in place of the policy that it was asked for, or how this machine limits it; None: neither."""
     if engine.bits_limitation is not None and engine.options.bits == "same":
         return engine.bits_limitation.split(":")[0]  # the engine has warned in full
-    asked, runs = engine.options.policy, engine.policy.name
+    asked = engine.options.policy
+    runs = engine.policy.name
     return None if runs == asked else f"{asked} runs {runs}"
 
 

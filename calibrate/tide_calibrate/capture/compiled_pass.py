@@ -65,7 +65,8 @@ class CompiledPass:
         self._backend = load_backend(replace(opened, manifest=self._manifest), CPU, ThreadOptions())
         self._context: ExecutionContext | None = None
         self._last_layers = ModelTail(model.eval(), self._manifest.checkpoints[-1])
-        self._boundaries, self._logit_bytes = set(boundaries), logit_bytes
+        self._boundaries = set(boundaries)
+        self._logit_bytes = logit_bytes
         self._check_logits(model)
 
     @torch.inference_mode()

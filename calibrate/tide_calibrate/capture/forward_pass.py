@@ -52,7 +52,9 @@ class EagerPass:
     """
 
     def __init__(self, model: PreTrainedModel, boundaries: Sequence[int], logit_bytes: int = LOGIT_BYTES) -> None:
-        self._model, self._boundaries, self._logit_bytes = model.eval(), boundaries, logit_bytes
+        self._model = model.eval()
+        self._boundaries = boundaries
+        self._logit_bytes = logit_bytes
 
     @torch.inference_mode()
     def run(self, tokens: NDArray[np.int32], lengths: NDArray[np.int32], batch: BatchWriter) -> None:

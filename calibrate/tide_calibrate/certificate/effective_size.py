@@ -36,7 +36,8 @@ def effective_size(rates: NDArray[np.float64], tokens: NDArray[np.integer], conf
     if documents < 2:
         return np.full(members, documents, np.int64)
     independent = documents**2 / np.sum(1.0 / tokens)
-    mean, variance = rates.mean(0), rates.var(0, ddof=1) / documents
+    mean = rates.mean(0)
+    variance = rates.var(0, ddof=1) / documents
     widening = (student_quantile(documents - 1, confidence) / NormalDist().inv_cdf(confidence)) ** 2
     size = np.full(members, float(documents))
     known = variance > 0

@@ -39,7 +39,8 @@ def upper_bound(risk: float, n: int, delta: float) -> float:
 
     The expected loss is at most this with probability at least 1 - δ: tests inverted to a confidence bound.
     """
-    low, high = risk, 1.0
+    low = risk
+    high = 1.0
     while high - low > 1e-6:
         middle = (low + high) / 2
         low, high = (low, middle) if hoeffding_bentkus(risk, n, middle) <= delta else (middle, high)

@@ -131,7 +131,8 @@ def policy_counts(
         thresholds: [M, K], each column non-increasing.
         groups: [n], the group 0 … G-1 of each token.
     """
-    members, count = len(thresholds), int(groups.max(initial=-1)) + 1
+    members = len(thresholds)
+    count = int(groups.max(initial=-1)) + 1
     losses, stopped, saved = (np.zeros((count, members + 1), np.int64) for _ in range(3))
     stopping = np.full(len(trace.window), members, np.intp)  # the first member under which the token stops early
     for rule, begin, end in _stopping_members(trace, exits, thresholds):

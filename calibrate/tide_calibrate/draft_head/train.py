@@ -151,7 +151,8 @@ class _Trainer:
 
 def chain(head: DraftHead, replies: Replies, windows: NDArray[np.int64], length: int) -> list[_Chain]:
     """``length`` guesses after every token of ``windows``, each from the state of the guess before, along the text."""
-    capture, final = replies.capture, replies.capture.num_layers
+    capture = replies.capture
+    final = replies.capture.num_layers
     device = head.model.device
     batch = read_batch(capture, windows, [head.layer, final], device)
     tokens = torch.from_numpy(capture.tokens[windows, : batch.valid.shape[1]].astype(np.int64)).to(device)

@@ -30,7 +30,8 @@ class TailHead(ExitHead):
                 f"it needs a checkpoint of at most {self.start}"
             )
         super().__init__(f"tail:{layers}", checkpoint, (checkpoint, self.start), translator)
-        self.tail, self.window = model.tail(layers), model.sliding_window
+        self.tail = model.tail(layers)
+        self.window = model.sliding_window
 
     def logits(self, states: Mapping[int, Tensor], vocabulary: Tensor | None = None) -> Tensor:
         drafts = self.translated(states)
@@ -56,7 +57,8 @@ class _TrueCache(DynamicCache):
 
     def __init__(self, last_layer: int) -> None:
         super().__init__()
-        self.last_layer, self.filling = last_layer, True
+        self.last_layer = last_layer
+        self.filling = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object

@@ -116,7 +116,8 @@ class _Trainer:
         self.windows, self.held_out = windows, held_out
 
     def run(self, history: list[HeadProgress], on_step: Callable[[], None]) -> None:
-        best, misses = history[0].divergence, 0
+        best = history[0].divergence
+        misses = 0
         best_weights = [parameter.detach().clone() for parameter in self.head.trained()]
         optimizer = torch.optim.Adam(self.head.trained(), lr=self.training.learning_rate, betas=(0.9, 0.98))
         for step, batch in enumerate(_shuffled_batches(self.windows, self.training), start=1):
@@ -126,7 +127,8 @@ class _Trainer:
                 continue
             history.append(self.evaluate(step))
             if history[-1].divergence < best:
-                best, misses = history[-1].divergence, 0
+                best = history[-1].divergence
+                misses = 0
                 best_weights = [parameter.detach().clone() for parameter in self.head.trained()]
             else:
                 misses += 1

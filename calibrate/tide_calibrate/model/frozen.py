@@ -63,7 +63,8 @@ def sliced_logits(
     """
     batch_size, num_positions = input_ids.shape
     step = max(1, max_bytes // (4 * batch_size * model.config.get_text_config().vocab_size))
-    stack, outputs = decoder_stack(model), []
+    stack = decoder_stack(model)
+    outputs = []
 
     def keep_and_slice(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         outputs.append(output)

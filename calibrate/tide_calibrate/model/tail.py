@@ -122,7 +122,8 @@ class ModelTail(nn.Module):
         super().__init__()
         own = decoder_layers(model)
         states, logits, returns_tuple = _observe(model)
-        self.start, self.num_layers = start, len(states)
+        self.start = start
+        self.num_layers = len(states)
         if not 1 <= start <= self.num_layers:
             raise ParamsError(f"a tail starts after 1 … {self.num_layers} layers, got {start}")
         self._running = _Pass()
@@ -169,7 +170,8 @@ class ModelTail(nn.Module):
         if positions is None:
             positions = torch.arange(seq, device=states.device).expand(batch, seq)
         ids = torch.zeros((batch, seq), dtype=torch.long, device=states.device)  # dummies: their embeddings are discarded
-        self._running.state, self._running.calls = states.to(self.model.dtype), 0
+        self._running.state = states.to(self.model.dtype)
+        self._running.calls = 0
         try:
             return module(
                 input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=cache is not None
@@ -209,7 +211,8 @@ def _outputs_of(layers: Iterable[nn.Module], run: Callable[[], object]) -> list[
 
     Calls of other threads, whose heads share the layers, do not count.
     """
-    outputs, own = list[tuple[Tensor, bool]](), threading.get_ident()
+    outputs = list[tuple[Tensor, bool]]()
+    own = threading.get_ident()
 
     def keep(_module: nn.Module, _inputs: object, output: Any) -> None:
         if threading.get_ident() == own:

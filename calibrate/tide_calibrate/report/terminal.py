@@ -20,7 +20,8 @@ def print_summary(file: CalibrationFile, console: Console) -> None:
     brackets = " (in brackets: on the model's own continuations)" if any(line.continuations for line in file.heads) else ""
     title = f"Agreement with the full model after n of {file.num_layers} layers{brackets}"
     console.print(_table(title, ["layers", *(line.head for line in file.heads)], agreement_rows(file.heads)))
-    rows, even = exit_rows(file), break_even_rows(file)
+    rows = exit_rows(file)
+    even = break_even_rows(file)
     if rows:
         console.print(_table("Chosen exits", list(rows[0]), [list(row.values()) for row in rows]))
     elif even:

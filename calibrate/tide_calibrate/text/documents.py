@@ -60,7 +60,8 @@ class SplitText:
 
     def windows_of(self, max_windows: Mapping[SplitName, int | None]) -> Windows:
         """At most so many windows of each of these splits, spread evenly over it; None: all of it."""
-        split, kept = self.split[self.windows.document], []
+        split = self.split[self.windows.document]
+        kept = []
         for name, limit in max_windows.items():
             own = np.flatnonzero(split == SPLITS.index(name))
             count = len(own) if limit is None else min(limit, len(own))

@@ -87,7 +87,8 @@ def _balance_documents(windows: NDArray[np.intp], documents: NDArray[np.int32], 
 def _greedy(model: PreTrainedModel, prompts: NDArray[np.int32], new_tokens: int, check: Check) -> NDArray[np.int32]:
     """Greedy decoding, [B, P] → [B, P + new_tokens]; ``generate`` would apply the model's own sampling settings."""
     step = torch.from_numpy(prompts).long().to(model.device)
-    tokens, cache = [step], None
+    tokens = [step]
+    cache = None
     for _ in range(new_tokens):
         check()
         output = model(input_ids=step, past_key_values=cache, use_cache=True)

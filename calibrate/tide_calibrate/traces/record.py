@@ -51,7 +51,8 @@ def trace_split(
     windows = windows_of(capture, split, max_windows) if isinstance(split, str) else split
     boundaries = sorted({boundary for head in heads.values() for boundary in head.boundaries} | {capture.num_layers})
     lengths = capture.lengths[windows]
-    tokens, done = int(lengths.sum()), 0
+    tokens = int(lengths.sum())
+    done = 0
     full_nll = np.empty(tokens, np.float32)
     full_agrees = np.empty(tokens, np.bool_)
     recorders = {key: _ExitRecorder(tokens, routers.get(key, ())) for key in heads}
@@ -147,6 +148,7 @@ def _full_nll(batch: WindowBatch, next_tokens: Tensor, lm_head: LMHead, num_laye
     if rare.any():
         ids, place = next_tokens[rare].unique(return_inverse=True)
         if not lm_head.samples_vocabulary:
-            ids, place = None, next_tokens[rare]
+            ids = None
+            place = next_tokens[rare]
         logit[rare] = lm_head(batch.states[num_layers][valid][rare], ids).gather(-1, place[:, None])[:, 0]
     return torch.where(next_tokens < 0, torch.nan, batch.logsumexp[valid] - logit).cpu().numpy()

@@ -33,7 +33,8 @@ class CubinCache:
     """Images below ``folder``, one file each."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._files = folder, CachedFiles(folder)
+        self.folder = folder
+        self._files = CachedFiles(folder)
 
     def load(self, key: str) -> CachedImage | None:
         """The image of ``key``, or None when it is missing or damaged."""

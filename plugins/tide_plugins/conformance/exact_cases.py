@@ -22,7 +22,8 @@ from tide_plugins.launch.exact_loop import prepare_text_accept, prepare_text_dra
 from tide_plugins.reference import exact_loop as reference
 
 _LEAST = np.array([1, 2, 3, 6, 14], np.int32)
-_DRAFTS, _WEIGHT = 15, 4.0
+_DRAFTS = 15
+_WEIGHT = 4.0
 
 
 def exact_cases() -> Iterator[CaseSpec]:
@@ -39,7 +40,8 @@ def exact_cases() -> Iterator[CaseSpec]:
 
 def _drafts(name: str, rows: int, words: int, room: int, sizes: int) -> Case:
     rng = rng_for(name)
-    length, slots = rng.integers(0, room - 1, rows), room + 24
+    length = rng.integers(0, room - 1, rows)
+    slots = room + 24
     tries = rng.integers(0, 31, (rows, len(_LEAST))).astype(np.int32)
     given: Tensors = {
         "text": rng.integers(0, words, (rows, room)).astype(np.int32),
@@ -74,7 +76,8 @@ def _drafts(name: str, rows: int, words: int, room: int, sizes: int) -> Case:
 
 
 def _accept(name: str, rows: int, power: int, eos: int, left: int) -> Case:
-    rng, room = rng_for(name), 64
+    rng = rng_for(name)
+    room = 64
     length = rng.integers(0, room - 20, rows)
     tries = rng.integers(0, 32, (rows, len(_LEAST))).astype(np.int32)
     given: Tensors = {

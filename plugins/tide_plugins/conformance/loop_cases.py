@@ -35,7 +35,8 @@ from tide_plugins.launch.decode_loop import (
 )
 from tide_plugins.reference import decode_loop as reference
 
-_SLOTS, _THRESHOLD = 64, 0.5
+_SLOTS = 64
+_THRESHOLD = 0.5
 _ROWS = (1, 3, 32, 300)
 _EXITS, _WIDTH = 3, 4
 _PLACES = {"write_index": np.int64, "write_index32": np.int32, "seqlens_k": np.int32}
@@ -155,7 +156,8 @@ def _candidates(name: str, rows: int, number: int, mlp: bool) -> Case:
 
 
 def _join(name: str, rows: int, number: int, row_bytes: int) -> Case:
-    rng, arriving = rng_for(name), 1 if number == 1 else _WIDTH
+    rng = rng_for(name)
+    arriving = 1 if number == 1 else _WIDTH
     given: Tensors = {
         **_rows_at(rng, rows, number),
         "states": _bytes(rng, rows, arriving, row_bytes),

@@ -46,7 +46,8 @@ class CudaDriver:
         except Exception as error:  # cuda.core raises several classes for a missing driver, GPU or ordinal
             raise TargetError(f"GPU {device} cannot be used: {type(error).__name__}: {error}") from error
         major, minor = self._gpu.compute_capability
-        self.device, self.compute = device, 10 * major + minor
+        self.device = device
+        self.compute = 10 * major + minor
         self.sm_count = self._gpu.properties.multiprocessor_count
         self.name = self._gpu.name
 

@@ -34,13 +34,16 @@ class KernelCall:
     def __init__(
         self, library: KernelLibrary, kernel: str, contract: Sequence[Tensor], values: Mapping[str, Any], stream: Any
     ) -> None:
-        self.library, self.kernel, self._stream = library, kernel, stream_handle(stream)
+        self.library = library
+        self.kernel = kernel
+        self._stream = stream_handle(stream)
         if unknown := sorted(set(values) - {tensor.name for tensor in contract}):
             raise ParamsError(f"{kernel} has no {', '.join(unknown)}; its tensors are {', '.join(t.name for t in contract)}")
         given = {name: value for name, value in values.items() if value is not None}
         self._arrays = {name: device_array(value, self._stream) for name, value in given.items()}
         bound = ContractChecker(kernel, library.driver.device).bind(contract, self._arrays)
-        self._sizes, self.dtype = bound.sizes, bound.element or "f32"
+        self._sizes = bound.sizes
+        self.dtype = bound.element or "f32"
 
     @property
     def element_bytes(self) -> int:

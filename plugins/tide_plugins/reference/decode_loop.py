@@ -29,7 +29,8 @@ def take_tokens(given: Tensors) -> Tensors:
 def loop_turn(given: Tensors, slots: int) -> Tensors:
     """Outputs of `loop_turn`."""
     turn = int(given["counts"][0])
-    ring, counts = given["ring"].copy(), given["counts"].copy()
+    ring = given["ring"].copy()
+    counts = given["counts"].copy()
     said = given["last_token"] + given["exits"] * np.int64(EXIT_UNIT)
     ring[turn % len(ring)] = np.where(given["emitted"] > 0, said, -1)
     counts[0] = turn + 1
@@ -58,7 +59,8 @@ def choose_token(given: Tensors) -> Tensors:
     chosen = given["chosen"].copy()
     tokens = len(given["chosen"]) // len(given["length"])
     for row, logits in enumerate(given["logits"].astype(np.float32)):
-        sequence, best = row // tokens, int(np.argmax(logits))
+        sequence = row // tokens
+        best = int(np.argmax(logits))
         if given["finished"][sequence]:
             continue
         if np.isfinite(logits[best]):
@@ -71,7 +73,8 @@ def choose_token(given: Tensors) -> Tensors:
 def _drawn(given: Tensors, logits: NDArray[np.float32], sequence: int, token: int) -> int:
     temperature, tail, top_k, min_p = (given[name][sequence].item() for name in ("temperature", "tail", "top_k", "min_p"))
     params = GenerationParams(temperature=temperature, top_k=top_k, top_p=1 - tail, min_p=min_p)
-    noise, kept = GumbelNoise(0), kept_tokens(logits, params)
+    noise = GumbelNoise(0)
+    kept = kept_tokens(logits, params)
     noise.key = given["key"][sequence]
     position = int(given["length"][sequence]) + 1 + token
     return noise.winner(position, logits if kept is None else logits[kept], temperature, kept)

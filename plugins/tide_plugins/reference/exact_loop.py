@@ -72,7 +72,8 @@ def text_accept(given: Tensors) -> Tensors:
         made["length"][row] += len(taken)
         _count_hits(given, made, row, taken)
     made["counts"][0] += 1
-    left, runs = given["turns_left"] - 1, made["finished"] == 0
+    left = given["turns_left"] - 1
+    runs = made["finished"] == 0
     stops = (made["finished"] == 3) | (runs & (made["length"] + given["guess"].shape[1] + 1 > given["bound"]))
     return {**made, "turns_left": left, "proceed": np.array([runs.any() and not stops.any() and left[0] > 0])}
 

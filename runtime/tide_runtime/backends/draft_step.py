@@ -40,7 +40,8 @@ def run_draft_head(context: ExecutionContext, pairs: Sequence[Pairs], guess: boo
     Args:
         guess: return its guesses, or else only keep the pairs in its cache.
     """
-    first, last = pairs[0].row, pairs[-1].row
+    first = pairs[0].row
+    last = pairs[-1].row
     counts, slots, wanted = ([0] * (last - first + 1) for _ in range(3))
     for row, slot, tokens, _ in pairs:
         counts[row - first], slots[row - first], wanted[row - first] = len(tokens), slot, int(guess)
@@ -49,7 +50,8 @@ def run_draft_head(context: ExecutionContext, pairs: Sequence[Pairs], guess: boo
         guessed = [(token, score) for part in parts for token, score in zip(part.tokens, part.scores, strict=True)]
         states = np.concatenate([part.states for part in parts])
         return DraftGuesses([token for token, _ in guessed], [score for _, score in guessed], states)
-    step, begin = context.step(first, counts, wanted), 0
+    step = context.step(first, counts, wanted)
+    begin = 0
     for _, _, tokens, states in pairs:
         end = begin + len(tokens)
         step.input_ids[begin:end], step.before[begin:end] = tokens, states

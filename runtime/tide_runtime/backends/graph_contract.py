@@ -111,7 +111,8 @@ def _formed(manifest: Manifest, name: str) -> GraphInfo:
 
 def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Inputs and outputs of ``graph`` by name; None is a dynamic dimension. ``packed``: tokens are [1, T], else [B, S]."""
-    model, batch = manifest.model, 1 if packed else None
+    model = manifest.model
+    batch = 1 if packed else None
     tokens, hidden = (batch, None), (batch, None, manifest.hidden_width)
     if graph.name == HEAD:
         return {"hidden": hidden}, {"logits": (None, None, manifest.logits_size), "token": tokens}
@@ -137,7 +138,9 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
 
 def _draft(manifest: Manifest, file: str) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """`_contract` of the draft head."""
-    head, layer, tokens = _draft_head(manifest, file), manifest.model.num_layers, (1, None)
+    head = _draft_head(manifest, file)
+    layer = manifest.model.num_layers
+    tokens = (1, None)
     states = (*tokens, head.width)
     caches = _caches(manifest, range(layer, layer + 1))
     chosen: dict[str, Shape] = {"logits_index": (None,)} if caches else {}

@@ -23,7 +23,8 @@ class KeptPieces:
     """
 
     def __init__(self, count: int, size: int) -> None:
-        self.piece_bytes, self._stride = size, max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
+        self.piece_bytes = size
+        self._stride = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
         self._memory = LazyMemory(count * self._stride)
         self._pieces = self._memory.bytes.reshape(count, self._stride)
         self.versions = [0] * count

@@ -58,7 +58,8 @@ class KVCaches:
         loops: int = 1,
         of_draft_head: bool = True,
     ) -> None:
-        itemsize, layers = np.dtype(dtype).itemsize, len(manifest.layers) // loops
+        itemsize = np.dtype(dtype).itemsize
+        layers = len(manifest.layers) // loops
         shapes = {
             f"{kind}_cache_{layer}": (kv.heads, head_dim)
             for layer, kv in (manifest.caches if of_draft_head else manifest.kv).items()

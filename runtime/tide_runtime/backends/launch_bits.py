@@ -40,7 +40,8 @@ def launches_agree(
     def logits(graphs: Sequence[str], plan: Sequence[Sequence[int]]) -> list[bytes]:
         """Run ``plan`` and return the first text's logits, a row for each token."""
         context = make_context(len(plan[0]))
-        done, rows = [0] * len(plan[0]), list[bytes]()
+        done = [0] * len(plan[0])
+        rows = list[bytes]()
         for counts in plan:
             ends = [d + count for d, count in zip(done, counts, strict=True)]
             if max(ends) > tokens:

@@ -129,7 +129,8 @@ def measure_loop_costs(
 ) -> CostTable:
     """Time launches of `LOOP` at `LOOP_SHAPES`, with logits of every token. In the table a launch counts as one layer."""
     context = make_context(8)
-    loops, cached = context.loops, min(_CACHED_TOKENS, max_seq_len // 2)
+    loops = context.loops
+    cached = min(_CACHED_TOKENS, max_seq_len // 2)
     shapes = [(tokens,) * sequences for sequences, tokens in LOOP_SHAPES if cached + tokens <= max_seq_len]
 
     def run(of_each: tuple[int, ...]) -> float:

@@ -45,10 +45,12 @@ class PrefixBlocks(KeptPieces):
         super().__init__(blocks, caches.block_bytes)
         self._ends = ends
         self._copies: list[_Kept] = []
-        self.layout, offset = f"blocks of {BLOCK_TOKENS} tokens", 0
+        self.layout = f"blocks of {BLOCK_TOKENS} tokens"
+        offset = 0
         for name, array in caches.arrays.items():
             rows, heads, slots, head_dim = array.shape
-            pairs, whole = name in caches.pairs, slots // BLOCK_TOKENS
+            pairs = name in caches.pairs
+            whole = slots // BLOCK_TOKENS
             self.layout += f", {name}{' of pairs' * pairs} {array.dtype.str} [{heads}, {head_dim}]"
             cached = array.swapaxes(0, 1)
             if not pairs:

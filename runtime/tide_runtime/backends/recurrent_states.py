@@ -101,7 +101,8 @@ class RecurrentStates:
         Rows that begin a text begin with zeros. A launch reads one buffer of all its rows, those without tokens included, so the
         rows that are in the other one are copied.
         """
-        current, end = self._current, first + len(counts)
+        current = self._current
+        end = first + len(counts)
         begun = {first + i for i, count in enumerate(counts) if count and not num_cached_tokens[i]}
         source = current[first]
         if begun or current[first:end].count(source) < len(counts):
@@ -121,7 +122,8 @@ class RecurrentStates:
             return StepStates(source, source)
         current[first:end] = [1 - source] * len(counts)
         number = self._operands.free({drafts.number for drafts in self._drafts.values()})
-        operands, begin = self._operands.views(number, tokens), 0
+        operands = self._operands.views(number, tokens)
+        begin = 0
         for row, count, cached in zip(range(first, end), counts, num_cached_tokens, strict=True):
             if count:
                 self._drafts[row] = DraftRows(begin, count, cached, operands, number, len(counts) == 1)
@@ -160,7 +162,8 @@ class RecurrentStates:
     def _bind_advance(self, row: int, old: int, drafts: DraftRows, accepted: int, session: ort.InferenceSession) -> ort.IOBinding:
         part = slice(drafts.begin, drafts.begin + accepted)
         operands = {name: ort.OrtValue.ortvalue_from_numpy(array[:, part]) for name, array in drafts.operands.items()}
-        given, written = self.bound(old, row, 1) | operands, self.bound(self._current[row], row, 1)
+        given = self.bound(old, row, 1) | operands
+        written = self.bound(self._current[row], row, 1)
         binding = session.io_binding()
         for value in session.get_inputs():
             binding.bind_ortvalue_input(value.name, given[value.name])
@@ -217,7 +220,8 @@ class OperandSets:
     """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        self._shapes, self._sets = shapes, list[dict[str, NDArray[np.float32]]]()
+        self._shapes = shapes
+        self._sets = list[dict[str, NDArray[np.float32]]]()
 
     def free(self, taken: set[int]) -> int:
         """The number of a set that is not among those ``taken``."""

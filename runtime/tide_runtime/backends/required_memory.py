@@ -54,9 +54,11 @@ class RequiredMemory:
 
 def required_memory(bundle: Bundle, target: str, rows: int = 1, context: int | None = None) -> RequiredMemory:
     """Memory of ``rows`` sequences of ``context`` tokens; None: of max_seq_len. Raises BundleError if a graph cannot be read."""
-    manifest, info = bundle.manifest, bundle.manifest.targets[target]
+    manifest = bundle.manifest
+    info = bundle.manifest.targets[target]
     context = min(context or manifest.max_seq_len, manifest.max_seq_len)
-    element, cache_bytes = ELEMENT_TYPES[manifest.dtype], ELEMENT_TYPES[manifest.cache_dtype].bytes
+    element = ELEMENT_TYPES[manifest.dtype]
+    cache_bytes = ELEMENT_TYPES[manifest.cache_dtype].bytes
     shared = [] if info.engines else _shared_weights(bundle, target)
     weights = sum(manifest.files[file].bytes for file in info.graphs.values()) + sum(weight.length for weight in shared)
     if info.engines:  # built for all slots, and before TensorRT 10.15 with caches as outputs beside those of the inputs
@@ -64,7 +66,8 @@ def required_memory(bundle: Bundle, target: str, rows: int = 1, context: int | N
         slots = manifest.max_seq_len * (1 if aliased else 2)
     else:
         slots = slots_for(context, manifest.max_seq_len, GROWING_SLOTS)
-    tokens, model = max(rows, min(_PROMPT_TOKENS, context)), manifest.model
+    tokens = max(rows, min(_PROMPT_TOKENS, context))
+    model = manifest.model
     widths = [_width(weight, model.hidden_size) for weight in shared]
     widest = max([4 * model.hidden_size, *(width for width in widths if width < model.vocab_size)])
     states = tokens * element.bytes * (len(manifest.segments) * manifest.hidden_width + _TENSORS_OF_A_LAYER * widest)
@@ -75,7 +78,8 @@ def required_memory(bundle: Bundle, target: str, rows: int = 1, context: int | N
 
 def require_room(bundle: Bundle, target: str, device: CudaDevice) -> None:
     """Raise DeviceMemoryError when a target with one sequence of full length does not fit into what ``device`` has free."""
-    free, needed = device.free_memory(), required_memory(bundle, target)
+    free = device.free_memory()
+    needed = required_memory(bundle, target)
     if free is not None and needed.least > free:
         raise DeviceMemoryError(
             f"target {target} does not fit on GPU {device.ordinal} ({device.name}): {shortage(bundle, target, free)}"
@@ -84,7 +88,8 @@ def require_room(bundle: Bundle, target: str, device: CudaDevice) -> None:
 
 def shortage(bundle: Bundle, target: str, free: int) -> str:
     """Why ``target`` with one sequence of full length does not fit into ``free`` bytes, and with what options it would."""
-    needed, manifest = required_memory(bundle, target), bundle.manifest
+    needed = required_memory(bundle, target)
+    manifest = bundle.manifest
     int4_share = 1.0 if manifest.weights else _INT4_SHARE[ELEMENT_TYPES[manifest.dtype].bytes]
     ways = _ways_to_fit(needed, free, int4_share)
     would = f"it would with {' or '.join(ways)}" if ways else "no option of tide-export helps: it takes a larger GPU"

@@ -81,7 +81,10 @@ class StepShape(NamedTuple):
         padding: RowPadding = NO_PADDING,
     ) -> StepShape:
         """The shape of a step of ``counts`` tokens per sequence and logits of ``wanted``."""
-        batch_size, longest, tokens, outputs = len(counts), max(counts), sum(counts), sum(wanted) or 1
+        batch_size = len(counts)
+        longest = max(counts)
+        tokens = sum(counts)
+        outputs = sum(wanted) or 1
         even = tokens == batch_size * longest
         if not even:
             tokens, outputs = (rounded_tokens(count, batch_size * longest) for count in (tokens, outputs))
@@ -94,7 +97,9 @@ class StepBuffers:
     """Host buffers shared by the steps of all shapes."""
 
     def __init__(self, manifest: Manifest, dtype: type[np.generic], logits_dtype: type[np.generic]) -> None:
-        self._manifest, self._boundaries, self._dtype = manifest, len(manifest.segments), dtype
+        self._manifest = manifest
+        self._boundaries = len(manifest.segments)
+        self._dtype = dtype
         self._logits_dtype = logits_dtype
         self._width = manifest.draft_head.width if manifest.draft_head is not None else 0
         self._tokens = 0
@@ -111,11 +116,14 @@ class StepBuffers:
         NDArray[np.generic],
     ]:
         """input_ids, hidden, logits, token, score, before and states of `Step`."""
-        tokens, outputs = shape.tokens, max(shape.tokens, shape.outputs)
+        tokens = shape.tokens
+        outputs = max(shape.tokens, shape.outputs)
         if outputs > self._tokens:  # bindings to the old arrays keep them alive
             self._allocate(max(outputs, 2 * self._tokens))
         hidden = [states[:tokens] for states in self._hidden]
-        logits, token, score = self._logits[:outputs], self._token[:outputs], self._score[:tokens]
+        logits = self._logits[:outputs]
+        token = self._token[:outputs]
+        score = self._score[:tokens]
         return self._input_ids[:tokens], hidden, logits, token, score, self._before[:outputs], self._states[:outputs]
 
     def _allocate(self, tokens: int) -> None:
@@ -137,7 +145,9 @@ class StepPositions:
 
     def __init__(self, shape: StepShape, sequence: Rounding = NO_PADDING.sequence) -> None:
         self._sequence = sequence
-        batch_size, seq, tokens = shape.batch_size, shape.seq, shape.tokens
+        batch_size = shape.batch_size
+        seq = shape.seq
+        tokens = shape.tokens
         self._is_decode = shape.even and seq == 1  # one token per sequence
         self._is_single_token = batch_size == tokens == 1
         self._write_index = np.zeros(batch_size, np.int64)
@@ -153,7 +163,8 @@ class StepPositions:
         self._logits_index = np.zeros(shape.outputs, np.int64)
         self._row_mask = np.zeros((batch_size, seq - sequence.spare), np.float32)  # attention alone needs the spare rows
         self._row_mask[:, 0] = 1
-        self._seq, self._offsets = seq, np.arange(seq)
+        self._seq = seq
+        self._offsets = np.arange(seq)
         self._arranged_for: tuple[list[int], list[int]] | None = None
         self.arrays: dict[str, NDArray[Any]] = {
             "write_index": self._write_index,
@@ -184,7 +195,10 @@ class StepPositions:
         self._query_seqlens[:] = [self._sequence.up(count) if count else 0 for count in counts]
         np.less(np.arange(self._row_mask.shape[1]), np.asarray(counts)[:, None], out=self._row_mask, casting="unsafe")
         # Python lists: uneven steps have few tokens, and each NumPy operation takes at least a microsecond.
-        packed, padded, chosen, begin = list[int](), list[int](), list[int](), 0
+        packed = list[int]()
+        padded = list[int]()
+        chosen = list[int]()
+        begin = 0
         for index, count in enumerate(counts):
             first, end = index * self._seq, begin + count
             packed += range(first, first + count)
@@ -201,7 +215,8 @@ class StepPositions:
     def place(self, num_cached_tokens: Sequence[int], offsets: Sequence[int] = ()) -> None:
         """Place the tokens of sequence b in the cache slots from ``num_cached_tokens[b]`` on, and in positions that are larger by
         ``offsets[b]`` or, without offsets, the same."""
-        seq, positions = self._seq, num_cached_tokens
+        seq = self._seq
+        positions = num_cached_tokens
         if any(offsets):
             positions = [cached + offset for cached, offset in zip(num_cached_tokens, offsets, strict=True)]
         self._total[()] = max(num_cached_tokens) + seq
@@ -228,7 +243,9 @@ class RowEnds:
     """
 
     def __init__(self, rows: int, limit: int, sequence: Rounding = NO_PADDING.sequence) -> None:
-        self.ends, self.limit, self._sequence = [0] * rows, limit, sequence
+        self.ends = [0] * rows
+        self.limit = limit
+        self._sequence = sequence
 
     def fit(self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
         """Whether every row from ``first`` on has room for the longest one's tokens after what it holds."""
@@ -240,7 +257,8 @@ class RowEnds:
         """Extend the rows by a step's tokens. Returns the slot from which on each row is written; for a row without tokens that
         is the end of what it holds, because its padding is written too.
         """
-        starts, longest = list(num_cached_tokens), self._sequence.up(max(counts))
+        starts = list(num_cached_tokens)
+        longest = self._sequence.up(max(counts))
         for row, count in enumerate(counts, first):
             if count:
                 self.reach(row, starts[row - first] + count)

@@ -42,7 +42,8 @@ class ProfileInfo:
 
     def shape(self, dims: list[int | str], which: int) -> tuple[int, ...]:
         """The smallest (0), usual (1) or largest (2) shape of a tensor with dimensions ``dims``."""
-        rows, tokens = self.rows[which], self.tokens[which]
+        rows = self.rows[which]
+        tokens = self.tokens[which]
         sizes = {"batch": rows, "seq": tokens, "wanted": rows * tokens}
         return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in dims)
 

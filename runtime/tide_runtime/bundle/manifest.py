@@ -329,7 +329,8 @@ class Manifest:
 
     def _check_draft_head(self) -> None:
         if self.draft_head is not None:
-            layers, count = self.draft_head.layers, self.model.num_layers
+            layers = self.draft_head.layers
+            count = self.model.num_layers
             fits = bool(layers) and layers == sorted(set(layers)) and layers[0] > 0 and layers[-1] <= count
             _require(fits, f"the draft head reads the states after layers {layers}, expected rising numbers from 1 to {count}")
 
@@ -418,7 +419,8 @@ def _invalid(message: str) -> str:
 
 def _build(kind: Any, value: Any, where: str) -> Any:
     """``value`` (parsed JSON) as an instance of the annotated type ``kind``."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    args = typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _build_dataclass(kind, value, where)
     if origin in (types.UnionType, typing.Union):

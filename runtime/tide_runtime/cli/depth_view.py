@@ -49,7 +49,9 @@ def html_view(generation: Generation, tokenizer: Tokenizer | None, num_layers: i
 
 def _pieces(generation: Generation, tokenizer: Tokenizer | None, num_layers: int) -> Iterator[tuple[str, int]]:
     """Text and depth of each token, up to the end of the text."""
-    stats, stream, depth = generation.stats, TextStream(tokenizer, ()) if tokenizer is not None else None, num_layers
+    stats = generation.stats
+    stream = TextStream(tokenizer, ()) if tokenizer is not None else None
+    depth = num_layers
     left = len(generation.text or "")  # a stop string or eos token after the text is not shown
     for token, depth in zip(generation.token_ids, stats.depth_of_each(num_layers), strict=True):
         piece = stream.push(token)[:left] if stream is not None else f"{token} "

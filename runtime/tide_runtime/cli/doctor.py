@@ -35,7 +35,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
 
 def checkup() -> dict[str, Any]:
     """What is here, and target → whether it runs and what it lacks, as JSON values."""
-    facts, gpus, driver = machine_facts(), present_gpus(), driver_cuda()
+    facts = machine_facts()
+    gpus = present_gpus()
+    driver = driver_cuda()
     targets = {}
     for name, target in every_target().items():
         lacks = lacking(target, gpus, driver)

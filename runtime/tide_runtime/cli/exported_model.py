@@ -106,7 +106,8 @@ def bundle_of(
         options += ["--max-seq-len", str(max_seq_len)]
     key = json.dumps([found.identity, options, SCHEMA_VERSION, [_version(tool) for tool in _TOOLS]])
     name = f"{found.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    folders, console = CachedFolders(cache_folder("bundles")), _stderr()
+    folders = CachedFolders(cache_folder("bundles"))
+    console = _stderr()
     with suppress(OSError):  # said below, where it is written
         if (kept := folders.find(name)) is not None and not (_never_verified(kept) and folders.discard(name)):
             console.print(f"bundle {kept}", style="dim")
@@ -203,7 +204,8 @@ def _local_model(path: Path) -> _Model:
 
 def _sampled_digest(path: Path) -> str:
     """SHA-256 of the first and last 8 MiB of a file, where its header lies, and of 64 samples between them."""
-    digest, size = hashlib.sha256(), path.stat().st_size
+    digest = hashlib.sha256()
+    size = path.stat().st_size
     with path.open("rb") as file:
         for offset, length in [(0, _ENDS), *((size * i // _SAMPLES, _SAMPLE) for i in range(_SAMPLES)), (size - _ENDS, _ENDS)]:
             file.seek(max(0, offset))

@@ -32,7 +32,9 @@ from tide_runtime.sampler import TokenLogprob
 from tide_runtime.text.tokenizer import Tokenizer
 
 app = typer.Typer(**APP)
-_PARAMS, _ENGINE, _DEPTH = GenerationParams(), EngineOptions(), DepthOptions()
+_PARAMS = GenerationParams()
+_ENGINE = EngineOptions()
+_DEPTH = DepthOptions()
 _LORA = "lora"  # name of the adapter in the engine
 _sampling = partial(typer.Option, rich_help_panel="Text and sampling")
 _chat = partial(typer.Option, rich_help_panel="Chat")
@@ -248,7 +250,8 @@ def _stream(engine: Engine, prompt: str | Sequence[int], params: GenerationParam
     Args:
         stoppable: Ctrl-C ends the text, and not the program.
     """
-    handle, printed = engine.submit(prompt, params), ""
+    handle = engine.submit(prompt, params)
+    printed = ""
     try:
         for chunk in handle:
             text = chunk.text if engine.tokenizer is not None else f"{chunk.token_id} "
@@ -264,7 +267,8 @@ def _stream(engine: Engine, prompt: str | Sequence[int], params: GenerationParam
 
 
 def _report(manifest: Manifest, generation: Generation) -> None:
-    stats, layers = generation.stats, manifest.model.num_layers
+    stats = generation.stats
+    layers = manifest.model.num_layers
     depth = f"{stats.layers_per_token:.1f} of {layers} layers per token" if stats.new_tokens > 1 else "no decode step"
     parts = [
         f"prompt {stats.prompt_tokens} tokens" + (f" ({stats.prefix_tokens} cached)" if stats.prefix_tokens else ""),

@@ -32,13 +32,15 @@ def print_stats(engine: Engine, generation: Generation) -> None:
 
 
 def _notes(engine: Engine, stats: RequestStats) -> list[str]:
-    calibration, in_exits = engine.manifest.calibration, stats.exit_time * 1e3
+    calibration = engine.manifest.calibration
+    in_exits = stats.exit_time * 1e3
     notes = [
         f"time: prompt {stats.time_to_first_token * 1e3:.0f} ms, exits and drafts {in_exits:.0f} ms, all layers "
         f"{stats.decode_time * 1e3 - in_exits:.0f} ms"
     ]
     if stats.speedup is not None and calibration is not None and calibration.costs is not None:
-        costs, predicted = calibration.costs, stats.predicted_speedup
+        costs = calibration.costs
+        predicted = stats.predicted_speedup
         expected = "" if predicted is None else f"; the calibration predicts {predicted:.2f} on average"
         notes.append(
             f"speed {stats.speedup:.2f} times the uncut model's {costs.unsplit_ms:.2f} ms per token, which was measured when "

@@ -10,7 +10,10 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.cached_folders import folder_bytes
 from tide_runtime.errors import BundleError
 
-PRODUCTS, SCALES, EMBEDDING, OTHER = "products", "scales of blocks", "embedding, where not tied", "norms and tables"
+PRODUCTS = "products"
+SCALES = "scales of blocks"
+EMBEDDING = "embedding, where not tied"
+OTHER = "norms and tables"
 # Operator and operand → purpose; the first one that a weight has in this order, so that a tied head counts as a product.
 _PURPOSES = {
     ("MatMulNBits", 1): PRODUCTS,
@@ -28,7 +31,8 @@ def byte_purposes(bundle: Bundle, target: str) -> dict[str, int]:
 
     Empty for targets that are engines. Raises BundleError if a graph cannot be read.
     """
-    info, files = bundle.manifest.targets[target], bundle.manifest.files
+    info = bundle.manifest.targets[target]
+    files = bundle.manifest.files
     if info.weights is None or info.engines:
         return {}
     found: dict[tuple[int, int], str] = {}

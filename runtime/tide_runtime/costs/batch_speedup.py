@@ -31,8 +31,12 @@ class ExitGate:
         tuning: DepthTuning,
         unknown: bool = True,
     ) -> None:
-        self._costs, self._exits, self._shares = costs, exits, shares
-        self._tuning, self._unknown, self._speedups = tuning, unknown, dict[int, float]()
+        self._costs = costs
+        self._exits = exits
+        self._shares = shares
+        self._tuning = tuning
+        self._unknown = unknown
+        self._speedups = dict[int, float]()
 
     def opens(self, batch_size: int) -> bool:
         if batch_size == 1:
@@ -51,13 +55,16 @@ def batch_speedup(costs: CostModel, exits: Sequence[Exit], shares: Mapping[int, 
         exits: those that may be taken, shallow first.
         shares: checkpoint → expected share of the tokens that stop there.
     """
-    launches, left, first = list[Launch](), float(batch_size), 0
+    launches = list[Launch]()
+    left = float(batch_size)
+    first = 0
     for early_exit in exits:
         launches += _each(costs.evaluate(_whole(left), first, early_exit), min(1.0, left))
         left = max(0.0, left - batch_size * shares.get(early_exit.info.checkpoint, 0.0))
         first = early_exit.boundary
     if left > 0:
-        times, deep = min(1.0, left), _whole(left)
+        times = min(1.0, left)
+        deep = _whole(left)
         tokens = max(deep, round(batch_size / times))  # all tokens run all layers in the end
         launches += _each(costs.finish(first, deep, tokens, math.ceil(tokens / deep), logits=deep), times)
     return costs.full(batch_size, batch_size, 1) / costs.price(launches)

@@ -99,7 +99,8 @@ class StepTable:
         if longest is not None and tokens != batch_size * longest:
             tokens = rounded_tokens(tokens, batch_size * longest)
         nearest = min(sorted(self._measured), key=lambda measured: abs(measured - batch_size))
-        steps, seq = self._measured[nearest], tokens / nearest
+        steps = self._measured[nearest]
+        seq = tokens / nearest
         sizes = [step.seq for step in steps]
         beyond = max(0.0, seq - sizes[-1])
         parts = {}
@@ -187,7 +188,8 @@ class CostModel:
             evaluated: which of ``exits`` were evaluated. The segments before the others are run where the token goes on.
             waited: tokens that wait for the remaining layers, this one included; 0: it stopped at the last evaluated exit.
         """
-        launches, first = list[Launch](), 0
+        launches = list[Launch]()
+        first = 0
         for early_exit, was_evaluated in zip(exits, evaluated, strict=True):
             if was_evaluated:
                 launches += self.evaluate(1, first, early_exit)
@@ -211,7 +213,8 @@ class CostModel:
 
     def packed(self, batch_size: int, decoded: int, prompt_tokens: int) -> float:
         """ms of all layers for ``decoded`` tokens of ``batch_size`` sequences, with the head, and ``prompt_tokens`` without."""
-        rows, tokens = max(1, batch_size), decoded + prompt_tokens
+        rows = max(1, batch_size)
+        tokens = decoded + prompt_tokens
         return self._pass(rows, tokens, None, FULL_TURN, decoded / tokens)
 
     def _full(self, batch_size: int, tokens: int, longest: int) -> float:

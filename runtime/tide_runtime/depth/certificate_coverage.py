@@ -39,7 +39,8 @@ def _predicted(policy: str, options: DepthOptions) -> str | None:
 
 def _uncovered(stats: RequestStats, sequence: TokenSequence, manifest: Manifest, options: DepthOptions) -> list[str]:
     """Reasons, in words; none where the policy is another one, as there is nothing to cover then."""
-    calibration, reasons = manifest.calibration, list[str]()
+    calibration = manifest.calibration
+    reasons = list[str]()
     if stats.policy != "exit" or calibration is None:
         return reasons
     if calibration.certificate is None:

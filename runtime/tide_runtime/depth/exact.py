@@ -36,7 +36,10 @@ class ExactDepth:
             change a text, so it does not depend on time.
     """
 
-    name, can_resume, runs_every_layer, loops_as_rows = "exact", True, True, False
+    name = "exact"
+    can_resume = True
+    runs_every_layer = True
+    loops_as_rows = False
 
     def __init__(
         self,
@@ -46,16 +49,20 @@ class ExactDepth:
         with_exits: bool = True,
         same_bits: bool = True,
     ) -> None:
-        self.executor, self.num_layers, self._options = Executor(manifest), manifest.model.num_layers, options
+        self.executor = Executor(manifest)
+        self.num_layers = manifest.model.num_layers
+        self._options = options
         self.speculator = Speculator(manifest, options, self.executor, passes, with_exits, follows_clock=same_bits)
-        self.lookahead, self.uses_draft_head = self.speculator.limit + 1, self.speculator.head.info is not None
+        self.lookahead = self.speculator.limit + 1
+        self.uses_draft_head = self.speculator.head.info is not None
 
     def check_params(self, params: GenerationParams) -> None:
         refuse_depth_budget(self.name, params)
 
     def device_plan(self) -> DevicePlan | str:
         """A loop that drafts from texts, where nothing else drafts."""
-        speculator, tuning = self.speculator, self._options.tuning
+        speculator = self.speculator
+        tuning = self._options.tuning
         if speculator.exits.exits or speculator.head.info is not None:
             return f"policy exact drafts with {'exits' if speculator.exits.exits else 'the draft head'}, which the host drives"
         if not speculator.text:
@@ -91,7 +98,8 @@ class ExactDepth:
             chunks = []
             verified, first = self.executor.advance_all(context, states, wanted, prompts)
         passed = perf_counter() - proposed
-        tokens, accepted = [self._accept(*one) for one in zip(states, verified, strict=True)], perf_counter()
+        tokens = [self._accept(*one) for one in zip(states, verified, strict=True)]
+        accepted = perf_counter()
         context.cut_rows([s.batch_index for s in decoding], [s.num_cached_tokens for s in decoding])
         if chunks and head.info is not None:  # after `_accept`, as its launch overwrites the states
             head.read_chunks(context, [self._state(context, chunk.sequence) for chunk in prompts], chunks)
@@ -107,7 +115,8 @@ class ExactDepth:
         """The sequence's next tokens; what the model did not confirm is rolled back."""
         sequence, drafts = state.sequence, state.drafts
         tokens, accepted = verify(sequence, drafts, verified)
-        state.num_drafts, sequence.num_cached_tokens = 0, sequence.num_tokens + accepted
+        state.num_drafts = 0
+        sequence.num_cached_tokens = sequence.num_tokens + accepted
         state.frontier.roll_back(sequence.num_cached_tokens)
         self.speculator.head.keep(state, sequence.num_tokens - 1, verified.states, accepted + 1)
         sequence.depth.record([d.source for d in drafts], [d.depth for d in drafts], accepted, self.num_layers)

@@ -147,7 +147,8 @@ class Executor:
         if info.tail_layers:
             step.place(rows.slots)  # a tail's keys and values are provisional: the real run overwrites them
         step.run(self.segments[-1] if info.tail_layers else HEAD)
-        tokens, guesses = step.token[: len(chosen)].tolist(), list[Guess]()
+        tokens = step.token[: len(chosen)].tolist()
+        guesses = list[Guess]()
         for place, (score, may, token) in enumerate(zip(scores, passed, tokens, strict=True)):
             if may:
                 logits = step.logits[place]
@@ -177,7 +178,8 @@ class Executor:
         stop: int,
     ) -> Step:
         """Run segments ``first`` … ``stop - 1`` for the tokens of the ``sequences`` that wait in front of ``first``."""
-        step, begin = context.step(rows.first, rows.tokens, rows.wanted if any(rows.wanted) else ()), 0
+        step = context.step(rows.first, rows.tokens, rows.wanted if any(rows.wanted) else ())
+        begin = 0
         for part, sequence in zip(rows.parts, sequences, strict=True):
             _, count, slot, _ = parts[part]
             if first == 0:

@@ -71,7 +71,9 @@ class ExitDepth:
         evaluates_always: exits are evaluated for every token, also where that does not pay.
     """
 
-    name, lookahead, runs_every_layer = "exit", 1, False
+    name = "exit"
+    lookahead = 1
+    runs_every_layer = False
     uses_draft_head, loops_as_rows = False, False
 
     def __init__(self, manifest: Manifest, options: DepthOptions, concurrency: int = 1, evaluates_always: bool = False) -> None:
@@ -79,7 +81,9 @@ class ExitDepth:
         self.adds_up = adds_up(options)
         self.evaluates_always = evaluates_always or self.adds_up  # the model's rule is one of quality, whatever it gains
         self.executor = Executor(manifest)
-        self.num_layers, self.costs, self.concurrency = manifest.model.num_layers, CostModel.of(manifest), concurrency
+        self.num_layers = manifest.model.num_layers
+        self.costs = CostModel.of(manifest)
+        self.concurrency = concurrency
         self.full = FullDepth()
         self.stops = stops_of(manifest, options)
         self._exits = [stop.exit for stop in self.stops]
@@ -144,7 +148,8 @@ class ExitDepth:
             frontier = self.executor.frontier(context, sequence, room=tuning.exit_room)
             state = ExitState(sequence, frontier, backoff=exit_backoff(tuning), num_complete=sequence.num_cached_tokens)
             if not self._evaluates_ever(sequence):
-                state.full_until, sequence.depth.ran_full = math.inf, True
+                state.full_until = math.inf
+                sequence.depth.ran_full = True
             sequence.policy_state = state
         state = cast(ExitState, sequence.policy_state)
         if state.refills != sequence.history.refills:
@@ -158,11 +163,13 @@ class ExitDepth:
 
     def _step(self, context: ExecutionContext, states: Sequence[ExitState], prompts: Sequence[PromptChunk]) -> list[list[int]]:
         """A step in which exits are evaluated, or tokens wait."""
-        everyone, began = range(len(states)), perf_counter()
+        everyone = range(len(states))
+        began = perf_counter()
         self._make_room(context, states)
         tokens: list[list[int]] = [[] for _ in states]
         evaluated = [[0] * len(self.stops) for _ in states]
-        undecided, first = [i for i in everyone if self._evaluates(states[i])], 0
+        undecided = [i for i in everyone if self._evaluates(states[i])]
+        first = 0
         for i in undecided:
             states[i].staying = 1.0
         if undecided:  # the others go along to the first exit: one launch for all
@@ -183,7 +190,8 @@ class ExitDepth:
                     states[i].sequence.depth.forced += guess.score < freely
                     tokens[i].append(self._stop_at(states[i], stop, guess))
                     self._observe(states[i], evaluated[i], waited=0)
-            undecided, first = [i for i in undecided if not tokens[i]], stop.exit.boundary
+            undecided = [i for i in undecided if not tokens[i]]
+            first = stop.exit.boundary
         note_depth_time((state.sequence for state in states), began)
         first_tokens = self._go_deep(context, states, [i for i in everyone if not tokens[i]], tokens, prompts)
         for state in states:
@@ -202,7 +210,8 @@ class ExitDepth:
     @staticmethod
     def _catch_up(state: ExitState) -> None:
         """Bring frontier and backoff up to date after steps of `full`, and after a preemption."""
-        cached, lost = state.sequence.num_cached_tokens, state.refills != state.sequence.history.refills
+        cached = state.sequence.num_cached_tokens
+        lost = state.refills != state.sequence.history.refills
         passed = cached - state.frontier.done[0]
         if passed > 0:
             state.backoff.pass_tokens(passed)

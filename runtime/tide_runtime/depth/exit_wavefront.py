@@ -49,13 +49,16 @@ class ExitWavefrontSequence(WavefrontSequence):
 class ExitWavefront(WavefrontDepth):
     """Runs rows of all loops at once, each token up to the first exit that lets it go; see the module."""
 
-    name, runs_every_layer = "exit", False
+    name = "exit"
+    runs_every_layer = False
 
     def __init__(self, manifest: Manifest, options: DepthOptions, costs: CostTable | None = None) -> None:
         super().__init__(manifest, options, costs)
-        self.options, self.adds_up = options, adds_up(options)
+        self.options = options
+        self.adds_up = adds_up(options)
         self.stops = {stop.exit.layers * self.loops // self.num_layers: stop for stop in stops_of(manifest, options)}
-        self.stopping_loops, self.most_waiting = {*self.stops, self.loops}, self.lookahead + options.tuning.exit_room
+        self.stopping_loops = {*self.stops, self.loops}
+        self.most_waiting = self.lookahead + options.tuning.exit_room
         known = manifest.calibration.exit_depths if manifest.calibration is not None and options.threshold is None else {}
         self._shares = [known.get(str((loop + 1) * self.num_layers // self.loops), 0.0) for loop in range(self.loops)]
 
@@ -92,7 +95,8 @@ class ExitWavefront(WavefrontDepth):
         stop = self.stops.get(choice.loop)
         if choice.loop == self.loops or stop is None:
             return choice.loop == self.loops
-        info, staying = stop.exit.info, state.staying.get(place, 1.0) if choice.loop > min(self.stops) else 1.0
+        info = stop.exit.info
+        staying = state.staying.get(place, 1.0) if choice.loop > min(self.stops) else 1.0
         wanted = least_of_sum(stop, staying) if self.adds_up else stop.threshold
         least = ANY_SCORE if is_over_budget(state.sequence, self.num_layers) else wanted
         stops = passes_mlp(info, score, least)
@@ -106,7 +110,8 @@ class ExitWavefront(WavefrontDepth):
     def _record(self, state: WavefrontSequence, choice: Choice, guessed: Guessed | None, right: bool) -> None:
         assert isinstance(state, ExitWavefrontSequence)
         state.staying.pop(state.sequence.num_cached_tokens + 1, None)
-        rate, depth = self.tuning.settled_rate, state.sequence.depth
+        rate = self.tuning.settled_rate
+        depth = state.sequence.depth
         state.stopped = [(1 - rate) * share + rate * (loop == choice.loop) for loop, share in enumerate(state.stopped, 1)]
         depth.token_depths.append(choice.loop * self.num_layers // self.loops)
         depth.deep_passes += choice.loop == self.loops

@@ -17,7 +17,10 @@ from tide_runtime.sequence import TokenSequence
 class FullDepth:
     """Every segment for every token."""
 
-    name, lookahead, can_resume, runs_every_layer = "full", 1, True, True
+    name = "full"
+    lookahead = 1
+    can_resume = True
+    runs_every_layer = True
     uses_draft_head, loops_as_rows = False, False
 
     def check_params(self, params: GenerationParams) -> None:
@@ -75,7 +78,9 @@ class StepRows(NamedTuple):
         """The step of the parts at ``chosen``, whose rows rise."""
         first = parts[chosen[0]].row
         span = parts[chosen[-1]].row - first + 1
-        tokens, slots, wanted = [0] * span, [0] * span, [0] * span
+        tokens = [0] * span
+        slots = [0] * span
+        wanted = [0] * span
         for i in chosen:
             row, count, slot, logits = parts[i]
             tokens[row - first], slots[row - first], wanted[row - first] = count, slot, logits
@@ -109,7 +114,8 @@ def run_full(
         steps = alone + steps_of(context, parts[: len(decodes)])
     found: dict[int, Logits] = {}
     for rows in steps:
-        step, begin = context.step(rows.first, rows.tokens, rows.wanted), 0
+        step = context.step(rows.first, rows.tokens, rows.wanted)
+        begin = 0
         for i in rows.parts:
             _, count, slot, _ = parts[i]
             step.input_ids[begin : begin + count] = work[i].sequence.tokens[slot : slot + count]
@@ -133,9 +139,14 @@ def read_logits(
     Args:
         states: part → of how many tokens the step has states; none: it has none.
     """
-    tokens, found, begin, first = step.token[: sum(wanted.values())].tolist(), dict[int, Logits](), 0, 0
+    tokens = step.token[: sum(wanted.values())].tolist()
+    found = dict[int, Logits]()
+    begin = 0
+    first = 0
     for i, count in wanted.items():
-        end, logits, own = begin + count, step.logits[begin : begin + count], None
+        end = begin + count
+        logits = step.logits[begin : begin + count]
+        own = None
         if states:
             own = step.states[first : first + states[i]]
             first += states[i]
@@ -155,7 +166,9 @@ def draw_together(sequences: Sequence[TokenSequence], found: Sequence[Logits]) -
     if len(sampled) < 2 or any(isinstance(one.logits, np.ndarray) for one in found):
         return alone
     rows = [cast(DeviceRows, one.logits) for one in found]
-    first, sampling, step = rows[0][0].pointer, rows[0].sampling, rows[0].row_bytes
+    first = rows[0][0].pointer
+    sampling = rows[0].sampling
+    step = rows[0].row_bytes
     if sampling is None or any(row[0].pointer != first + step * i for i, row in enumerate(rows)):
         return alone
     return sampling.choose(first, [seq.sampler for seq in sequences], [seq.num_tokens for seq in sequences])

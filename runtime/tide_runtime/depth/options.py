@@ -70,7 +70,8 @@ def gate_threshold(manifest: Manifest, options: DepthOptions) -> float:
     """The cumulated probability at which the model's own rule stops. Raises ParamsError where its gate is not at every loop's
     end."""
     exits = manifest.calibration.exits if manifest.calibration is not None else []
-    gates, loops = sum(info.router == "gate" for info in exits), manifest.model.loops
+    gates = sum(info.router == "gate" for info in exits)
+    loops = manifest.model.loops
     if manifest.model.exit_threshold is None or gates != loops - 1:
         raise ParamsError(
             f"exit_rule model needs the model's own gate at the end of each of its {loops} loops but the last, and this bundle "

@@ -24,7 +24,8 @@ def make_policy(name: str, manifest: Manifest, options: DepthOptions, facts: Bac
 
     Raises ParamsError for an unknown name, or when the bundle lacks what the policy needs.
     """
-    facts, with_exits = facts or BackendFacts(), True
+    facts = facts or BackendFacts()
+    with_exits = True
     if manifest.embedding is not None:
         if name not in ("auto", "full") or facts.adapted:
             wrong = "adapters are given" if facts.adapted else f"policy is {name!r}"
@@ -35,7 +36,8 @@ def make_policy(name: str, manifest: Manifest, options: DepthOptions, facts: Bac
         if name == "exit" and facts.adapted:
             name = "exact"
         if name == "full" and facts.pass_costs is not None:
-            name, with_exits = "exact", False
+            name = "exact"
+            with_exits = False
         if name == "exact" and not facts.same_bits:
             name = "full"
     if facts.adapted and (name == "exit" or options.draft == "router"):

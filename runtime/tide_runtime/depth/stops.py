@@ -37,7 +37,9 @@ def stops_of(manifest: Manifest, options: DepthOptions) -> list[Stop]:
 def check_budget(params: GenerationParams, stops: Sequence[Stop], options: DepthOptions, num_layers: int) -> None:
     """Raise ParamsError where a request's depth budget is below what a text takes at least: the first exit's layers, and all of
     them where ``max_exit_streak`` forces it."""
-    budget, streak, shallow = params.depth_budget, options.max_exit_streak, stops[0].exit.layers
+    budget = params.depth_budget
+    streak = options.max_exit_streak
+    shallow = stops[0].exit.layers
     least = (streak * shallow + num_layers) / (streak + 1) if streak else shallow
     if budget is not None and budget < least:
         then = f" and max_exit_streak {streak} sends one token in {streak + 1} through all {num_layers}" if streak else ""
@@ -48,7 +50,8 @@ def check_budget(params: GenerationParams, stops: Sequence[Stop], options: Depth
 
 def is_over_budget(sequence: TokenSequence, num_layers: int) -> bool:
     """Whether a full-depth token would take more layers per token than the request may."""
-    budget, depths = sequence.params.depth_budget, sequence.depth.token_depths
+    budget = sequence.params.depth_budget
+    depths = sequence.depth.token_depths
     return budget is not None and sum(depths) + num_layers > budget * (len(depths) + 1)
 
 

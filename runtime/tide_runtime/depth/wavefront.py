@@ -170,11 +170,15 @@ class WavefrontDepth:
         costs: what launches of a loop take on this machine, by tokens of each sequence; None: a guess.
     """
 
-    name, can_resume, runs_every_layer = "exact", True, True
+    name = "exact"
+    can_resume = True
+    runs_every_layer = True
     uses_draft_head, loops_as_rows = False, True
 
     def __init__(self, manifest: Manifest, options: DepthOptions, costs: CostTable | None = None) -> None:
-        self.loops, self.num_layers, self.tuning = manifest.model.loops, manifest.model.num_layers, options.tuning
+        self.loops = manifest.model.loops
+        self.num_layers = manifest.model.num_layers
+        self.tuning = options.tuning
         self._hidden_width = manifest.hidden_width
         limit = (options.draft_limit or self.tuning.text_draft_limit) if options.draft == "all" else 0
         self.text: list[Drafter] = []
@@ -216,7 +220,8 @@ class WavefrontDepth:
         return tokens + first
 
     def _state(self, context: ExecutionContext, sequence: TokenSequence) -> WavefrontSequence:
-        state, cached = cast("WavefrontSequence | None", sequence.policy_state), sequence.num_cached_tokens
+        state = cast("WavefrontSequence | None", sequence.policy_state)
+        cached = sequence.num_cached_tokens
         if state is None:
             like = context.step(sequence.batch_index, [1]).hidden[0]
             frontier = Frontier(self.loops, self._hidden_width, self.most_waiting, like, cached)
@@ -247,7 +252,8 @@ class WavefrontDepth:
     def least_chance(self, size: int) -> float:
         """The chance from which on a copied token pays in one of ``size`` sequences: a row in the launch of each loop costs what
         a right token saves, a launch of one sequence."""
-        few, many = self.loops, 3 * self.loops
+        few = self.loops
+        many = 3 * self.loops
         launch, longer = (self.launch_ms(size, tokens) for tokens in (few, many))
         return (longer - launch) / launch * self.loops / (many - few)
 
@@ -256,16 +262,22 @@ class WavefrontDepth:
         due = [self._due(state, after) for state in states]
         rows = [row for of_state in due for row in of_state]
         ran = self.launch(context, rows)
-        scores, found, end = self._score(context, rows, ran), list[list[int]](), 0
+        scores = self._score(context, rows, ran)
+        found = list[list[int]]()
+        end = 0
         for state, own in zip(states, due, strict=True):
-            begin, end = end, end + len(own)
+            begin = end
+            end = end + len(own)
             found.append(self._take(state, own, ran[begin:end], scores[begin:end], after))
         return found
 
     def launch(self, context: LoopContext, rows: Sequence[Row]) -> list[Ran]:
         """Run the ``rows``, which rise, together, or each alone where the padding of a shared launch would overrun one."""
-        first, span = rows[0].number, rows[-1].number - rows[0].number + 1
-        counts, slots, wanted = [0] * span, [0] * span, [0] * span
+        first = rows[0].number
+        span = rows[-1].number - rows[0].number + 1
+        counts = [0] * span
+        slots = [0] * span
+        wanted = [0] * span
         for number, slot, given, logits in rows:
             counts[number - first], slots[number - first], wanted[number - first] = len(given), slot, logits
         if len(rows) > 1 and not context.loops_fit(counts, slots):
@@ -274,15 +286,20 @@ class WavefrontDepth:
                 for row in rows
                 for states, logits, tokens in self.launch(context, [row])
             ]
-        step, begin = context.loop_step(first, counts, wanted), 0
+        step = context.loop_step(first, counts, wanted)
+        begin = 0
         for row in rows:
-            end, starts = begin + len(row.given), row.number % self.loops == 0
+            end = begin + len(row.given)
+            starts = row.number % self.loops == 0
             step.first_loop[begin:end] = starts
             (step.input_ids if starts else step.before_loop)[begin:end] = row.given
             begin = end
         step.place(slots)
         step.run(LOOP)
-        tokens, ran, begin, at = step.token[: sum(wanted)].tolist(), list[Ran](), 0, 0
+        tokens = step.token[: sum(wanted)].tolist()
+        ran = list[Ran]()
+        begin = 0
+        at = 0
         for row in rows:
             end, stop = begin + len(row.given), at + row.wanted
             ran.append(Ran(step.after_loop[begin:end], step.logits[at:stop], tokens[at:stop]))
@@ -291,7 +308,9 @@ class WavefrontDepth:
 
     def _due(self, state: WavefrontSequence, after: int) -> list[Row]:
         """The tokens that run now: of each loop all that wait, or none where all of them have chosen."""
-        rows, base, frontier = list[Row](), state.sequence.batch_index * self.loops, state.frontier
+        rows = list[Row]()
+        base = state.sequence.batch_index * self.loops
+        frontier = state.frontier
         arriving = 0
         for loop, done in enumerate(frontier.done):
             end = frontier.done[loop - 1] if loop else state.num_tokens_with_drafts
@@ -313,7 +332,8 @@ class WavefrontDepth:
         self, state: WavefrontSequence, rows: Sequence[Row], ran: Sequence[Ran], scores: Sequence[Sequence[float]], after: int
     ) -> list[int]:
         """Let a sequence's tokens arrive where its ``rows`` have taken them. Returns those that are final."""
-        frontier, new = state.frontier, list[int]()
+        frontier = state.frontier
+        new = list[int]()
         ways = [*zip(rows, ran, scores, strict=True)][::-1]  # the earliest tokens of the text stand at the deepest loop
         for row, after_loop, _ in ways:
             loop = row.number % self.loops

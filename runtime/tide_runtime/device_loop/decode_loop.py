@@ -92,7 +92,10 @@ class DecodeLoop:
         window: int = 1,
         samples: bool = False,
     ) -> None:
-        self.context, self.batch_size, self._exits, self._window = context, batch_size, exits, window
+        self.context = context
+        self.batch_size = batch_size
+        self._exits = exits
+        self._window = window
         self._samples = samples
         self.state = LoopState(context.backend.device, batch_size, turns, len(exits))
         self._ones = [1] * batch_size
@@ -146,18 +149,21 @@ class DecodeLoop:
         if not self._exits:
             return (*runs_of(step, self._segments), *self._choice(kernels, step, self._segments[-1]), take, turn)
         first = self._exits[0].boundary
-        shallow, join = runs_of(step, self._segments[:first]), self._join(kernels, 1, step)
+        shallow = runs_of(step, self._segments[:first])
+        join = self._join(kernels, 1, step)
         return (*shallow, join, *self._from_exit(kernels, 1), take, turn)
 
     def _from_exit(self, kernels: LoopKernels, number: int) -> tuple[Node, ...]:
         """Evaluation of exit ``number``, at which the newest states are pending, and the layers after it."""
-        loop_exit, more = self._exits[number - 1], number < len(self._exits)
+        loop_exit = self._exits[number - 1]
+        more = number < len(self._exits)
         segments = self._segments[loop_exit.boundary : self._exits[number].boundary if more else len(self._segments)]
         sizes = PADDED_TOKENS[: PADDED_TOKENS.index(self._window) + 1]
         # Buffers of their own, as an exit reads what the step before it has put out.
         behind = PaddedSteps(self.context, self.batch_size, sizes, _DEEPER_INPUTS, DeviceBuffers(self.context.backend.device))
         self._behind.append((behind, segments))
-        widest, states = behind.widest, self._step.hidden[loop_exit.boundary - 1]
+        widest = behind.widest
+        states = self._step.hidden[loop_exit.boundary - 1]
         gate = ExitGate(
             number=number,
             score=self._step.address("score"),
@@ -192,7 +198,8 @@ class DecodeLoop:
     def _join(self, kernels: LoopKernels, number: int, before: DeviceStep) -> Run:
         """``before``: the step whose segments output the states that arrive at exit ``number``."""
         boundary = self._exits[number - 1].boundary
-        states, newest = before.hidden[boundary - 1], self._step.hidden[boundary - 1]
+        states = before.hidden[boundary - 1]
+        newest = self._step.hidden[boundary - 1]
         window = ExitWindow(
             number=number,
             states=states.pointer,
@@ -209,7 +216,8 @@ class DecodeLoop:
 
         The head reads the whole vocabulary's weights: on a model of 1B parameters a fifth of a step's time.
         """
-        info, step = loop_exit.early_exit.info, self._step
+        info = loop_exit.early_exit.info
+        step = self._step
         candidates = ExitCandidates(
             number=number,
             score=step.address("score"),
@@ -223,7 +231,9 @@ class DecodeLoop:
         ]
 
     def _head(self, kernels: LoopKernels, loop_exit: LoopExit) -> list[Run]:
-        info, step, device = loop_exit.early_exit.info, self._step, self.context.backend.device
+        info = loop_exit.early_exit.info
+        step = self._step
+        device = self.context.backend.device
         nodes = runs_of(step, [HEAD])
         if info.head == "identity":  # the head reads the last hidden array
             source, target = step.hidden[loop_exit.boundary - 1], step.hidden[-1]

@@ -41,8 +41,11 @@ class ExactLoop:
     def __init__(
         self, context: DeviceContext, batch_size: int, kernels: LoopKernels, turns: int, drafts: TextDrafts, samples: bool = False
     ) -> None:
-        device, sizes = context.backend.device, [n for n in PADDED_TOKENS if n == 1 or self._fits(context, batch_size, n)]
-        self.context, self.batch_size, self._is_warm = context, batch_size, False
+        device = context.backend.device
+        sizes = [n for n in PADDED_TOKENS if n == 1 or self._fits(context, batch_size, n)]
+        self.context = context
+        self.batch_size = batch_size
+        self._is_warm = False
         self.state = LoopState(device, batch_size, turns, ring_entry=RING_ENTRY)
         self.texts = TextState(device, batch_size, context.caches.limit, drafts, len(sizes))
         self._steps = PaddedSteps(context, batch_size, sizes, _INPUTS, context.buffers, all_logits=True)
@@ -65,7 +68,8 @@ class ExactLoop:
 
         Returns the new tokens of each.
         """
-        device, cached = self.context.backend.device, [sequence.num_cached_tokens for sequence in sequences]
+        device = self.context.backend.device
+        cached = [sequence.num_cached_tokens for sequence in sequences]
         device.use()
         if not self._is_warm:
             self._steps.warm_up(self._segments, [*cached, *[0] * (self.batch_size - len(cached))])
@@ -85,7 +89,8 @@ class ExactLoop:
 
     def _take(self, row: int, sequence: TokenSequence, turns: Sequence[Sequence[int]]) -> list[int]:
         """The sequence's tokens in the ``turns`` of the ring, whose drafts are noted."""
-        found, layers = list[int](), self.context.backend.manifest.model.num_layers
+        found = list[int]()
+        layers = self.context.backend.manifest.model.num_layers
         for verified, *values in (turn[row * RING_ENTRY : (row + 1) * RING_ENTRY] for turn in turns):
             if tokens := [token for token in values if token != NO_TOKEN]:
                 sequence.depth.record(["ngram"] * verified, [0] * verified, len(tokens) - 1, layers)

@@ -42,7 +42,10 @@ class LoopState:
     """
 
     def __init__(self, device: Device, batch_size: int, turns: int, exits: int = 0, ring_entry: int = 1) -> None:
-        self.device, self.batch_size, self.turns, self.exits = device, batch_size, turns, exits
+        self.device = device
+        self.batch_size = batch_size
+        self.turns = turns
+        self.exits = exits
         sent: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
             "length": ((batch_size,), np.int64),
             "last_token": ((batch_size,), np.int64),
@@ -86,7 +89,8 @@ class LoopState:
     ) -> None:
         """Initialize the sequences at the first batch indices; the others are idle."""
         self._block.wait_until_writable()
-        host, count = self._block.host, len(num_cached_tokens)
+        host = self._block.host
+        count = len(num_cached_tokens)
         for name, values in (("length", num_cached_tokens), ("last_token", tokens), ("limit", limits)):
             host[name][:] = 0
             host[name][:count] = values

@@ -48,7 +48,8 @@ class Drivers:
             try:
                 return self._captured(self.compile(program), program).launch
             except TargetError as error:
-                self.compile, self.refused = None, announced(error)
+                self.compile = None
+                self.refused = announced(error)
         return self.warm(program).launch
 
     def _captured(self, execution: Execution, program: Sequence[Node]) -> Execution:
@@ -77,9 +78,14 @@ class DrivenDepth:
         drivers: Drivers,
         window: int = 1,
     ) -> None:
-        self.plan, self.inner, self.name = plan, plan.host, plan.host.name
+        self.plan = plan
+        self.inner = plan.host
+        self.name = plan.host.name
         self.exits = [LoopExit(early_exit, threshold) for early_exit, threshold in plan.exits]
-        self.drivers, self._kernels, self._turns, self._window = drivers, kernels, turns, window
+        self.drivers = drivers
+        self._kernels = kernels
+        self._turns = turns
+        self._window = window
         self._without_loops: str | None = None
 
     @property

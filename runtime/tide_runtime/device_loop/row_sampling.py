@@ -33,7 +33,10 @@ class DeviceRowSampling:
     """`RowSampling` over rows of ``vocab`` logits of type ``element``. Without a kernel the host draws, after a warning."""
 
     def __init__(self, device: Device, kernels: LoopKernels, element: ElementType, vocab: int) -> None:
-        self._device, self._kernels, self._element, self._vocab = device, kernels, element, vocab
+        self._device = device
+        self._kernels = kernels
+        self._element = element
+        self._vocab = vocab
         self._prepared: dict[int, _Prepared] = {}
         self._lock = Lock()  # of the prepared memory, for threads with contexts of their own
         self._refused = False

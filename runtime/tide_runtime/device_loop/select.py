@@ -93,7 +93,8 @@ def capture_steps(
     device = getattr(backend, "device", None)
     if device is None or device.kind != "cuda" or not cast(DeviceBackend, backend).step_graphs.is_unset:
         return
-    on_gpu, refused = cast(DeviceBackend, backend), support.no_graphs()
+    on_gpu = cast(DeviceBackend, backend)
+    refused = support.no_graphs()
     on_gpu.step_graphs = StepGraphs(None if refused else GraphDriver(device).compile, refused)
     try:
         kernels = load_kernels(device)
@@ -134,7 +135,8 @@ def choose_drive(
     device = getattr(backend, "device", None)
     if device is None or device.kind == "cpu":
         return Drive(policy, "the target runs on the processor")
-    steps, plan = cast(DeviceBackend, backend).step_graphs, _device_plan(policy, cast(DeviceBackend, backend))
+    steps = cast(DeviceBackend, backend).step_graphs
+    plan = _device_plan(policy, cast(DeviceBackend, backend))
     if isinstance(plan, str):
         return Drive(policy, plan, steps=steps)
     try:

@@ -35,7 +35,10 @@ class TextState:
     """
 
     def __init__(self, device: Device, batch_size: int, slots: int, drafts: TextDrafts, sizes: int) -> None:
-        self._device, self.batch_size, self.drafts, self.sizes = device, batch_size, drafts, sizes
+        self._device = device
+        self.batch_size = batch_size
+        self.drafts = drafts
+        self.sizes = sizes
         self.classes, self.room = len(drafts.usual_rates), (slots + 1 + 3) // 4 * 4  # the last token is not cached
         kept: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
             "text": ((batch_size, self.room), np.int32),

@@ -29,7 +29,9 @@ class TokenRing:
     """
 
     def __init__(self, device: Device, turns: int, batch_size: int, exits: int = 0) -> None:
-        self.turns, self.batch_size, self._device = turns, batch_size, device
+        self.turns = turns
+        self.batch_size = batch_size
+        self._device = device
         self.entries = device.pinned(8 * turns * batch_size).view(np.int64).reshape(turns, batch_size)
         self.counts = device.pinned(8 * (1 + 2 * exits)).view(np.int64)
         self._counters = Arena(device, {"counts": self.counts.nbytes})

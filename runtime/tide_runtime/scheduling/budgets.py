@@ -31,7 +31,8 @@ def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int, on
 
     Raises ParamsError when ``budget`` does not hold one sequence of full length.
     """
-    block_bytes, least = memory.block_bytes, memory.row_blocks + blocks_of(slots)
+    block_bytes = memory.block_bytes
+    least = memory.row_blocks + blocks_of(slots)
     if budget is None and on_device:
         return rows * least
     if budget is None:
@@ -92,7 +93,9 @@ class StepBudget:
     """
 
     def __init__(self, costs: CostModel, most: int | None, shared: bool) -> None:
-        self._costs, self._most, self._shared = costs, most or prompt_chunk(costs, shared), shared
+        self._costs = costs
+        self._most = most or prompt_chunk(costs, shared)
+        self._shared = shared
         self.tokens = cache(self._tokens)
 
     def __call__(self, decoding: int) -> int:

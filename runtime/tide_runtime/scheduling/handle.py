@@ -30,7 +30,9 @@ class GenerationHandle:
     """
 
     def __init__(self, cancel: Callable[[], None], streamed: bool, owner: object = None) -> None:
-        self.streamed, self._cancel, self._owner = streamed, cancel, owner
+        self.streamed = streamed
+        self._cancel = cancel
+        self._owner = owner
         self._result: Future[Generation] = Future()
         self._chunks: SimpleQueue[_Item] = SimpleQueue()
         self._forward: Callable[[_Item], None] = self._chunks.put
@@ -73,7 +75,8 @@ class GenerationHandle:
             self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        loop, chunks = asyncio.get_running_loop(), asyncio.Queue[_Item]()
+        loop = asyncio.get_running_loop()
+        chunks = asyncio.Queue[_Item]()
 
         def forward(item: _Item) -> None:
             with suppress(RuntimeError):  # the event loop is closed: its tasks are gone

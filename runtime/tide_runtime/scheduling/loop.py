@@ -55,14 +55,19 @@ class EngineLoop:
         finish: Callable[[TokenSequence], Generation],
         metrics: EngineMetrics,
     ) -> None:
-        self.policy, self.scheduler, self.metrics = policy, scheduler, metrics
+        self.policy = policy
+        self.scheduler = scheduler
+        self.metrics = metrics
         self.context: ExecutionContext | None = None
-        self._make_context, self._finish, self._disk = make_context, finish, scheduler.cache.disk
+        self._make_context = make_context
+        self._finish = finish
+        self._disk = scheduler.cache.disk
         self._changed = threading.Condition()  # guards the scheduler's queues, and all below
         self._aborted: list[Submitted] = []
         self._thread: threading.Thread | None = None
         self._step_began: float | None = None  # None: no step runs
-        self._process, self._failures = os.getpid(), 0
+        self._process = os.getpid()
+        self._failures = 0
         self._stop: str | None = None  # None, "drain" or "abort"
         self._dead: BaseException | None = None
 
@@ -237,11 +242,14 @@ class EngineLoop:
         self.metrics.stepped(decoded + sum(tokens for _, tokens in plan.prompts), perf_counter() - began)
 
     def _deliver(self, request: Request, tokens: list[int]) -> None:
-        sequence, handle = request.sequence, _handle(request)
-        history, before = sequence.history, sequence.history.latest_token
+        sequence = request.sequence
+        handle = _handle(request)
+        history = sequence.history
+        before = sequence.history.latest_token
         for event in append_tokens(sequence, tokens):
             self.metrics.took_token(history.latest_token - (before or history.submitted), first=not before)
-            before, depth = history.latest_token, sequence.latest_depth(self.metrics.num_layers)
+            before = history.latest_token
+            depth = sequence.latest_depth(self.metrics.num_layers)
             logprob = sequence.logprobs[sequence.num_tokens - sequence.prompt_tokens - 1] if sequence.params.logprobs else None
             if sequence.finish_reason is not None:
                 last = Chunk(event.text, event.token, self._finish(sequence), depth, logprob)

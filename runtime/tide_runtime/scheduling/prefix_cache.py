@@ -42,7 +42,10 @@ class PrefixCache:
     def __init__(
         self, tree: PrefixTree | None, disk: PrefixDisk | None, blocks: int, slots: int, most: int | None = None
     ) -> None:
-        self.tree, self.disk, self.free, self._slots = tree, disk, blocks, slots
+        self.tree = tree
+        self.disk = disk
+        self.free = blocks
+        self._slots = slots
         self._free_ids = list(range((blocks if most is None else most) - 1, -1, -1)) if tree is not None else []
         snapshots = blocks // tree.snapshot_blocks if isinstance(tree, SnapshotTree) else 0
         self._free_slots = list(range(snapshots - 1, -1, -1))
@@ -61,7 +64,8 @@ class PrefixCache:
         """Take the longest kept prefix of a text over into its row; None where there is none."""
         if self.tree is None or not sequence.params.use_prefix_cache:
             return None
-        text, salt = sequence.tokens[: sequence.logits_from], _salt(sequence)
+        text = sequence.tokens[: sequence.logits_from]
+        salt = _salt(sequence)
         slot: int | None = None
         if isinstance(self.tree, SnapshotTree):
             ids, slot, cached, shared = self.tree.deepest(text, salt)
@@ -84,7 +88,8 @@ class PrefixCache:
         """Read what the disk has of a text's prefix into its row; ``beside`` decodes only some blocks. Whether there may be
         more."""
         assert self.disk is not None
-        tokens, most = sequence.tokens[: sequence.logits_from], BLOCKS_BESIDE if beside else math.inf
+        tokens = sequence.tokens[: sequence.logits_from]
+        most = BLOCKS_BESIDE if beside else math.inf
         cached, more = self.disk.recall(tokens, _salt(sequence), sequence.num_cached_tokens, sequence.batch_index, most)
         _set_cached(sequence, cached)
         return more
@@ -135,7 +140,8 @@ class PrefixCache:
 
     def released(self) -> Evicted:
         """What was given up since the last call: the backend may give its memory back."""
-        released, self._evicted = self._evicted, Evicted([], [])
+        released = self._evicted
+        self._evicted = Evicted([], [])
         self._free_ids += released.ids
         self._free_slots += released.slots
         return released
@@ -174,7 +180,8 @@ def snapshot_points(sequence: TokenSequence, cached: int, shared: int) -> list[i
     A stop takes about as long as a decode, so it must spare later texts a block at least.
     """
     ends = np.flatnonzero(np.isin(sequence.tokens[: sequence.prompt_tokens - 1], list(sequence.eos))) + 1
-    points, before = list[int](), cached
+    points = list[int]()
+    before = cached
     for point in sorted({*ends[:1].tolist(), *ends[-1:].tolist(), min(shared, sequence.prompt_tokens - 1)}):
         if point >= before + BLOCK_TOKENS:
             points.append(point)

@@ -103,7 +103,8 @@ class PrefixDisk:
         assert self._root is not None  # attached
         text = np.asarray(tokens, np.int64).tobytes()
         key = root = _digest(self._root, repr(salt).encode())
-        size, blocks = BLOCK_TOKENS * _TOKEN_BYTES, list[bytes]()
+        size = BLOCK_TOKENS * _TOKEN_BYTES
+        blocks = list[bytes]()
         for end in range(size, len(text) + 1, size):
             key = _digest(key, text[end - size : end])
             blocks.append(key)
@@ -127,7 +128,8 @@ class PrefixDisk:
 
         Returns how many tokens the row has then, and whether there may be more.
         """
-        keys, first = self.keys(tokens, salt), cached // BLOCK_TOKENS
+        keys = self.keys(tokens, salt)
+        first = cached // BLOCK_TOKENS
         if self._snapshots is not None:
             length = self._deepest_snapshot(keys, cached)
             return (length if length and self._read_snapshot(keys, length, row, first) else cached), False
@@ -139,7 +141,8 @@ class PrefixDisk:
         """Have what ``tree`` holds of a text written; what is evicted before its turn is not."""
         if self._root is None:
             return
-        ids, snapshots = list[int](), list[tuple[int, int, int]]()
+        ids = list[int]()
+        snapshots = list[tuple[int, int, int]]()
         if isinstance(tree, SnapshotTree):
             ids, snapshots = tree.along(tokens, salt)
         else:
@@ -206,7 +209,8 @@ class PrefixDisk:
         """Read the states after the first ``tokens`` into ``row``, and keys and values from its ``first`` block on; False, and
         the states that it had, where a file is not whole."""
         whole = tokens // BLOCK_TOKENS
-        states, end = self._states.piece_bytes, self._memory.piece_bytes if tokens % BLOCK_TOKENS else 0
+        states = self._states.piece_bytes
+        end = self._memory.piece_bytes if tokens % BLOCK_TOKENS else 0
         content = self.files.read(keys.snapshot(tokens), states + end)
         read = self._read_blocks(keys.blocks[first:whole], row, first)  # in any case: a damaged file is found, and written again
         if content is None or read < whole - first:

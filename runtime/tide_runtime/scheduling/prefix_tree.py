@@ -27,7 +27,10 @@ class _Node:
     __slots__ = ("block", "children", "in_heap", "key", "last_used", "parent")
 
     def __init__(self, parent: _Node | None, key: _Key, block: int, last_used: int) -> None:
-        self.parent, self.key, self.block, self.last_used = parent, key, block, last_used
+        self.parent = parent
+        self.key = key
+        self.block = block
+        self.last_used = last_used
         self.children: dict[_Key, _Node] = {}
         self.in_heap = False
 
@@ -50,7 +53,8 @@ class PrefixTree:
 
     def match(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> list[int]:
         """Ids of the longest known prefix, in order; marks them as used. The last one may be a tail, see `tokens_of`."""
-        path, size = self._walk(self._keys(tokens, salt)), self._block_bytes
+        path = self._walk(self._keys(tokens, salt))
+        size = self._block_bytes
         if path:
             rest = np.asarray(tokens, np.int64)[len(path) * size // _ID_BYTES :][: size // _ID_BYTES - 1].tobytes()
             tails = (path[-1].children.get(rest[:end]) for end in range(len(rest), 0, -_ID_BYTES))
@@ -124,7 +128,8 @@ class PrefixTree:
 
     def _keys(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> list[_Key]:
         """The keys of the whole blocks of ``tokens``."""
-        size, text = self._block_bytes, np.asarray(tokens, np.int64).tobytes()
+        size = self._block_bytes
+        text = np.asarray(tokens, np.int64).tobytes()
         keys: list[_Key] = [text[end - size : end] for end in range(size, len(text) + 1, size)]
         if keys:
             keys[0] = salt, text[:size]

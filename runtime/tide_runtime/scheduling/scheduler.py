@@ -192,7 +192,8 @@ class Scheduler:
         """
         if len(self.running) < 2 or not self.options.can_preempt:
             return []
-        plan, self.rows = StepPlan(), len(self.running) - 1
+        plan = StepPlan()
+        self.rows = len(self.running) - 1
         for request in [*self.running]:
             self._preempt(request, plan)
         self._free_rows = list(range(self.rows))
@@ -299,7 +300,8 @@ class Scheduler:
     def _restart(self, request: Request, plan: StepPlan) -> None:
         """Compute a text that has outgrown the short rotary factors again, in its row."""
         sequence = request.sequence
-        sequence.num_cached_tokens, sequence.is_long = 0, True
+        sequence.num_cached_tokens = 0
+        sequence.is_long = True
         self._load_prefix(sequence, plan)
         sequence.prefilled = sequence.num_cached_tokens == sequence.prefill_end
         sequence.history.rotary_restarts += 1
@@ -335,7 +337,8 @@ class Scheduler:
 
     def _take_row(self, request: Request) -> int:
         """Free the row of a running request."""
-        sequence, row = request.sequence, request.sequence.batch_index
+        sequence = request.sequence
+        row = request.sequence.batch_index
         self.running.remove(request)
         self._idle[row] = request.blocks
         request.blocks, sequence.batch_index = 0, -1
@@ -354,7 +357,8 @@ class Scheduler:
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         sequence = request.sequence
         plan.left_rows.append(self._take_row(request))
-        sequence.num_cached_tokens, sequence.prefilled = 0, False
+        sequence.num_cached_tokens = 0
+        sequence.prefilled = False
         sequence.history.preemptions += 1
         self.preemptions += 1
         self._enqueue(request)

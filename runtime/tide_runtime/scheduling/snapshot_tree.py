@@ -85,7 +85,8 @@ class SnapshotTree(PrefixTree):
 
     def deepest(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> Match:
         """The deepest snapshot of the text's beginnings, marked as used; one of no tokens where there is none."""
-        path, text = self._walk(self._keys(tokens, salt)), np.asarray(tokens, np.int64).tobytes()
+        path = self._walk(self._keys(tokens, salt))
+        text = np.asarray(tokens, np.int64).tobytes()
         shared = len(path) * self._block_tokens
         for depth in range(len(path), -1, -1):
             rest = text[depth * self._block_bytes :]
@@ -101,7 +102,8 @@ class SnapshotTree(PrefixTree):
     def along(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> tuple[list[int], list[tuple[int, int, int]]]:
         """The known blocks of a text, in order, and the snapshots of its beginnings: tokens, block of the tokens after the last
         whole block (-1: none) and slot."""
-        path, text = self._walk(self._keys(tokens, salt)), np.asarray(tokens, np.int64).tobytes()
+        path = self._walk(self._keys(tokens, salt))
+        text = np.asarray(tokens, np.int64).tobytes()
         snapshots = [
             (depth * self._block_tokens + len(end) // 8, one.block, one.slot)
             for depth, node in enumerate([self._root, *path])
@@ -112,8 +114,10 @@ class SnapshotTree(PrefixTree):
 
     def place(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> Place | None:
         """Where a snapshot of ``tokens`` belongs; None where there is one, which is marked as used."""
-        keys, text = self._keys(tokens, salt), np.asarray(tokens, np.int64).tobytes()
-        path, end = self._walk(keys), (salt, text[len(keys) * self._block_bytes :])
+        keys = self._keys(tokens, salt)
+        text = np.asarray(tokens, np.int64).tobytes()
+        path = self._walk(keys)
+        end = (salt, text[len(keys) * self._block_bytes :])
         node = path[-1] if path else self._root
         there = self._ends.get(node, {}).get(end) if len(path) == len(keys) else None
         if there is not None:
@@ -138,7 +142,8 @@ class SnapshotTree(PrefixTree):
             slot, snapshot = self._snapshots.popitem(last=False)
             slots.append(slot)
             ids += [snapshot.block] if snapshot.block >= 0 else []
-            node, ends = snapshot.node, self._ends[snapshot.node]
+            node = snapshot.node
+            ends = self._ends[snapshot.node]
             del ends[snapshot.end]
             while not node.children and not self._ends.get(node) and node.parent is not None:
                 self._ends.pop(node, None)

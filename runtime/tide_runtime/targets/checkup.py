@@ -48,7 +48,8 @@ def _target(backend: str, compute: Iterable[int] = ()) -> TargetInfo:
 
 def machine_facts() -> dict[str, Any]:
     """Packages, driver and GPUs as JSON values; None: not there."""
-    installed, driver = installed_distributions(), driver_cuda()
+    installed = installed_distributions()
+    driver = driver_cuda()
     name, release = distribution(installed)
     installed = installed or {name: release}
     return {

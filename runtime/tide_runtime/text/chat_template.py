@@ -48,7 +48,8 @@ def render_chat(
     if not template:
         raise PromptError("This model has no chat template; pass plain text as prompt instead of messages.")
     variables: dict[str, Any] = {"tools": None, "documents": None, **special_tokens, **_as_json_values(extra)}
-    turns, analysis = _checked(messages), analysed(template)
+    turns = _checked(messages)
+    analysis = analysed(template)
     forms, thoughts = analysis.forms, analysis.thoughts
     variables["messages"] = [thoughts.message(forms.message(turn)) for turn in analysis.turns.folded(turns)]
     variables["add_generation_prompt"] = add_generation_prompt
@@ -79,7 +80,9 @@ def _check_message(index: int, message: object) -> None:
     for key in ("role", "content"):
         if key not in message and not (key == "content" and message.get("tool_calls")):
             raise PromptError(f'Message {index} has no "{key}"; expected {{"role": …, "content": …}}.')
-    role, content, calls = message["role"], message.get("content"), message.get("tool_calls")
+    role = message["role"]
+    content = message.get("content")
+    calls = message.get("tool_calls")
     if not isinstance(role, str):
         raise PromptError(f'"role" of message {index} is {role!r:.80}; expected a string.')
     if not (isinstance(content, str) or _is_parts(content) or (content is None and calls)):

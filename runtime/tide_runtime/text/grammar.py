@@ -84,7 +84,8 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Path | None, vocab_size: int, eos: Sequence[int]) -> None:
         self.vocab_size = vocab_size
-        self._path, self._eos = tokenizer, sorted(eos)
+        self._path = tokenizer
+        self._eos = sorted(eos)
         self._tokenizer: LLTokenizer | None = None
         self._named_tokens: frozenset[str] = frozenset()
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()

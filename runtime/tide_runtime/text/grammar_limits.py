@@ -74,9 +74,11 @@ def with_schemas(kind: str, source: str, change: Callable[[Any], Any]) -> str:
     """``source`` with the JSON schemas that ``change`` makes of its own; what cannot be read is llguidance's to refuse."""
     if "patternProperties" not in source and "$ref" not in source:  # most have nothing to change
         return source
-    changed, begin = "", 0
+    changed = ""
+    begin = 0
     for schema, start, end in _places(kind, source):
-        changed, begin = changed + source[begin:start] + json.dumps(change(schema)), end
+        changed = changed + source[begin:start] + json.dumps(change(schema))
+        begin = end
     return changed + source[begin:]
 
 

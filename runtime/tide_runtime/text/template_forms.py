@@ -23,7 +23,10 @@ NoContent = Literal["none", "absent", "empty"]
 Arguments = Literal["object", "text"]
 
 # Words that no template has: a prompt with one shows what was called so.
-_WORD, _FUNCTION, _KEY, _VALUE = "vreluth", "qazimor", "wexolin", "jubatek"
+_WORD = "vreluth"
+_FUNCTION = "qazimor"
+_KEY = "wexolin"
+_VALUE = "jubatek"
 _OBJECT = {_KEY: _VALUE}
 _TEXT = json.dumps(_OBJECT)
 _LONG_ID, _SHORT_ID = "call_0123456789abcdef01234567", "a1b2c3d4e"
@@ -94,7 +97,8 @@ class TemplateForms:
     def _call(self, call: Any) -> Any:
         if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
             return call
-        function, arguments = call["function"], call["function"].get("arguments")
+        function = call["function"]
+        arguments = call["function"].get("arguments")
         if self.arguments == "object":
             arguments = arguments_object(arguments)
         elif not isinstance(arguments, str):

@@ -81,7 +81,8 @@ class TemplateTurns:
         folded: list[Message] = []
         joins = False  # the last message was the system's and is the user's
         for message in messages if self.several_calls else _with_one_call_each(messages):
-            role, last = message["role"], folded[-1] if folded else {"role": None}
+            role = message["role"]
+            last = folded[-1] if folded else {"role": None}
             moved = role in _SYSTEM_ROLES and self._moves(last["role"])
             message = {**message, "role": "user"} if moved else message
             if self._joins(last["role"], message["role"], joins or moved):
@@ -146,7 +147,8 @@ def _chat(roles: str) -> list[Message]:
     names = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "r": "tool"}
     chat: list[Any] = []
     for index, role in enumerate(roles):
-        word, number = f"{_WORD}{index}x", roles[:index].count(role)
+        word = f"{_WORD}{index}x"
+        number = roles[:index].count(role)
         message: dict[str, Any] = {"role": names[role], "content": word}
         if role == "r":
             message |= {"tool_call_id": _IDS[number], "name": _WORD}

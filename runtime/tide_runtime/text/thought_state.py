@@ -118,8 +118,12 @@ class ThoughtState:
         grammar: GrammarState | None,
         unended: NDArray[np.bool_],
     ) -> None:
-        self._vocabulary, self._tokens, self._place = vocabulary, tokens, place
-        self._budget, self._grammar, self._unended = budget, grammar, unended
+        self._vocabulary = vocabulary
+        self._tokens = tokens
+        self._place = place
+        self._budget = budget
+        self._grammar = grammar
+        self._unended = unended
 
     @property
     def thought_tokens(self) -> int:
@@ -137,7 +141,8 @@ class ThoughtState:
             answer: tuple[int, ...] = (token,)
         else:
             place = self._after(self._place, token)
-            self._place, answer = replace(place, answer=()), place.answer
+            self._place = replace(place, answer=())
+            answer = place.answer
         if self._grammar is not None:
             for answered in answer:
                 self._grammar.take(answered)
@@ -187,7 +192,8 @@ class ThoughtState:
 
     def _mask_of_beginning(self, grammar: GrammarState, pending: tuple[int, ...]) -> NDArray[np.bool_]:
         """The mask after ``pending``, which may become a head of thoughts or of an answer, or is an answer without one."""
-        heads, begun = self._tokens.heads, len(pending)
+        heads = self._tokens.heads
+        begun = len(pending)
         if len(heads) == 1 and grammar.num_valid(pending) == begun:
             mask = grammar.allowed(pending).copy()
         else:
@@ -200,7 +206,8 @@ class ThoughtState:
         was = place.splitter.phase
         if was == "answer":
             return replace(place, answer=(*place.answer, token))
-        splitter, forced = place.splitter.copy(), place.forced
+        splitter = place.splitter.copy()
+        forced = place.forced
         split = splitter.feed(self._vocabulary.text(token))
         forced = forced[1:] if forced and token == forced[0] else ()
         pending = (*place.pending, token) if splitter.phase == was == "before" else ()

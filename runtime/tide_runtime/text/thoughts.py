@@ -53,7 +53,8 @@ class ThoughtMarks:
     @cached_property
     def answer_head(self) -> str:
         """The part of the gap that begins an answer: from a tag as the opening begins with, or all but white space."""
-        gap, tag = self.gap.strip(), TAG.match(self.opening)
+        gap = self.gap.strip()
+        tag = TAG.match(self.opening)
         at = gap.find(tag[0]) if tag is not None else -1
         return gap[max(at, 0) :]
 
@@ -124,10 +125,13 @@ class ThoughtSplitter:
         thoughts = before = ""
         while self.phase != "answer" and (step := self._step(last)) is not None:
             length, shown = step
-            thoughts, before, self._held = thoughts + shown, before + self._held[:length], self._held[length:]
+            thoughts = thoughts + shown
+            before = before + self._held[:length]
+            self._held = self._held[length:]
         answer = ""
         if self.phase == "answer":
-            answer, self._held = self._held, ""
+            answer = self._held
+            self._held = ""
         return Split(thoughts, answer, before)
 
     def _step(self, last: bool) -> tuple[int, str] | None:
@@ -141,7 +145,8 @@ class ThoughtSplitter:
             return None
         at = self._held.find(self.marks.closing)
         if at >= 0:
-            shown, self.phase = self._words(self._held[:at]), "gap"
+            shown = self._words(self._held[:at])
+            self.phase = "gap"
             self._in_block = False
             return at + len(self.marks.closing), shown
         if last:
@@ -176,5 +181,7 @@ class ThoughtSplitter:
         text = text.strip()
         if not text:
             return ""
-        self._in_block, separator, self._separator = True, self._separator, "\n\n"
+        self._in_block = True
+        separator = self._separator
+        self._separator = "\n\n"
         return separator + text

@@ -48,7 +48,8 @@ def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
 
-    model, steps = backend.model, _steps(_state(backend.pre_tokenizer))
+    model = backend.model
+    steps = _steps(_state(backend.pre_tokenizer))
     if not isinstance(model, BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
         return False
     kinds = {step.get("type") for step in steps}

@@ -255,7 +255,8 @@ class StopStrings:
 
     def feed(self, piece: str) -> str:
         """Add text; returns the part that certainly precedes any stop string."""
-        text, self._held = self._held + piece, ""
+        text = self._held + piece
+        self._held = ""
         # The stop string that ends first wins, and among those with the same end the longest.
         found = min(((at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0), default=None)
         if found is not None:
@@ -268,7 +269,8 @@ class StopStrings:
 
     def drain(self) -> str:
         """Return the text held back; at the end of the stream it cannot become a stop string."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return self._shown(held)
 
     def _shown(self, text: str) -> str:

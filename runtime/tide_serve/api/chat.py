@@ -95,7 +95,8 @@ async def checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
 
 async def _checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
     engine, config = model.engine, model.config
-    stream, n = stream_options(body), choices(body, config)
+    stream = stream_options(body)
+    n = choices(body, config)
     top_logprobs = _top_logprobs(body)
     tools = plan_tools(body, engine, config)
     answer = await response_grammar(engine, body["response_format"], config) if "response_format" in body else None
@@ -107,7 +108,8 @@ async def _checked(model: ServedModel, body: dict[str, Any]) -> ChatRequest:
         message = "add_generation_prompt has to be false with continue_final_message, and true without; leave it out"
         raise ApiError(400, message, "add_generation_prompt")
     prompt = await chat_prompt(engine, body["messages"], tools, thoughts.variables, continues)
-    ids, thoughts = prompt.ids, replace(thoughts, thoughts=None) if continues else thoughts.after(prompt.text)
+    ids = prompt.ids
+    thoughts = replace(thoughts, thoughts=None) if continues else thoughts.after(prompt.text)
     limits = ("max_completion_tokens", "max_tokens")
     limit = max_new_tokens(body, limits, config, default=engine.manifest.max_seq_len - len(ids) + 1)
     if limit < 1:
@@ -169,7 +171,8 @@ class ChatStream(ChoiceStream):
         if choice not in self._begun:
             self._begun.add(choice)
             events = self._event(choice, '"delta": {"role": "assistant", "content": ""}')
-        last, parser = chunks[-1].generation, self._parsers[choice]
+        last = chunks[-1].generation
+        parser = self._parsers[choice]
         thoughts, text, calls = parser.read(chunks)
         if self._needs_event(thoughts + text):
             parts = [f'"reasoning_content": {quoted(thoughts)}'] if thoughts else []

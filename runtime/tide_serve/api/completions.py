@@ -96,12 +96,14 @@ async def checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest
 
 async def _checked(model: ServedModel, body: dict[str, Any]) -> CompletionRequest:
     engine, config = model.engine, model.config
-    stream, top_logprobs = stream_options(body), checked_top_logprobs(body.get("logprobs"), "logprobs")
+    stream = stream_options(body)
+    top_logprobs = checked_top_logprobs(body.get("logprobs"), "logprobs")
     echo = body.get("echo", False)
     if "best_of" in body and body["best_of"] != body.get("n", 1):
         raise ApiError(400, "best_of differs from n, and choices are not ranked; ask for n choices", "best_of")
     grammar = await response_grammar(engine, body["response_format"], config) if "response_format" in body else None
-    texts, suffix = each_prompt(body["prompt"]), body.get("suffix", "")
+    texts = each_prompt(body["prompt"])
+    suffix = body.get("suffix", "")
     n = choices(body, config, len(texts))
     if suffix and echo:
         raise ApiError(400, "echo cannot be given together with suffix, before which the text stands; leave out one", "echo")
@@ -133,13 +135,17 @@ def _choice(
 ) -> dict[str, Any]:
     reason = finish_reason(generation.finish_reason) if generation is not None else "length"
     text = (generation.text or "") if generation is not None else ""
-    prompt, generated = completion.prompt(index), generation.logprobs if generation is not None else ()
+    prompt = completion.prompt(index)
+    generated = generation.logprobs if generation is not None else ()
     entries: Sequence[TokenLogprob] = generated
     logprobs = None
     if completion.top_logprobs is not None:
-        offsets, spans, unscored = TextOffsets(model.token_texts, model.engine.tokenizer), [], 0
+        offsets = TextOffsets(model.token_texts, model.engine.tokenizer)
+        spans = []
+        unscored = 0
         if completion.echo:
-            spans, unscored = offsets.of_prompt(prompt.ids, prompt.text), min(1, len(prompt.ids))
+            spans = offsets.of_prompt(prompt.ids, prompt.text)
+            unscored = min(1, len(prompt.ids))
             entries = [*scored[index // completion.n], *entries]
         spans += offsets.of([entry.token for entry in generated])
         logprobs = completion_logprobs(entries, completion.top_logprobs, model.token_texts, spans, unscored)
@@ -160,21 +166,25 @@ class CompletionStream(ChoiceStream):
         return "".join(self._echoed(choice) for choice in range(completion.num_choices)) if completion.echo else ""
 
     def _ending(self, generations: Sequence[Generation], prompt_tokens: int | None = None) -> str:
-        completion, events = self._completion, ""
+        completion = self._completion
+        events = ""
         if not generations:  # the prompts are only echoed
             events = "".join(self._event(choice, '"text": ""', reason='"length"') for choice in range(completion.num_choices))
         return events + super()._ending(generations, completion.prompt_tokens)
 
     def _echoed(self, choice: int) -> str:
-        prompt, logprobs = self._completion.prompt(choice), "null"
+        prompt = self._completion.prompt(choice)
+        logprobs = "null"
         if self._top is not None:
             spans = self._offsets_of(choice).of_prompt(prompt.ids, prompt.text)
-            scored, unscored = self._scored[choice // self._completion.n], min(1, len(prompt.ids))
+            scored = self._scored[choice // self._completion.n]
+            unscored = min(1, len(prompt.ids))
             logprobs = quoted(completion_logprobs(scored, self._top, self._model.token_texts, spans, unscored))
         return self._event(choice, f'"text": {quoted(prompt.text)}', logprobs)
 
     def _of_choice(self, choice: int, chunks: Sequence[Chunk]) -> str:
-        text, last = "".join([chunk.text for chunk in chunks]), chunks[-1].generation
+        text = "".join([chunk.text for chunk in chunks])
+        last = chunks[-1].generation
         events = self._text_event(choice, f'"text": {quoted(text)}', chunks) if self._needs_event(text) else ""
         if last is not None:
             events += self._event(choice, '"text": ""', reason=quoted(finish_reason(last.finish_reason)))
@@ -196,7 +206,8 @@ async def _scored(model: ServedModel, request: Request, completion: CompletionRe
 
     Raises what `Engine.submit_score` raises, EngineClosedError where the client leaves, and ApiError beyond the time limit.
     """
-    top, prompts = completion.top_logprobs, [prompt.ids for prompt in completion.prompts]
+    top = completion.top_logprobs
+    prompts = [prompt.ids for prompt in completion.prompts]
     if top is None or not completion.echo:
         return []
     submit = partial(model.engine.submit_score, prompt_tokens=1, top=max(1, top), adapter=model.adapter)

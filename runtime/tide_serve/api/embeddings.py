@@ -39,7 +39,8 @@ async def answer_embeddings(model: ServedModel, request: Request, body: dict[str
     tokens = sum(map(len, ids))
     if (record := current_record.get()) is not None:
         record.prompt_tokens += tokens
-    submit, dimensions = model.engine.submit_embedding, body.get("dimensions")
+    submit = model.engine.submit_embedding
+    dimensions = body.get("dimensions")
     vectors = await results_of(model, request, (partial(submit, text, dimensions) for text in ids))
     as_text = body.get("encoding_format") == "base64"
     return await off_loop(sum(map(len, vectors)), _answer, model.name, vectors, as_text, tokens)

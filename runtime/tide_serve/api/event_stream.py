@@ -70,7 +70,9 @@ class EventStream(Response):
         # Proxies such as nginx would otherwise collect events before they pass them on.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._first, self._rest, self._stream = first, rest, stream
+        self._first = first
+        self._rest = rest
+        self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._rest):
@@ -124,7 +126,8 @@ class ItemStream(AnswerStream):
         begin = self._begin()
         async with aclosing(generations.chunks()) as chunks:
             async for arrived in chunks:
-                events, begin = begin + self._add([chunk for _, chunk in arrived]), ""
+                events = begin + self._add([chunk for _, chunk in arrived])
+                begin = ""
                 if (last := arrived[-1][1].generation) is not None:
                     events += self._end(last)
                 if events:
@@ -155,7 +158,11 @@ class ChoiceStream(AnswerStream):
     def __init__(
         self, model: ServedModel, head: dict[str, Any], options: StreamOptions, top_logprobs: int | None, n: int
     ) -> None:
-        self._model, self._head, self._options, self._top, self._n = model, head, options, top_logprobs, n
+        self._model = model
+        self._head = head
+        self._options = options
+        self._top = top_logprobs
+        self._n = n
         self._before = f'data: {quoted(head)[:-1]}, "choices": [{{"index": '
         self._after = '}], "usage": null}\n\n' if options.include_usage else "}]}\n\n"
 

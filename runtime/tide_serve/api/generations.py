@@ -74,7 +74,8 @@ class Generations:
 
     async def chunks(self) -> AsyncGenerator[list[Indexed]]:
         """Chunks with the number of their generation, each time all that are there. Raises as `results` does."""
-        inbox, open_generations = _Inbox(self._handles), len(self._handles)
+        inbox = _Inbox(self._handles)
+        open_generations = len(self._handles)
         try:
             while open_generations:
                 arrived = await inbox.all()

@@ -99,11 +99,15 @@ class TextOffsets:
 
     def of_prompt(self, tokens: Sequence[int], text: str) -> list[tuple[str, int]]:
         """Texts and offsets of ``tokens`` in the prompt ``text``, which comes first, as it was sent."""
-        spans, at, decoder = [], 0, codecs.getincrementaldecoder("utf-8")("replace")
+        spans = []
+        at = 0
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for token in tokens:
-            shown, piece = self._texts.text_of(token), decoder.decode(self._texts.bytes_of(token))
+            shown = self._texts.text_of(token)
+            piece = decoder.decode(self._texts.bytes_of(token))
             if piece.startswith(" ") and not text.startswith(" ", at):  # a space that the tokenizer has put there
-                shown, piece = shown.removeprefix(" "), piece[1:]
+                shown = shown.removeprefix(" ")
+                piece = piece[1:]
             begin = text.find(piece, at, at + len(piece) + (0 if token in self._special else _SLACK))
             spans.append((shown, max(at, begin)))
             at = begin + len(piece) if begin >= 0 else at
@@ -115,7 +119,8 @@ class TextOffsets:
         return [self._generated(token) for token in tokens]
 
     def _generated(self, token: int) -> tuple[str, int]:
-        shown, before = self._texts.text_of(token), self._length
+        shown = self._texts.text_of(token)
+        before = self._length
         piece = self._stream.push(token) if self._stream is not None else ""
         self._length += len(piece)
         # A token that only ends a character begins with it; before a whole one, bytes may have turned out to be no character.

@@ -101,18 +101,21 @@ class MessageStream(ItemStream):
     def _open(self, block: dict[str, Any]) -> str:
         """Begin ``block`` after the end of the one that is open."""
         events = self._close()
-        self._blocks, self._kind = self._blocks + 1, block["type"]
+        self._blocks = self._blocks + 1
+        self._kind = block["type"]
         return events + named_event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _close(self) -> str:
-        kind, self._kind = self._kind, ""
+        kind = self._kind
+        self._kind = ""
         signed = self._delta("signature_delta", "signature", _signature(self._chat)) if kind == "thinking" else ""
         return signed + named_event("content_block_stop", index=self._blocks - 1) if kind else ""
 
     def _end(self, generation: Generation) -> str:
         events = "" if self._blocks else self._open({"type": "text", "text": ""})
         events += self._close()
-        ending, usage = _ending(self._chat, generation, self._parser.calls), _usage(self._engine, generation)
+        ending = _ending(self._chat, generation, self._parser.calls)
+        usage = _usage(self._engine, generation)
         return events + named_event("message_delta", delta=ending, usage=usage) + named_event("message_stop")
 
 
@@ -137,13 +140,15 @@ def _call_block(call: ToolCall, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _ending(chat: ChatRequest, generation: Generation, calls: Sequence[ToolCall]) -> dict[str, Any]:
     """Why the answer ended, in Anthropic's words. One that the server's time limit ends has been cut off, as by max_tokens."""
-    reason, sequence = "max_tokens", None
+    reason = "max_tokens"
+    sequence = None
     if generation.finish_reason == "cache_full":
         reason = "model_context_window_exceeded"
     elif generation.finish_reason in ("eos", "stop"):
         reason = "tool_use" if calls else "end_turn"
         if not calls and generation.stop_string not in (None, *chat.tools.stops, *chat.thoughts.stops):
-            reason, sequence = "stop_sequence", generation.stop_string
+            reason = "stop_sequence"
+            sequence = generation.stop_string
     return {"stop_reason": reason, "stop_sequence": sequence}
 
 

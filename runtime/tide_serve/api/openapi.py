@@ -54,7 +54,8 @@ def _answers() -> dict[str, _Answer]:
 
 def openapi_routes(app: FastAPI) -> APIRouter:
     """``/openapi.json`` of ``app``, and ``/docs``, a page that shows what is in it, without scripts."""
-    router, lock = APIRouter(include_in_schema=False), Lock()
+    router = APIRouter(include_in_schema=False)
+    lock = Lock()
     made: dict[str, Any] = {}
 
     @router.get("/openapi.json")

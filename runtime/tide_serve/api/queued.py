@@ -21,7 +21,9 @@ async def results_of(model: ServedModel, request: Request, jobs: Iterable[Callab
 
     Raises what the jobs raise, EngineClosedError where the client leaves, and ApiError beyond the time limit.
     """
-    engine, handles, results = model.engine, deque[ResultHandle[Result]](), list[Result]()
+    engine = model.engine
+    handles = deque[ResultHandle[Result]]()
+    results = list[Result]()
 
     def cancel() -> None:
         for handle in handles:

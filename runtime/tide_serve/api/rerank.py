@@ -55,7 +55,8 @@ async def answer_rerank(model: ServedModel, request: Request, body: dict[str, An
 
 def _answers(model: ServedModel) -> tuple[int, int]:
     """The tokens of both answers. Raises ApiError for a model that has none, or no chat template."""
-    engine, reason = model.engine, "the model has no chat template"
+    engine = model.engine
+    reason = "the model has no chat template"
     if engine.chat_template and engine.tokenizer is not None:
         yes, no = (engine.tokenizer.encode(answer, add_special_tokens=False) for answer in _ANSWERS)
         if len(yes) == len(no) == 1:

@@ -81,7 +81,9 @@ class ResponseStream(ItemStream):
 
     def __init__(self, model: ServedModel, body: Body, chat: ChatRequest) -> None:
         super().__init__(chat.parser())
-        self._model, self._body, self._chat = model, body, chat
+        self._model = model
+        self._body = body
+        self._chat = chat
         self._output: list[Item] = []
         self._item: _OpenItem | None = None
         self._number = -1
@@ -103,7 +105,8 @@ class ResponseStream(ItemStream):
     def _grow(self, kind: ItemKind, text: str, entries: list[dict[str, Any]]) -> str:
         events = "" if self._item is not None and self._item.kind == kind else self._close("completed") + self._open(kind)
         assert self._item is not None
-        item, self._number = self._item, self._number + 1
+        item = self._item
+        self._number = self._number + 1
         item.texts.append(text)
         item.logprobs += entries
         logprobs = f', "logprobs": {quoted(entries)}' if kind == "message" else ""
@@ -123,7 +126,8 @@ class ResponseStream(ItemStream):
         """Close the message, or the thoughts, that are open, if any are."""
         if self._item is None:
             return ""
-        item, self._item = self._item, None
+        item = self._item
+        self._item = None
         self._output.append(closed := item.as_output(status))
         [part] = closed["content"]
         logprobs = {"logprobs": item.logprobs} if item.kind == "message" else {}
@@ -132,7 +136,8 @@ class ResponseStream(ItemStream):
         return events + self._event("response.output_item.done", output_index=item.index, item=closed)
 
     def _call(self, call: ToolCall) -> str:
-        item, index = _call_item(call), len(self._output)
+        item = _call_item(call)
+        index = len(self._output)
         self._output.append(item)
         where, begun = {"item_id": item["id"], "output_index": index}, {**item, "arguments": "", "status": "in_progress"}
         events = self._event("response.output_item.added", output_index=index, item=begun)

@@ -26,7 +26,8 @@ async def tokenize(model: ServedModel, request: Request, body: dict[str, Any]) -
 
 
 async def detokenize(model: ServedModel, request: Request, body: dict[str, Any]) -> Response:
-    tokenizer, ids = model.engine.tokenizer, body["tokens"]
+    tokenizer = model.engine.tokenizer
+    ids = body["tokens"]
     if tokenizer is None:
         raise ApiError(400, "this model has no tokenizer; send and read token ids", "tokens")
     vocab = model.engine.manifest.model.vocab_size
@@ -43,7 +44,8 @@ def _answer(model: ServedModel, ids: list[int], with_texts: bool) -> Response:
 
 
 async def _text_ids(model: ServedModel, body: dict[str, Any]) -> list[int]:
-    tokenizer, text = model.engine.tokenizer, body["prompt"]
+    tokenizer = model.engine.tokenizer
+    text = body["prompt"]
     if tokenizer is None:
         raise ApiError(400, "this model has no tokenizer; send token ids to /v1/completions", "prompt")
     try:

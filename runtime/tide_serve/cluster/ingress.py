@@ -201,7 +201,8 @@ class Delivery:
             return
         self.complete = not message.get("more_body", False)
         if self._is_stream or self.complete:
-            kept, self._kept = self._kept, []
+            kept = self._kept
+            self._kept = []
             self.begun = True
             for each in kept:
                 await self._send(each)

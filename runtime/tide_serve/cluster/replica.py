@@ -54,7 +54,9 @@ class Model:
             return
         serving = _Serving(*await asyncio.to_thread(self._load, user_config))
         await serving.start()
-        replaced, self._serving, self._config = self._serving, serving, user_config
+        replaced = self._serving
+        self._serving = serving
+        self._config = user_config
         if replaced is not None:
             closing = asyncio.create_task(replaced.close())
             self._closing.add(closing)

@@ -31,7 +31,9 @@ class GuardedConnection(HttpToolsProtocol):
         self._limits = limits
         self._arrival: asyncio.TimerHandle | None = None  # runs while headers, or the rest of a refused body, are expected
         self._reading: asyncio.TimerHandle | None = None  # runs while the client does not read
-        self._in_headers, self._header_bytes, self._discarded = True, 0, 0
+        self._in_headers = True
+        self._header_bytes = 0
+        self._discarded = 0
         self._headers_too_large = False
 
     # --- connection
@@ -65,7 +67,9 @@ class GuardedConnection(HttpToolsProtocol):
             self._headers_too_large = True
             raise ValueError  # the parser hands it to uvicorn, which calls `send_400_response`
         super().on_headers_complete()
-        self._in_headers, self._header_bytes, self._discarded = False, 0, 0
+        self._in_headers = False
+        self._header_bytes = 0
+        self._discarded = 0
         self._stop_expecting()
 
     def on_body(self, body: bytes) -> None:

@@ -306,7 +306,10 @@ class ReadBody:
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, timeout: float, log_text: bool = False) -> None:
-        self._app, self._max_bytes, self._timeout, self._log_text = app, max_bytes, timeout, log_text
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout = timeout
+        self._log_text = log_text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not _has_body(headers := Headers(scope=scope)):

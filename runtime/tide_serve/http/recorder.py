@@ -40,8 +40,10 @@ class RequestRecorder:
             await send({"type": "websocket.close", "code": 1003})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state, exchange = self._state, _Exchange(_record(scope), receive, send)
-        record, counted = exchange.record, path_of(scope) not in PROBES
+        state = self._state
+        exchange = _Exchange(_record(scope), receive, send)
+        record = exchange.record
+        counted = path_of(scope) not in PROBES
         token = current_record.set(record)
         state.metrics.in_progress += counted
         if counted:
@@ -73,7 +75,8 @@ class _Exchange:
     """One request and its answer, as the application sends it."""
 
     def __init__(self, record: RequestRecord, receive: Receive, send: Send) -> None:
-        self.record, self.complete = record, False
+        self.record = record
+        self.complete = False
         self._receive, self._send = receive, send
 
     async def receive(self) -> Message:

@@ -47,7 +47,9 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service, listening: Callable[[], None], shared: bool = False) -> None:
         super().__init__(config)
-        self._service, self._listening, self._drain_until = service, listening, 0.0
+        self._service = service
+        self._listening = listening
+        self._drain_until = 0.0
         self._drain_from = 0.0
         self._waits_said = False
         self._shared = shared
@@ -78,7 +80,8 @@ class DrainingServer(uvicorn.Server):
                 self.should_exit = True
             elif not self._waits_said:
                 self._waits_said = True
-                answers, seconds = self._service.metrics.in_progress, self._service.config.drain_timeout
+                answers = self._service.metrics.in_progress
+                seconds = self._service.config.drain_timeout
                 _log.info("waits for %d answers, %g s at most; a second signal ends the server at once", answers, seconds)
         return await super().on_tick(counter)
 

@@ -74,7 +74,8 @@ class PooledModel:
     def take(self) -> Engine | None:
         if self.engine is None or self.leaving or not self.engine.healthy:
             return None
-        self.users, self.used = self.users + 1, monotonic()
+        self.users = self.users + 1
+        self.used = monotonic()
         return self.engine
 
     def answer_waiting(self) -> None:
@@ -138,7 +139,8 @@ class ModelPool(ModelRegistry):
 
     def release(self, name: str) -> None:
         model = self._models[name]
-        model.users, model.used = model.users - 1, monotonic()
+        model.users = model.users - 1
+        model.used = monotonic()
         self._news.set()
 
     # --- the task that loads and unloads
@@ -170,12 +172,14 @@ class ModelPool(ModelRegistry):
         model.answer_waiting()
         if not model.waits:
             return
-        model.loading, began = True, perf_counter()
+        model.loading = True
+        began = perf_counter()
         try:
             if (plan := await self._make_room(model)) is None:
                 return
             _log.info("loads model %s", model.name)
-            model.engine, model.failure = await asyncio.to_thread(model.source.load, plan), None
+            model.engine = await asyncio.to_thread(model.source.load, plan)
+            model.failure = None
             model.used = monotonic()
         finally:
             model.loading = False
@@ -230,7 +234,8 @@ class ModelPool(ModelRegistry):
 
     async def _unload(self, model: PooledModel) -> None:
         """Close the engine of ``model``, which has no answer in progress, and free its memory."""
-        engine, model.engine = model.engine, None
+        engine = model.engine
+        model.engine = None
         if engine is None:
             return
         self._metrics.unloaded(model.name, engine)

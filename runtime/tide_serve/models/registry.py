@@ -120,7 +120,8 @@ class OneEngine(ModelRegistry):
             return "the engine has failed or is closed"
         if (reason := hanging(self.engine)) is not None:
             return reason
-        waiting, most = self.engine.stats().waiting, self.engine.options.max_queue
+        waiting = self.engine.stats().waiting
+        most = self.engine.options.max_queue
         return f"the queue is full: {waiting} requests wait" if waiting >= most else None
 
     def metrics(self) -> str:

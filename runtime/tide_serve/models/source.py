@@ -55,7 +55,8 @@ class BundleSource:
 
         Raises BundleError; TargetError where no target runs here; what `EngineMemory.within` raises.
         """
-        bundle, options = Bundle.open(self.directory, verify=False), self.options
+        bundle = Bundle.open(self.directory, verify=False)
+        options = self.options
         if options.target == "auto":
             options = replace(options, target=choose_target(bundle.manifest, DeviceChoice.parse(options.device)))
         memory = EngineMemory.within(self.limit, bundle, options)

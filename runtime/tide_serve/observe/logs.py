@@ -93,5 +93,6 @@ def log_to_stderr(log_text: bool, log_format: str = "json") -> None:
         ("uvicorn", lines, logging.WARNING),
     ):
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
+        logger.handlers = [handler]
+        logger.propagate = False
         logger.setLevel(level)

@@ -31,7 +31,8 @@ class TracingObserver(RequestObserver):
     """
 
     def __init__(self, provider: TracerProvider) -> None:
-        self._provider, self._tracer = provider, provider.get_tracer("tide_serve")
+        self._provider = provider
+        self._tracer = provider.get_tracer("tide_serve")
         self._incoming = TraceContextTextMapPropagator()
         self._spans: dict[RequestRecord, Span] = {}
 

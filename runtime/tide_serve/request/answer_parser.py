@@ -31,7 +31,9 @@ class AnswerParser:
     """
 
     def __init__(self, thoughts: ThoughtSplitter | None, tools: ToolCallParser | None, hidden: Collection[str] = ()) -> None:
-        self._thoughts, self._tools, self._hidden = thoughts, tools, hidden
+        self._thoughts = thoughts
+        self._tools = tools
+        self._hidden = hidden
         self._held = ""  # what may be a part of a mark: a stop string that begins inside one has cut it
 
     @property
@@ -45,14 +47,16 @@ class AnswerParser:
 
     def feed(self, text: str, last: bool = False) -> AnswerParts:
         """Add output; returns the parts that are certain now, which are all where ``text`` is the ``last``."""
-        thoughts, calls = "", list[ToolCall]()
+        thoughts = ""
+        calls = list[ToolCall]()
         if self._thoughts is not None:
             thoughts, text, _ = self._thoughts.feed(text, last)
         if self._tools is not None:  # before marks are hidden, as a call may have the same ones
             text, calls = self._tools.feed(text, last)
         text = self._held + text
         for mark in self._hidden:
-            thoughts, text = thoughts.replace(mark, ""), text.replace(mark, "")
+            thoughts = thoughts.replace(mark, "")
+            text = text.replace(mark, "")
         certain = len(text) - (0 if last else held_back(text, self._hidden))
         text, self._held = text[:certain], text[certain:]
         return AnswerParts(thoughts, text, calls)

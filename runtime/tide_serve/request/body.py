@@ -229,13 +229,18 @@ def _cleaned(value: Any, parsed: Any, at: str, idle: list[str]) -> Any:
 def _type_error(error: ValidationError) -> ApiError:
     """What is wrong with the first field that is."""
     detail = error.errors(include_url=False)[0]
-    kind, value, path = detail["type"], detail["input"], _path(detail["loc"])
+    kind = detail["type"]
+    value = detail["input"]
+    path = _path(detail["loc"])
     expected = detail["msg"].removeprefix("Input should be ")
     if kind == "union_tag_invalid":
-        tag, tags = detail["ctx"]["tag"][1:-1], re.findall("<(.*?)>", detail["ctx"]["expected_tags"])
+        tag = detail["ctx"]["tag"][1:-1]
+        tags = re.findall("<(.*?)>", detail["ctx"]["expected_tags"])
         key = tag.partition("=")[0]
         if isinstance(value, dict) and any("=" in other for other in tags):
-            kind, value, path = ("missing" if value.get(key) is None else kind), value.get(key), f"{path}.{key}"
+            kind = "missing" if value.get(key) is None else kind
+            value = value.get(key)
+            path = f"{path}.{key}"
             tags = [repr(other.partition("=")[2]) for other in tags if "=" in other]
         expected = " or ".join(dict.fromkeys("an object" if "=" in other else other for other in tags))
     elif kind == "model_type":

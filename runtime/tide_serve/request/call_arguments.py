@@ -105,7 +105,9 @@ class Series(Arguments):
         properties = schema.get("properties") or {}
         for i, (key, value) in enumerate(properties.items()):
             # What may come from argument i on: ``head`` where none came before, ``more`` where one did.
-            item, more, needed = f"{name}_{i}", f"{name}_more{i + 1}", key in (schema.get("required") or ())
+            item = f"{name}_{i}"
+            more = f"{name}_more{i + 1}"
+            needed = key in (schema.get("required") or ())
             yield f"{name}_head{i}: {item} {more}" + ("" if needed else f" | {name}_head{i + 1}")
             yield f"{name}_more{i}: {sep} {item} {more}" + ("" if needed else f" | {more}")
             yield from self._item_rules(grammar, item, key, value, schema)
@@ -279,7 +281,8 @@ class Items(Series):
         raise Unfinished
 
     def _item_rules(self, grammar: MarkedText, rule: str, key: str, value: Any, root: Mapping[str, Any]) -> Iterator[str]:
-        types, choices = {*types_of(value, root)}, texts_of(value)
+        types = {*types_of(value, root)}
+        choices = texts_of(value)
         is_text = not types or "string" in types
         around = _around(self.values, types, is_text)
         before, after = (part.replace(KEY, key) for part in (around.before, around.after))

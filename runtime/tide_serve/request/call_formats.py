@@ -100,7 +100,8 @@ class CallForm:
     @cached_property
     def openings(self) -> tuple[tuple[str, str], ...]:
         """(phrase, lead): calls may begin with a ``phrase``, of a ``lead`` whose first marks a model may leave out."""
-        leads, rest = [], self.lead
+        leads = []
+        rest = self.lead
         for piece in pieces(self.lead):
             rest = rest[rest.index(piece) :]
             if _MARK.match(piece) or (rest == self.lead.lstrip() and piece[0] not in "[({`"):
@@ -130,7 +131,8 @@ class CallForm:
         return calls
 
     def _call(self, reading: Reading) -> ToolCall:
-        name, close = reading.tool(), next(iter(pieces(self.close or self.end)), "")
+        name = reading.tool()
+        close = next(iter(pieces(self.close or self.end)), "")
         if reading.consumes(self.named):
             return _call_of(name, self.arguments.read(reading, reading.tools[name], close), reading)
         if isinstance(self.arguments, Items) and reading.sees(close):
@@ -142,7 +144,8 @@ def _call_of(name: Any, arguments: Any, reading: Reading) -> ToolCall:
     """A call of tool ``name``; one that takes no arguments gets none, whatever a model makes up."""
     if not isinstance(name, str) or name not in reading.tools:
         raise NoCall
-    schema, given = reading.tools[name], as_object(arguments)
+    schema = reading.tools[name]
+    given = as_object(arguments)
     takes_none = schema.get("additionalProperties") is False and not schema.get("properties")
     return ToolCall(name, "{}" if takes_none else dumped(given))
 

@@ -97,7 +97,8 @@ class CallGrammar:
         """The rule ``rule`` for any text up to ``literal``, which is a part of it."""
         space = literal[: len(literal) - len(literal.lstrip())]
         mark = _PART.findall(literal.lstrip())[0]
-        token, rest = self.token(mark), self.text(literal[len(space) + len(mark) :])
+        token = self.token(mark)
+        rest = self.text(literal[len(space) + len(mark) :])
         if token is not None:
             yield f"{rule}: {_ANY_TEXT} {self.text(space)} {token} {rest}"
         else:

@@ -26,8 +26,13 @@ from tide_serve.request.call_reader import COUNT, ID, KEY, NAME, NoCall, Reading
 from tide_serve.request.tool_calls import split_calls
 
 # Words that no template has: a prompt with one shows what was called so.
-_TOOLS, _KEYS, _IDS = ("qazimor", "drobuli"), ("wexolin", "yrtanoh"), ("zkq0000l1", "zkq0000l2", "zkq0000l3")
-_USER, _ANSWER, _VALUE, _VALUE2 = "vreluth", "quastiv", "jubatek", "jubatekb"
+_TOOLS = ("qazimor", "drobuli")
+_KEYS = ("wexolin", "yrtanoh")
+_IDS = ("zkq0000l1", "zkq0000l2", "zkq0000l3")
+_USER = "vreluth"
+_ANSWER = "quastiv"
+_VALUE = "jubatek"
+_VALUE2 = "jubatekb"
 _ARGUMENTS = {_KEYS[0]: _VALUE, _KEYS[1]: _VALUE2}
 _VALUES: dict[str, Any] = {
     "string": _VALUE, "integer": 7423, "boolean": True, "null": None, "object": {"nimbo": "jorvi"}, "array": ["jorvi", 7]
@@ -102,7 +107,8 @@ class _Turns:
     """
 
     def __init__(self, template: str) -> None:
-        self._template, self._user = template, {"role": "user", "content": _USER}
+        self._template = template
+        self._user = {"role": "user", "content": _USER}
         self._prompts = [self._text([self._user], begun) for begun in (True, False)]
         self.head, _, self.tail = self._turn({"role": "assistant", "content": _ANSWER}).partition(_ANSWER)
         self.frame = self._text([self._user], True, tools=None) + self.tail
@@ -151,7 +157,8 @@ def _form(turns: _Turns) -> CallForm:
         close, sep, opening = _frame(before, between, behind)
     else:
         close, sep, opening = (call.tail, "", call.head) if call is not None else ("", "", "")
-    lead, rest = _lead(turns, one[:name]), behind.removeprefix(close)
+    lead = _lead(turns, one[:name])
+    rest = behind.removeprefix(close)
     turn_marks = [mark.start() for mark in TAG.finditer(rest) if mark[0] in turns.frame]
     return CallForm(
         begin=lead.removesuffix(opening) if lead.endswith(opening) else "",
@@ -211,8 +218,10 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
 def _arguments(turns: _Turns, one: str, at: int) -> tuple[int, int, Arguments]:
     """Where the arguments begin and end, and how they are written. ``at``: where the name ends."""
     key, value = one.find(_KEYS[0], at), one.find(_VALUE, at)
-    colon, comma = one[key + len(_KEYS[0]) : value], _between(one[value:], _VALUE, _KEYS[1])
-    json_form, quote = Json((comma.strip('"'), colon.strip('"'))), colon.lstrip(": ")
+    colon = one[key + len(_KEYS[0]) : value]
+    comma = _between(one[value:], _VALUE, _KEYS[1])
+    json_form = Json((comma.strip('"'), colon.strip('"')))
+    quote = colon.lstrip(": ")
     encodings = [json_form, Literals(), *([Literals(quote)] if quote else [])]
     for begin, encoding in product(range(at, key + 1), encodings):
         reading = Reading(one, {}, True, begin)

@@ -10,7 +10,10 @@ from typing import Any
 
 Tools = Mapping[str, Mapping[str, Any]]  # name → JSON schema of the parameters; empty: not known
 # In a literal: an id, a number that counts calls, the name of the call's tool once more, the name of the item once more.
-ID, COUNT, NAME, KEY = "\ue000", "\ue001", "\ue002", "\ue003"
+ID = "\ue000"
+COUNT = "\ue001"
+NAME = "\ue002"
+KEY = "\ue003"
 _PIECE = re.compile(r"<[^<>\s\ue000-\ue002]*>?|\[[A-Z_/]+\]|[\ue000-\ue003]|[^\s<\[\ue000-\ue003]+|\[")
 _SPACE = re.compile(r"\s*")
 _TOOL = re.compile(r"[\w-]*")
@@ -50,13 +53,17 @@ class Reading:
     """
 
     def __init__(self, text: str, tools: Tools, ended: bool, at: int = 0) -> None:
-        self.text, self.tools, self.ended, self.at = text, tools, ended, at
+        self.text = text
+        self.tools = tools
+        self.ended = ended
+        self.at = at
 
     def consumes(self, literal: str, key: str = "") -> bool:
         """Move past white space and ``literal``, if they are next. ``key``: the item's name."""
         begin = self.at
         for piece in pieces(literal):
-            piece, at = piece.replace(KEY, key), self._after_space
+            piece = piece.replace(KEY, key)
+            at = self._after_space
             if piece in _WILD:
                 self.at = at
                 self.word(_WILD[piece])

@@ -216,7 +216,8 @@ def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chat_choice(choice: Mapping[str, Any], has_tools: bool) -> dict[str, Any]:
-    kind, parallel = choice["type"], not choice.get("disable_parallel_tool_use", False)
+    kind = choice["type"]
+    parallel = not choice.get("disable_parallel_tool_use", False)
     if kind == "any" and not has_tools:
         raise ApiError(400, "tool_choice asks for a call and there are no tools; give tools", "tool_choice")
     named = {"type": "function", "function": {"name": choice["name"]}} if kind == "tool" else None

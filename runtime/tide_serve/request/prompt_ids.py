@@ -80,7 +80,8 @@ async def chat_prompt(
 
 def _characters(value: Any) -> int:
     """Characters that ``value``, as JSON has it, takes in a template at least; the count ends where they are many."""
-    count, pending = 0, [value]
+    count = 0
+    pending = [value]
     while pending and count < _LONG:
         item = pending.pop()
         if isinstance(item, Mapping):

@@ -58,7 +58,8 @@ class ThoughtPlan:
         """The plan for outputs that follow ``prompt``, which may have opened the thoughts, or closed them."""
         if self.thoughts is None:
             return self
-        end, marks = prompt.rstrip(), self.thoughts.marks
+        end = prompt.rstrip()
+        marks = self.thoughts.marks
         if end.endswith(marks.closing):
             return replace(self, thoughts=None)
         return replace(self, thoughts=replace(self.thoughts, begun=end.endswith(marks.opening)))
@@ -125,7 +126,8 @@ class _Variables:
             note_no_effect(name)
 
     def set_named(self, name: str, value: Any) -> None:
-        declared, at = self._declared, f"chat_template_kwargs.{name:.40}"
+        declared = self._declared
+        at = f"chat_template_kwargs.{name:.40}"
         if name == _SWITCH and declared.switch is not None:
             name = declared.switch
         if name in declared.variables:

@@ -57,7 +57,8 @@ class ToolCallParser:
     def feed(self, text: str, last: bool = False) -> tuple[str, list[ToolCall]]:
         """Add output; returns the text and the calls that are certain now, which are all where ``text`` is the ``last``."""
         self._held += text
-        shown, calls = "", list[ToolCall]()
+        shown = ""
+        calls = list[ToolCall]()
         if not self._open or len(self._held) <= _SHORT or _ENDS.search(text):  # a long call is read when it may be complete
             shown, calls = self._advance(ended=False)
         if last:
@@ -71,7 +72,8 @@ class ToolCallParser:
         return shown if self.calls else shown + self._space, calls
 
     def _advance(self, ended: bool) -> tuple[str, list[ToolCall]]:
-        shown, found = "", len(self.calls)
+        shown = ""
+        found = len(self.calls)
         while not self._full and (text := self._step(ended)) is not None:
             shown += self._text(text)
         if self._full:
@@ -129,8 +131,11 @@ class ToolCallParser:
                 if self._open:
                     return False
                 continue
-            self._behind, self._held = form, self._held[reading.at :]
-            self._bare, self._in_text, self._space = False, False, ""
+            self._behind = form
+            self._held = self._held[reading.at :]
+            self._bare = False
+            self._in_text = False
+            self._space = ""
             self.calls += calls[: None if self._most is None else self._most - len(self.calls)]
             return True
         return False
@@ -140,7 +145,8 @@ class ToolCallParser:
         for tag in self._hidden:
             text = text.replace(tag, "")
         if not self._in_text:
-            text, self._space = self._space + text, ""
+            text = self._space + text
+            self._space = ""
             self._in_text = bool(text.strip())
             if not self._in_text:
                 text, self._space = "", text

@@ -152,7 +152,8 @@ def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> 
 
 def call_forms(template: str) -> tuple[CallForm, ...]:
     """The forms in which the model of ``template`` writes calls, the one for forced calls first."""
-    learned, named = learned_form(template).form, named_forms(template)
+    learned = learned_form(template).form
+    named = named_forms(template)
     if learned is None:
         return tuple(dict.fromkeys((*(named if template_forms(template).takes_tools else ()), *PUBLISHED)))
     return tuple(dict.fromkeys((*named, learned, *USUAL) if HARMONY[0] in named else (learned, *named, *USUAL)))
@@ -164,7 +165,8 @@ def described_calls(engine: Engine) -> dict[str, str]:
     if not template:
         return {}
     try:
-        forms, learned = call_forms(template), learned_form(template)
+        forms = call_forms(template)
+        learned = learned_form(template)
     except PromptError as error:
         return {"tool_calls_note": str(error)}
     usual = "the form of calls is not learned from the chat template, but a usual one: " if learned.form is None else ""
@@ -192,7 +194,8 @@ def _choice(choice: str | Mapping[str, Any], names: Sequence[str]) -> tuple[Mode
         allowed = [_named(tool) for tool in choice["allowed_tools"]["tools"]]
         mode = choice["allowed_tools"]["mode"]
     else:
-        allowed, mode = [choice["function"]["name"]], "named"
+        allowed = [choice["function"]["name"]]
+        mode = "named"
     if unknown := [name for name in allowed if name not in names]:
         raise ApiError(400, f"tool_choice names {unknown[0]!r}, which is not among the tools; add it to tools", "tool_choice")
     return mode, set(allowed)

@@ -20,7 +20,8 @@ def aligned(count_bytes: int) -> int:
 
 def layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """Byte offset of each buffer in ``sizes`` (name → bytes), in order, and the total size."""
-    offsets, end = {}, 0
+    offsets = {}
+    end = 0
     for name, count_bytes in sizes.items():
         offsets[name] = end
         end += aligned(count_bytes)
@@ -49,8 +50,10 @@ class TransferBlock:
 
     def __init__(self, device: Device, shapes: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
         sizes = {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
-        self._device, self._arena = device, Arena(device, sizes)
-        self._bytes, self._sent = device.pinned(self._arena.bytes), cast(Mark | None, None)
+        self._device = device
+        self._arena = Arena(device, sizes)
+        self._bytes = device.pinned(self._arena.bytes)
+        self._sent = cast(Mark | None, None)
         self.pointers = self._arena.pointers
         self.host: dict[str, NDArray[Any]] = {}
         for name, (shape, dtype) in shapes.items():

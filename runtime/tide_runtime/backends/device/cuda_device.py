@@ -83,7 +83,9 @@ class CudaDevice:
             from cuda.core import Device, LegacyPinnedMemoryResource
         except ImportError as error:
             raise TargetError(f"running on a GPU needs cuda.core ({error}): {INSTALL}") from None
-        self._api, self._device_of_thread, self.ordinal = driver, Device, ordinal
+        self._api = driver
+        self._device_of_thread = Device
+        self.ordinal = ordinal
         try:
             self.gpu = Device(ordinal)
             self.gpu.set_current()
@@ -97,7 +99,8 @@ class CudaDevice:
         self.lock: AbstractContextManager[Any] = lock
         self._frees = DeferredFrees(lock)
         major, minor = self.gpu.compute_capability
-        self.compute, self.name = 10 * major + minor, self.gpu.name
+        self.compute = 10 * major + minor
+        self.name = self.gpu.name
         self._staging = StagingRing()
 
     def capturing(self) -> AbstractContextManager[None]:
@@ -150,7 +153,8 @@ class CudaDevice:
             attribute = self._api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
             error, found = self._api.cuPointerGetAttribute(attribute, device)
             known = error == self._api.CUresult.CUDA_SUCCESS
-            kind, host = found if known else self._api.CUmemorytype.CU_MEMORYTYPE_HOST, device
+            kind = found if known else self._api.CUmemorytype.CU_MEMORYTYPE_HOST
+            host = device
         if kind != self._api.CUmemorytype.CU_MEMORYTYPE_HOST:
             return False
         return not any(int(host) in one.addresses for one in self._pinned_bytes)
@@ -234,8 +238,12 @@ class CudaDevice:
     ) -> None:
         device = self._api.CUmemorytype.CU_MEMORYTYPE_DEVICE
         parameters = self._api.CUDA_MEMCPY2D()
-        parameters.srcMemoryType, parameters.srcDevice, parameters.srcPitch = device, source, source_pitch or pitch
-        parameters.dstMemoryType, parameters.dstDevice, parameters.dstPitch = device, target, pitch
+        parameters.srcMemoryType = device
+        parameters.srcDevice = source
+        parameters.srcPitch = source_pitch or pitch
+        parameters.dstMemoryType = device
+        parameters.dstDevice = target
+        parameters.dstPitch = pitch
         parameters.WidthInBytes, parameters.Height = width, height
         with self.lock:
             self._check("cuMemcpy2DAsync", self._api.cuMemcpy2DAsync(parameters, self.stream))

@@ -23,7 +23,8 @@ class DeferredFrees:
     """
 
     def __init__(self, lock: Any) -> None:
-        self._lock, self.capturing = lock, False
+        self._lock = lock
+        self.capturing = False
         self._dropped: deque[StreamOrderedBuffer] = deque()
 
     def drop(self, buffer: StreamOrderedBuffer) -> None:

@@ -44,8 +44,12 @@ class DeviceCaches:
         least: int | None = None,
         of_draft_head: bool = False,
     ) -> None:
-        self._device, self._element, self.limit, self._capacity = device, element, manifest.max_seq_len, capacity
-        self._least, self.rows = least, 0
+        self._device = device
+        self._element = element
+        self.limit = manifest.max_seq_len
+        self._capacity = capacity
+        self._least = least
+        self.rows = 0
         self._heads: dict[str, tuple[int, int]] = {}
         for layer, kv in (manifest.caches if of_draft_head else manifest.kv).items():
             for kind, head_dim in (("key", kv.key_dim), ("value", kv.value_dim)):
@@ -104,7 +108,8 @@ class DeviceCaches:
         old_slots = self.slots
         self._set_slots(slots)
         for name, (heads, head_dim) in self._heads.items():
-            base, blocks = self.pointer(name, 0), self.rows * heads
+            base = self.pointer(name, 0)
+            blocks = self.rows * heads
             old, new = (count * head_dim * self._element.bytes for count in (old_slots, slots))
             for first in (1 << power for power in reversed(range(blocks.bit_length())) if 1 << power < blocks):
                 count = min(first, blocks - first)

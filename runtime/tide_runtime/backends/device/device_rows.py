@@ -32,8 +32,13 @@ class DeviceRows:
         places: Sequence[int] | None = None,
         sampling: RowSampling | None = None,
     ) -> None:
-        self.device, self.pointer, self.shape, self.element = device, pointer, shape, element
-        self._owner, self._places, self.sampling = owner, places, sampling
+        self.device = device
+        self.pointer = pointer
+        self.shape = shape
+        self.element = element
+        self._owner = owner
+        self._places = places
+        self.sampling = sampling
         self.row_bytes = shape[1] * element.bytes
 
     @property
@@ -100,9 +105,11 @@ class DeviceRows:
         first, stop, _ = index.indices(len(self))
         shape = (max(0, stop - first), self.shape[1])
         if self._places is not None:
-            places, pointer = self._places[first:stop], self.pointer
+            places = self._places[first:stop]
+            pointer = self.pointer
         else:
-            places, pointer = None, self.pointer + first * self.row_bytes
+            places = None
+            pointer = self.pointer + first * self.row_bytes
         return DeviceRows(self.device, pointer, shape, self.element, self._owner, places, self.sampling)
 
 
@@ -110,7 +117,9 @@ class DeviceRow:
     """One row of `DeviceRows`, [W]."""
 
     def __init__(self, rows: DeviceRows) -> None:
-        self.rows, self.shape, self.sampling = rows, rows.shape[1:], rows.sampling
+        self.rows = rows
+        self.shape = rows.shape[1:]
+        self.sampling = rows.sampling
 
     @property
     def pointer(self) -> int:

@@ -80,15 +80,19 @@ class DeviceContext:
     ``attached``: objects of backends and policies with the lifetime of this context.
     """
 
-    packs_steps, snapshots = False, None
+    packs_steps = False
+    snapshots = None
     prefix_blocks: PrefixRows | None = None
 
     def __init__(self, backend: DeviceBackend, capacity: int) -> None:
-        self.backend, self.capacity, self.layers_launched = backend, capacity, 0
+        self.backend = backend
+        self.capacity = capacity
+        self.layers_launched = 0
         self.adapters = [0] * capacity  # none of its targets takes any
         self.position_offsets = [0] * capacity  # of none of its targets: they refuse models with two sets of rotary factors
         head = backend.manifest.draft_head if DRAFT in backend.layers else None
-        self.has_draft_head, self.has_draft_cache = head is not None, head is not None and head.kv is not None
+        self.has_draft_head = head is not None
+        self.has_draft_cache = head is not None and head.kv is not None
         segments = [segment.name for segment in backend.manifest.segments]
         self.every_layer: Sequence[str] = [UNCUT] if UNCUT in backend.layers else segments
         backend.device.use()
@@ -117,7 +121,8 @@ class DeviceContext:
     def _padded_shape(self, rows: int, tokens: int) -> StepShape | None:
         """The one of few shapes that takes up to ``tokens`` tokens of each of the first ``rows`` rows: each takes a CUDA graph,
         and padding takes little time. None: the step is large, or padding would overrun a row."""
-        rows, tokens = min(self.capacity, next_power_of_2(rows)), next_power_of_2(tokens)
+        rows = min(self.capacity, next_power_of_2(rows))
+        tokens = next_power_of_2(tokens)
         fits = tokens <= PADDED_TOKENS[-1] and rows * tokens <= MAX_PADDED_TOKENS and self.backend.takes(rows, tokens)
         return StepShape.padded(rows, tokens) if fits and max(self.ends.ends[:rows]) + tokens <= self.caches.limit else None
 
@@ -127,7 +132,9 @@ class DeviceContext:
         A graph is captured when its kernels have run: what they allocate and load for the first time a capture must not. The
         largest steps come first, whose buffers the others share.
         """
-        began, before, captured = perf_counter(), self.backend.device.free_memory(), self.backend.step_graphs.captured
+        began = perf_counter()
+        before = self.backend.device.free_memory()
+        captured = self.backend.step_graphs.captured
         batches = sorted({min(self.capacity, next_power_of_2(rows + 1)) for rows in range(self.capacity)}, reverse=True)
         sizes = [tokens for tokens in reversed(PADDED_TOKENS) if tokens < 2 * longest]
         with uncounted(self.backend.launches):
@@ -193,7 +200,8 @@ class DeviceBuffers:
     """Arenas for graph outputs, shared by the steps of all shapes; a step keeps the arenas it was bound to alive."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self._arenas = device, dict[tuple[str, ...], Arena]()
+        self._device = device
+        self._arenas = dict[tuple[str, ...], Arena]()
 
     def get(self, **sizes: int) -> Arena:
         """An arena with at least ``sizes`` (name → bytes); repeated calls return the same one while it is large enough."""
@@ -232,7 +240,9 @@ class DeviceStep:
         self.captured, self._graphs = captured, graphs
         self._passes: dict[tuple[str, ...], Launch | None] = {}  # graphs that `run_all` ran → their capture, or None
         self.attached: dict[Hashable, Any] = {} if captured else context.attached
-        self.context, self.shape, self.positions = context, shape, StepPositions(shape)
+        self.context = context
+        self.shape = shape
+        self.positions = StepPositions(shape)
         self._buffers = buffers or context.buffers
         self._padded = not shape.even
         self.places = shape.batch_size * shape.seq if self._padded else shape.tokens
@@ -255,7 +265,8 @@ class DeviceStep:
     def begin(self, counts: Sequence[int], wanted: Sequence[int], first_index: int) -> None:
         """Start a step of ``counts`` tokens per sequence, from batch index ``first_index`` on, after which the host arrays may be
         filled."""
-        self._before, self._sent = first_index - self.shape.first_index, False
+        self._before = first_index - self.shape.first_index
+        self._sent = False
         self._counts = self._of_every_row(counts)
         self.block.wait_until_writable()
         self.positions.arrange(self._counts, self._of_every_row(wanted) if wanted else ())
@@ -384,13 +395,18 @@ class DeviceStep:
     @property
     def logits(self) -> DeviceRows:
         """[N, V] of the last graph; copied to the host only when converted to a NumPy array."""
-        element, vocab = self.context.backend.logits_element, self.context.backend.manifest.model.vocab_size
-        device, arena = self.context.backend.device, self._arena
+        element = self.context.backend.logits_element
+        vocab = self.context.backend.manifest.model.vocab_size
+        device = self.context.backend.device
+        arena = self._arena
         if self._latest != HEAD:
-            pointer, rows, places = arena.pointers["logits"], self.shape.outputs, None
+            pointer = arena.pointers["logits"]
+            rows = self.shape.outputs
+            places = None
         else:
             arena = self._head_arena()
-            pointer, rows = arena.pointer, self.shape.tokens
+            pointer = arena.pointer
+            rows = self.shape.tokens
             places = self._packed_from.tolist() if self._padded else None
         return DeviceRows(device, pointer, (rows, vocab), element, arena, places, self.context.backend.row_sampling)
 
@@ -404,8 +420,10 @@ class DeviceStep:
         return {name: self._tensor(graph, tokens, name) for name in names}
 
     def _tensor(self, graph: str, tokens: tuple[int, int], name: str) -> DeviceTensor:
-        backend, shape = self.context.backend, self.shape
-        model, source = backend.manifest.model, read_name(name)
+        backend = self.context.backend
+        shape = self.shape
+        model = backend.manifest.model
+        source = read_name(name)
         reads, writes = hidden_states(backend.manifest, graph)
         if source in self.context.caches.shapes:
             dims = (shape.batch_size, *self.context.caches.shapes[source][1:])
@@ -433,9 +451,11 @@ class DeviceStep:
 
     def _hidden_rows(self, places: Sequence[int] | None) -> list[DeviceRows]:
         backend = self.context.backend
-        width, hidden = backend.manifest.hidden_width, []
+        width = backend.manifest.hidden_width
+        hidden = []
         for number in range(len(backend.manifest.segments)):
-            pointer, shape = self._arena.pointers[f"hidden_{number}"], (self.shape.tokens, width)
+            pointer = self._arena.pointers[f"hidden_{number}"]
+            shape = (self.shape.tokens, width)
             hidden.append(DeviceRows(backend.device, pointer, shape, backend.element, self._arena, places))
         return hidden
 
@@ -456,14 +476,17 @@ class DeviceStep:
         return self._draft_rows(STATES, self._gives_all(self._latest, STATES))
 
     def _draft_rows(self, name: str, of_all: bool) -> DeviceRows:
-        backend, places = self.context.backend, self._packed_from.tolist() if self._padded and of_all else None
+        backend = self.context.backend
+        places = self._packed_from.tolist() if self._padded and of_all else None
         shape = (self.shape.tokens if of_all else self.shape.outputs, self._draft_width)
         return DeviceRows(backend.device, self._arena.pointers[name], shape, backend.element, self._arena, places)
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of the graphs' outputs, except the head's logits of every token, which few steps compute."""
-        backend, model = self.context.backend, self.context.backend.manifest.model
-        states, width = self.places * backend.manifest.hidden_width * backend.element.bytes, self._draft_width
+        backend = self.context.backend
+        model = self.context.backend.manifest.model
+        states = self.places * backend.manifest.hidden_width * backend.element.bytes
+        width = self._draft_width
         return {
             **{f"hidden_{number}": states for number in range(len(backend.manifest.segments))},
             "logits": self.shape.outputs * model.vocab_size * backend.logits_element.bytes,

@@ -37,7 +37,8 @@ class DeviceTarget:
     packs_steps, has_prefix_blocks = False, False
     bits_key: Sequence[str] = ()
     state_bytes = 0  # models with recurrent layers are refused
-    loop_costs, private_weights = None, ""
+    loop_costs = None
+    private_weights = ""
     machine_key: Sequence[str] = ()
     step_graphs = StepGraphs(None)
     row_sampling: RowSampling | None = None
@@ -113,6 +114,7 @@ def _answer(kept: object) -> bool:
 
 def machine_key(bundle: Bundle, target: str, device_name: str, library: str) -> list[str]:
     """What measurements of ``target`` depend on: its files, the device, and the ``library`` that runs them, with its version."""
-    info, files = bundle.manifest.targets[target], bundle.manifest.files
+    info = bundle.manifest.targets[target]
+    files = bundle.manifest.files
     used = sorted(file for file in {info.weights, *info.graphs.values()} if file is not None)
     return [platform.node(), device_name, library, *(files[file].sha256 for file in used if file in files)]

@@ -33,7 +33,9 @@ class AddressRange:
     def __init__(
         self, api: Any, check: Callable[[str, tuple[Any, ...]], Any], ordinal: int, stream: int, count_bytes: int
     ) -> None:
-        self._api, self._check, self._stream = api, check, stream
+        self._api = api
+        self._check = check
+        self._stream = stream
         device = check("cuDeviceGet", api.cuDeviceGet(ordinal))
         supported = api.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
         if not check("cuDeviceGetAttribute", api.cuDeviceGetAttribute(supported, device)):
@@ -117,10 +119,12 @@ class AddressRange:
 
 def _device_memory(api: Any, ordinal: int) -> tuple[Any, Any]:
     """Properties of memory on GPU ``ordinal``, and the access of that GPU's kernels and copies to it."""
-    properties, access = api.CUmemAllocationProp(), api.CUmemAccessDesc()
+    properties = api.CUmemAllocationProp()
+    access = api.CUmemAccessDesc()
     properties.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     for location in (properties.location, access.location):
-        location.type, location.id = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, ordinal
+        location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = ordinal
     access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     return properties, access
 
@@ -132,7 +136,9 @@ class MappedMemory:
     """
 
     def __init__(self, addresses: AddressRange, lock: Any, frees: DeferredFrees) -> None:
-        self._addresses, self._lock, self._frees = addresses, lock, frees
+        self._addresses = addresses
+        self._lock = lock
+        self._frees = frees
         self.pointer = addresses.pointer
 
     @property
@@ -152,7 +158,9 @@ class WholeMemory:
     """A `ReservedMemory` of ``count_bytes`` whose ``memory`` was allocated whole, where a device does not map any."""
 
     def __init__(self, memory: Any, count_bytes: int) -> None:
-        self._memory, self.pointer, self.provided = memory, memory.pointer, count_bytes
+        self._memory = memory
+        self.pointer = memory.pointer
+        self.provided = count_bytes
 
     def provide(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Do nothing: all bytes have memory."""

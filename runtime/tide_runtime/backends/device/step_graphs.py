@@ -26,7 +26,9 @@ class StepGraphs:
     """
 
     def __init__(self, compile: Compile | None, refused: str | None = None) -> None:
-        self._compile, self.refused, self.captured = compile, refused, 0
+        self._compile = compile
+        self.refused = refused
+        self.captured = 0
 
     @property
     def is_unset(self) -> bool:

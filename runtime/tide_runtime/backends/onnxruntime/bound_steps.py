@@ -29,7 +29,8 @@ class BoundStep:
     """Arrays of one step shape, and an IO binding per form, created when first run. Graphs take packed tokens, [1, T, …]."""
 
     def __init__(self, rows: HostRows, shape: StepShape) -> None:
-        self.shape, self.positions = shape, StepPositions(shape, rows.padding.sequence)
+        self.shape = shape
+        self.positions = StepPositions(shape, rows.padding.sequence)
         arrays = rows.buffers.views(shape)
         self.input_ids, self.hidden, self.logits, self.token, self.score, self.before, self.states = arrays
         self.adapter_rows = np.zeros(shape.tokens, np.int64)
@@ -96,7 +97,8 @@ class BoundStep:
 
     def _bind(self, graph: str, form: str) -> Callable[[], None]:
         session = self._rows.backend.session(form)
-        rows, recurrent = (self.shape.first_index, self.shape.batch_size), self._rows.recurrent
+        rows = (self.shape.first_index, self.shape.batch_size)
+        recurrent = self._rows.recurrent
         read = written = self._bound_caches()
         arrays = self._arrays(graph)
         if recurrent is not None:
@@ -128,7 +130,8 @@ class BoundStep:
 
     def _arrays(self, graph: str) -> dict[str, NDArray[Any]]:
         """The step's arrays by graph input and output name."""
-        manifest, shape = self._rows.backend.manifest, self.shape
+        manifest = self._rows.backend.manifest
+        shape = self.shape
         reads, writes = hidden_states(manifest, graph)
         outputs = shape.tokens if graph == HEAD else shape.outputs
         of_all = graph == UNCUT and manifest.draft_head is not None and manifest.draft_head.kv is not None

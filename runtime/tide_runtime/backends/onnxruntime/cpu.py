@@ -32,7 +32,9 @@ from tide_runtime.lora import LoraAdapter
 class OnnxRuntimeBackend(HostSessions):
     """The ``cpu`` target. Sessions may run in several threads; each caller needs its own ``ExecutionContext``."""
 
-    name, packs_steps, has_prefix_blocks = "onnxruntime-cpu", True, True
+    name = "onnxruntime-cpu"
+    packs_steps = True
+    has_prefix_blocks = True
     measure_padding: Callable[[OnnxRuntimeBackend], RowPadding | None] = staticmethod(lambda _: NO_PADDING)  # see `row_padding`
     measure_passes: Callable[[OnnxRuntimeBackend], CostTable | None] = staticmethod(lambda _: None)  # see `pass_costs`
     measure_loops: Callable[[OnnxRuntimeBackend], CostTable | None] = staticmethod(lambda _: None)  # see `loop_costs`
@@ -49,7 +51,8 @@ class OnnxRuntimeBackend(HostSessions):
         Raises BundleError when ONNX Runtime refuses a graph, it breaks the contract, or its attention is not padded, as in
         bundles of versions before the first release.
         """
-        manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
+        manifest = bundle.manifest
+        files = bundle.manifest.targets[target].graphs
         if manifest.kv and not manifest.targets[target].pads_attention:
             raise BundleError(f"the graphs of target {target} do not pad attention: export the bundle again with this version")
         if manifest.is_recurrent and ADVANCE not in files:

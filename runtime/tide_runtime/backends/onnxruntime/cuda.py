@@ -38,7 +38,8 @@ class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
     """The ``cuda`` target on ``device``. Several threads may run steps, each with its own ``ExecutionContext``."""
 
     name = "onnxruntime-cuda"
-    fixed_stream, no_loop = True, _UNCAPTURED
+    fixed_stream = True
+    no_loop = _UNCAPTURED
     step_graphs = StepGraphs(None, _UNCAPTURED)
     least_slots: int | None = GROWING_SLOTS
 
@@ -49,7 +50,8 @@ class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
         load: Callable[[str], ort.InferenceSession],
         device: Device,
     ) -> None:
-        self.device, self.element = device, ELEMENT_TYPES[manifest.dtype]
+        self.device = device
+        self.element = ELEMENT_TYPES[manifest.dtype]
         self.input_types: Mapping[str, ElementType] = {}
         super().__init__(manifest, layers, load)
         self.logits_element = next(e for e in (FP32, FP16, BF16) if e.host is self.logits_dtype)
@@ -65,7 +67,8 @@ class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
         Raises BundleError when ONNX Runtime refuses a graph, as it does where it has no CUDA kernel for a node, or a graph breaks
         the contract; DeviceMemoryError when memory is short.
         """
-        manifest, files = bundle.manifest, bundle.manifest.targets[target].graphs
+        manifest = bundle.manifest
+        files = bundle.manifest.targets[target].graphs
 
         def load(name: str) -> ort.InferenceSession:
             options = session_options(threads, chained=True)

@@ -44,10 +44,16 @@ class HostRows:
     """What the rows of a context hold: caches that graphs update in place, states, each row's adapter and position offset."""
 
     def __init__(self, backend: HostSessions, capacity: int, prefix_blocks: int, padding: RowPadding, loops: int) -> None:
-        self.backend, self.capacity, self.loops, self.layers_launched = backend, capacity, loops, 0
-        self.padding, self.position_offsets, self.adapters = padding, [0] * capacity, [0] * capacity
+        self.backend = backend
+        self.capacity = capacity
+        self.loops = loops
+        self.layers_launched = 0
+        self.padding = padding
+        self.position_offsets = [0] * capacity
+        self.adapters = [0] * capacity
         self.every_layer: Sequence[str] = backend.every_layer
-        manifest, self.has_draft_head = backend.manifest, DRAFT in backend.layers
+        manifest = backend.manifest
+        self.has_draft_head = DRAFT in backend.layers
         self.has_draft_cache = self.has_draft_head and manifest.draft_head is not None and manifest.draft_head.kv is not None
         self.caches = KVCaches(manifest, backend.cache_dtype, capacity, padding.sequence.most_added, loops, self.has_draft_head)
         self.ends = RowEnds(capacity, self.caches.limit, padding.sequence)
@@ -69,7 +75,8 @@ class HostRows:
         """Name → OrtValue of the caches of consecutive rows."""
         key = (first_index, batch_size)
         if key not in self._bound_caches:
-            part, arrays = slice(first_index, first_index + batch_size), self.caches.arrays.items()
+            part = slice(first_index, first_index + batch_size)
+            arrays = self.caches.arrays.items()
             bound = {name: ort.OrtValue.ortvalue_from_numpy(array[part]) for name, array in arrays}
             for layer, source in self.backend.manifest.kv_sources.items():  # it writes what the source wrote, in place
                 for kind in ("key", "value"):

@@ -65,7 +65,8 @@ def bundle_row_padding(
     def measure() -> RowPadding | None:
         launches: Iterable[Rounding] = LAUNCHES
         if info.products is not None:
-            file, options = str(bundle.path(info.products)), session_options(threads, chained=False)
+            file = str(bundle.path(info.products))
+            options = session_options(threads, chained=False)
             products = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
             launches = (launch for launch in LAUNCHES if products_agree(products, launch))
         return next((p for launch in launches for p in PADDINGS if p.launch == launch and agree(p)), None)
@@ -83,7 +84,8 @@ def machine_key(bundle: Bundle, target: str, threads: ThreadOptions, shape_only:
     ``shape_only``: for times, which the values of weights do not change. Bundles of one shape, as fine-tuned models are, have the
     same graphs.
     """
-    info, files = bundle.manifest.targets[target], bundle.manifest.files
+    info = bundle.manifest.targets[target]
+    files = bundle.manifest.files
     read = {info.products, *info.graphs.values(), None if shape_only else info.weights}
     used = sorted(file for file in read if file is not None)
     kernels = [processor(), ort.__version__, f"{ATTENTION_SWITCH}={os.environ.get(ATTENTION_SWITCH, '')}", str(threads.resolved)]

@@ -219,7 +219,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes | None, bytes]]:
     while place < len(message):
         start = place
         tag, place = _varint(message, place)
-        number, kind, begin = tag >> 3, tag & 7, place
+        number = tag >> 3
+        kind = tag & 7
+        begin = place
         if kind == _VARINT:
             _, place = _varint(message, place)
         elif kind == _BYTES:

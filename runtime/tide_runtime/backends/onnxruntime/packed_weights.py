@@ -84,7 +84,8 @@ def packed_weights(
         return PackedWeights(weights)
     packing = _Packing([bundle.path(graph) for graph in _graphs(bundle, target)], weights, threads, advance)
     try:
-        folders, name = CachedFolders(cache_folder("packed")), _name(bundle, target)
+        folders = CachedFolders(cache_folder("packed"))
+        name = _name(bundle, target)
         folder = folders.find(name)
         if folder is None:
             packing.check_room(folders)

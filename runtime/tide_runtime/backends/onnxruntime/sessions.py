@@ -57,7 +57,9 @@ class Sessions:
             layers: graph name → number of decoder layers it runs.
             load: creates the session of a graph by name.
         """
-        self.manifest, self.layers, self._load = manifest, layers, load
+        self.manifest = manifest
+        self.layers = layers
+        self._load = load
         segments = [segment.name for segment in manifest.segments]
         self.every_layer = [UNCUT] if UNCUT in layers else segments
         exits = manifest.calibration.exits if manifest.calibration is not None else []

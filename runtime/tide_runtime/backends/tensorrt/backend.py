@@ -40,7 +40,10 @@ class TensorRtBackend(DeviceTarget):
     least_slots: int | None = None  # engines are built for a fixed number
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
-        self.manifest, self.device, self._trt, self.target = bundle.manifest, device, trt, target
+        self.manifest = bundle.manifest
+        self.device = device
+        self._trt = trt
+        self.target = target
         self._info: TargetInfo = bundle.manifest.targets[target]
         self.name = self._info.backend
         self.element = ELEMENT_TYPES[self.manifest.dtype]

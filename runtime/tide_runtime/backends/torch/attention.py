@@ -61,8 +61,10 @@ class Attention:
     def __init__(self, attributes: Mapping[str, Any], shared: Shared, kernels: Any = None) -> None:
         self.heads, self.kv_heads = attributes["num_heads"], attributes["kv_num_heads"]
         self.softcap, self.window = attributes.get("softcap", 0.0), attributes.get("local_window_size", -1)
-        self._scale, self._rotates = attributes.get("scale", 0.0), bool(attributes.get("do_rotary", 0))
-        self._interleaved, self._shared = bool(attributes.get("rotary_interleaved", 0)), shared
+        self._scale = attributes.get("scale", 0.0)
+        self._rotates = bool(attributes.get("do_rotary", 0))
+        self._interleaved = bool(attributes.get("rotary_interleaved", 0))
+        self._shared = shared
         self._kernels = kernels if not self.softcap else None
 
     def __call__(
@@ -89,9 +91,11 @@ class Attention:
             scales: `cache_scales`.
         """
         batch, seq, width = *query.shape[:2], key_cache.shape[-1]
-        kernels, caches = self._kernels, (key_cache, value_cache)
+        kernels = self._kernels
+        caches = (key_cache, value_cache)
         if kernels is not None and key is None and sinks is None and kernels.fits(seq, width, query.dtype):
-            angles, scale = query.new_empty(2, 1, 0) if table is None else table, self._scale or width**-0.5
+            angles = query.new_empty(2, 1, 0) if table is None else table
+            scale = self._scale or width**-0.5
             made = kernels.attention(query, angles, seqlens_k, *caches, self.heads, scale, self._interleaved, self.window, scales)
             return made, *caches
         places = self._places(seqlens_k, seq, key_cache.shape[2])
@@ -136,7 +140,8 @@ class Attention:
     def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, places: Tensor, sinks: Tensor | None) -> Tensor:
         """[B, S, N · D]; ``queries`` are [B, S, N, D]."""
         seq, heads, width = queries.shape[1:]
-        group, scale = heads // self.kv_heads, self._scale or width**-0.5
+        group = heads // self.kv_heads
+        scale = self._scale or width**-0.5
         stacked = queries.unflatten(2, (self.kv_heads, group)).transpose(1, 2).flatten(2, 3)
         mask = self._mask(places, keys, group)
         if self.softcap or sinks is not None:
@@ -150,7 +155,8 @@ class Attention:
         slots = keys.shape[2]
 
         def make() -> Tensor:
-            every, end = torch.arange(slots, device=places.device), places[:, :, None]
+            every = torch.arange(slots, device=places.device)
+            end = places[:, :, None]
             unseen = every > end
             if self.window > 0:
                 unseen |= every <= end - self.window

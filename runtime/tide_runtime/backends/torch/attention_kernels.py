@@ -57,7 +57,9 @@ def _place(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Cache the keys and values of TOKENS tokens for one head. A token behind the last slot is padding."""
     kept = tl.program_id(0)
-    batch, head, columns = kept // KV, kept % KV, tl.arange(0, BLOCK)
+    batch = kept // KV
+    head = kept % KV
+    columns = tl.arange(0, BLOCK)
     number = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     slot = tl.load(seqlens + batch) + 1 - tokens + number
     known = (number < tokens) & (slot >= 0) & (slot < slots)
@@ -85,14 +87,16 @@ def _attend(  # type: ignore[no-untyped-def]
     kept, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV
     batch, head = kept // KV, kept % KV
-    rows, columns = block * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    rows = block * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
     inside, wanted = columns < DIM, rows < tokens * group
     first = tl.load(seqlens + batch) + 1 - tokens
     last = tl.minimum(first + tokens, slots)
     begin = part * CHUNK
     end = tl.minimum(begin + CHUNK, last)
     if PROMPT:
-        begin, end = 0, tl.minimum(first + (block * ROWS + ROWS - 1) // group + 1, last)
+        begin = 0
+        end = tl.minimum(first + (block * ROWS + ROWS - 1) // group + 1, last)
     if begin < end:
         number, mine = rows // group, head * group + rows % group
         place = tl.minimum(tl.maximum(first + number, 0), slots - 1)
@@ -154,7 +158,9 @@ def _combine(  # type: ignore[no-untyped-def]
     batch, head = kept // KV, kept % KV
     columns = tl.arange(0, BLOCK)
     used = tl.cdiv(tl.minimum(tl.load(seqlens + batch) + 1, slots), CHUNK)
-    largest, weight, total = -float("inf"), 0.0, tl.zeros((BLOCK,), tl.float32)
+    largest = -float("inf")
+    weight = 0.0
+    total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, used, PARTS):
         part = start + tl.arange(0, PARTS)
         here = (kept * parts + part).to(tl.int64) * padded + row
@@ -200,7 +206,8 @@ def attention(
     every = every.contiguous()  # a part of a product with others where a model computes its MLP beside attention
     batch, tokens, _ = every.shape
     kv, slots, dim = keys.shape[1:]
-    prompt, group = tokens > MAX_TOKENS, heads // kv
+    prompt = tokens > MAX_TOKENS
+    group = heads // kv
     block = max(16, triton.next_power_of_2(dim))
     rows = _ROWS if not prompt else _PROMPT_ROWS if block <= 128 else _PROMPT_ROWS // 2
     made = torch.empty((batch, tokens, heads * dim), dtype=every.dtype, device=every.device)
@@ -211,7 +218,8 @@ def attention(
     shape |= {"ROUNDS": scales is not None, "BLOCK": block}
     placed = min(16, triton.next_power_of_2(tokens))
     _place[(batch * kv, triton.cdiv(tokens, placed))](*inputs, tokens, slots, table.shape[1], TOKENS=placed, **shape)
-    parts, blocks = 1 if prompt else triton.cdiv(slots, _CHUNK), triton.cdiv(tokens * group, rows)
+    parts = 1 if prompt else triton.cdiv(slots, _CHUNK)
+    blocks = triton.cdiv(tokens * group, rows)
     sums = peaks = weights = made
     if not prompt:
         sums = torch.empty((batch * kv, parts, blocks * rows, block), dtype=torch.float32, device=every.device)

@@ -44,7 +44,8 @@ _DTYPES = {
 class TorchBackend(DeviceTarget):
     """The target ``torch`` of a bundle on ``stream``. Several threads may run steps, each with its own ``ExecutionContext``."""
 
-    name, has_prefix_blocks = "torch", True
+    name = "torch"
+    has_prefix_blocks = True
     no_loop = None
     # Captured steps are child graphs, so that what a conditional body refuses is an error (see `TensorRtBackend`), and cuBLAS
     # and the pool of intermediate tensors serve one stream.
@@ -53,7 +54,10 @@ class TorchBackend(DeviceTarget):
     input_types: Mapping[str, ElementType] = {}
 
     def __init__(self, bundle: Bundle, target: str, stream: TorchStream) -> None:
-        self.manifest, self.device, self._stream, self._bundle = bundle.manifest, stream.device, stream, bundle
+        self.manifest = bundle.manifest
+        self.device = stream.device
+        self._stream = stream
+        self._bundle = bundle
         self.target = target
         self._files = bundle.manifest.targets[target].graphs
         self.element = ELEMENT_TYPES[self.manifest.dtype]
@@ -95,7 +99,8 @@ class TorchBackend(DeviceTarget):
         return graph
 
     def bind(self, form: str, step: DeviceStep, graph: str) -> Enqueue:
-        program, stream = self._programs[graph], self._stream
+        program = self._programs[graph]
+        stream = self._stream
         inputs, outputs = program.graph.inputs, program.graph.outputs
         given = {name: self._tensor(tensor) for name, tensor in step.tensors(graph, [*inputs, *outputs]).items()}
         wanted = {name: given.pop(name) for name in outputs}

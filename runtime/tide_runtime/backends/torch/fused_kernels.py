@@ -52,7 +52,9 @@ def _add_norm(x, skip, weight, normed, total, epsilon, width, BLOCK: tl.constexp
 
 def add_norm(x: Tensor, skip: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """RMSNorm of x + skip, and the sum, [..., H]."""
-    width, x, skip = x.shape[-1], x.contiguous(), skip.contiguous()
+    width = x.shape[-1]
+    x = x.contiguous()
+    skip = skip.contiguous()
     normed, total = torch.empty_like(x), torch.empty_like(x)
     block = triton.next_power_of_2(width)
     warps = min(16, max(4, block // 512))
@@ -75,7 +77,8 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, [..., I]; each may be a part of one product's rows."""
     if gate.shape != up.shape or not (_has_rows(gate) and _has_rows(up)):
         return F.silu(gate) * up
-    width, block = gate.shape[-1], 1024
+    width = gate.shape[-1]
+    block = 1024
     made = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     rows = gate.numel() // width
     _gate[(rows, triton.cdiv(width, block))](gate, up, made, width, gate.stride(-2), up.stride(-2), block)
@@ -84,7 +87,8 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 def _has_rows(x: Tensor) -> bool:
     """Whether the rows of ``x`` [..., I] lie at equal distances."""
-    strides, sizes = x.stride(), x.shape
+    strides = x.stride()
+    sizes = x.shape
     return strides[-1] == 1 and all(strides[i] == strides[i + 1] * sizes[i + 1] for i in range(x.dim() - 2))
 
 
@@ -118,13 +122,16 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row, within = tl.arange(0, ROWS), tl.arange(0, inner)
     if HAS_OWNERS:
-        first, owner = tl.program_id(1).to(tl.int64) * count, tl.load(owners + tl.program_id(1))
+        first = tl.program_id(1).to(tl.int64) * count
+        owner = tl.load(owners + tl.program_id(1))
         x, made = x + first * (width // each), made + first * outputs
         values, scales = values + owner * outputs * stored, scales + owner * outputs * blocks
         zeros = zeros + owner * outputs * zero_bytes
     else:
         first = tl.program_id(1).to(tl.int64) * ROWS
-        x, made, count = x + first * (width // each), made + first * outputs, count - tl.program_id(1) * ROWS
+        x = x + first * (width // each)
+        made = made + first * outputs
+        count = count - tl.program_id(1) * ROWS
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, blocks, BLOCKS):
         block = start + tl.arange(0, BLOCKS)
@@ -200,8 +207,10 @@ def _look_up(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
 ):
     each: tl.constexpr = 8 // BITS
-    row, place = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside, token = place < width, tl.load(ids + row).to(tl.int64)
+    row = tl.program_id(0)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < width
+    token = tl.load(ids + row).to(tl.int64)
     packed = tl.load(table + token * stored + place // each, mask=inside, other=0).to(tl.int32)
     block = place // QUANT
     scale = tl.load(scales + token * blocks + block, mask=inside, other=0.0)
@@ -215,7 +224,9 @@ def _look_up(  # type: ignore[no-untyped-def]
 
 def look_up(table: Tensor, ids: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, block: int) -> Tensor:
     """The rows ``ids`` [...] of a low-bit ``table``, [..., K] in the dtype of ``scales``; for the operands see `dequantised`."""
-    stored, ids, threads = table.shape[1], ids.contiguous(), 1024
+    stored = table.shape[1]
+    ids = ids.contiguous()
+    threads = 1024
     width = stored * 8 // bits
     made = torch.empty((*ids.shape, width), dtype=scales.dtype, device=ids.device)
     _look_up[(ids.numel(), triton.cdiv(width, threads))](
@@ -229,9 +240,12 @@ def look_up(table: Tensor, ids: Tensor, scales: Tensor, zeros: Tensor | None, bi
 def _product(  # type: ignore[no-untyped-def]
     x, weight, made, count, width, outputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    column, row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
     first = tl.program_id(1).to(tl.int64) * ROWS
-    x, made, count = x + first * width, made + first * outputs, count - tl.program_id(1) * ROWS
+    x = x + first * width
+    made = made + first * outputs
+    count = count - tl.program_id(1) * ROWS
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, BLOCK):
         place = start + tl.arange(0, BLOCK)
@@ -272,7 +286,8 @@ def _peaks(logits, peaks, places, width, BLOCK: tl.constexpr):  # type: ignore[n
 
 @triton.jit
 def _token(peaks, places, tokens, parts, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, part = tl.program_id(0), tl.arange(0, PARTS)
+    row = tl.program_id(0)
+    part = tl.arange(0, PARTS)
     peak, at = tl.max(tl.load(peaks + row * parts + part, mask=part < parts, other=-float("inf")), 0, return_indices=True)
     token = tl.load(places + row * parts + at)
     tl.store(tokens + row, tl.where(tl.abs(peak) < float("inf"), token, -1).to(tl.int64))
@@ -281,7 +296,8 @@ def _token(peaks, places, tokens, parts, PARTS: tl.constexpr):  # type: ignore[n
 def token(logits: Tensor) -> Tensor:
     """The first largest of ``logits`` [..., V], int64; -1 where it is not finite."""
     logits, width, block = logits.contiguous(), logits.shape[-1], 2048
-    rows, parts = logits.numel() // width, triton.cdiv(width, block)
+    rows = logits.numel() // width
+    parts = triton.cdiv(width, block)
     peaks = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     places = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)

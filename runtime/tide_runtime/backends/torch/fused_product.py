@@ -96,10 +96,15 @@ def _gated(
 
 
 def _fused(part: _Fused) -> GraphNode:
-    node, source = part.product, part.product.inputs[0]
-    squares, gains, epsilon = "", "", 0.0
+    node = part.product
+    source = part.product.inputs[0]
+    squares = ""
+    gains = ""
+    epsilon = 0.0
     if part.norm is not None:
-        source, gains, epsilon = part.norm.outputs[3], part.norm.inputs[2], part.norm.attributes["epsilon"]
+        source = part.norm.outputs[3]
+        gains = part.norm.inputs[2]
+        epsilon = part.norm.attributes["epsilon"]
         squares = f"squares of {source}"
     outputs = (part.total or part.gate,) if part.total or part.gate else node.outputs
     attributes = {**node.attributes, "low_bits": node.op == LOW_BITS, "epsilon": epsilon, "gate": bool(part.gate)}

@@ -105,7 +105,8 @@ def _weight(tensor: Any, folder: Path) -> Weight:
     """Raises ValueError for an element type that no graph has."""
     if tensor.data_type not in DTYPES:
         raise ValueError(f"{tensor.name} has elements of type {TensorProto.DataType.Name(tensor.data_type)}")
-    dtype, shape = DTYPES[tensor.data_type], tuple(tensor.dims)
+    dtype = DTYPES[tensor.data_type]
+    shape = tuple(tensor.dims)
     if tensor.data_location == TensorProto.EXTERNAL:
         place = {entry.key: entry.value for entry in tensor.external_data}
         offset, length = int(place.get("offset", 0)), int(place["length"])
@@ -120,7 +121,8 @@ class DeviceWeights:
     """Constants on ``device``, each made once for all graphs."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self._made = device, dict[Hashable, torch.Tensor]()
+        self.device = device
+        self._made = dict[Hashable, torch.Tensor]()
 
     def get(self, weight: Weight) -> torch.Tensor:
         return self.made((), [weight], lambda tensors: tensors[0])

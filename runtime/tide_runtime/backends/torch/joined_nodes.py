@@ -43,7 +43,8 @@ def with_gates(nodes: Sequence[GraphNode], outputs: Iterable[str]) -> list[Graph
     """The ``nodes`` with one `GATE` for x · sigmoid(x) · y, whose parts nothing else reads."""
     uses = Counter([*outputs, *(value for node in nodes for value in node.inputs)])
     makers = {name: node for node in nodes for name in node.outputs}
-    made, gone = list[GraphNode](), set[str]()
+    made = list[GraphNode]()
+    gone = set[str]()
     for node in nodes:
         found = _gate(node, makers, uses) if node.op == "Mul" else None
         if found is not None:
@@ -71,7 +72,8 @@ def with_tokens(nodes: Sequence[GraphNode], outputs: Iterable[str]) -> list[Grap
     """The ``nodes`` with one `TOKEN` for a guarded choice of the likeliest token."""
     uses = Counter([*outputs, *(value for node in nodes for value in node.inputs)])
     makers = {name: node for node in nodes for name in node.outputs}
-    made, gone = list[GraphNode](), set[str]()
+    made = list[GraphNode]()
+    gone = set[str]()
     for node in nodes:
         chain = _choice(node, makers) if node.op == "Where" else []
         if chain and all(uses[part.outputs[0]] == 1 for part in chain):

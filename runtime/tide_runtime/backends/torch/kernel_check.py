@@ -32,7 +32,10 @@ def compare_kernels(kernels: Any, place: torch.device) -> None:
 
 
 def _products(kernels: Any, draw: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
-    x, residual, weight, gains = draw(1, 5, 512), draw(1, 5, 384), draw(384, 512) / 16, draw(512)
+    x = draw(1, 5, 512)
+    residual = draw(1, 5, 384)
+    weight = draw(384, 512) / 16
+    gains = draw(512)
     packed = torch.randint(0, 256, (384, 256), dtype=torch.uint8, device=x.device)
     scales = draw(384, 16).abs() / 100
     norm = kernels.Norm(gains, 1e-5, (x.float() ** 2).sum(-1))

@@ -36,7 +36,9 @@ class LowBitProduct:
     """x [..., K] times the transposed weight [N, K]. ``kernels``: the module `fused_kernels`, for few rows, or None."""
 
     def __init__(self, attributes: Mapping[str, Any], kernels: Any = None) -> None:
-        self.rows, self.bits, self.block = attributes["N"], attributes["bits"], attributes["block_size"]
+        self.rows = attributes["N"]
+        self.bits = attributes["bits"]
+        self.block = attributes["block_size"]
         self._kernels = kernels
 
     def __call__(self, x: Tensor, values: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
@@ -56,7 +58,9 @@ class LowBitExperts:
     """
 
     def __init__(self, attributes: Mapping[str, Any], kernels: Any = None) -> None:
-        self.bits, self.block, self._kernels = attributes["expert_weight_bits"], attributes["block_size"], kernels
+        self.bits = attributes["expert_weight_bits"]
+        self.block = attributes["block_size"]
+        self._kernels = kernels
 
     def __call__(
         self,

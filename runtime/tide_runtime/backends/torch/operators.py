@@ -97,7 +97,8 @@ def _slice(x: Tensor, starts: Tensor, ends: Tensor, axes: Tensor | None = None, 
 
 
 def _split(attributes: Attributes) -> Function:
-    axis, parts = attributes.get("axis", 0), int(attributes.get("num_outputs", 1))
+    axis = attributes.get("axis", 0)
+    parts = int(attributes.get("num_outputs", 1))
 
     def split(x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
         return x.split(_ints(sizes) if sizes is not None else -(-x.shape[axis] // parts), axis)
@@ -127,7 +128,8 @@ def _scatter_nd(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
 
 
 def _top_k(attributes: Attributes) -> Function:
-    axis, largest = attributes.get("axis", -1), bool(attributes.get("largest", 1))
+    axis = attributes.get("axis", -1)
+    largest = bool(attributes.get("largest", 1))
     return lambda x, count: tuple(torch.topk(x, _ints(count)[0], axis, largest))
 
 
@@ -142,7 +144,8 @@ def _reduction(function: Function) -> Operator:
 
 
 def _arg_max(attributes: Attributes) -> Function:
-    axis, keeps = attributes.get("axis", 0), bool(attributes.get("keepdims", 1))
+    axis = attributes.get("axis", 0)
+    keeps = bool(attributes.get("keepdims", 1))
     return lambda x: x.argmax(axis, keeps)
 
 
@@ -166,7 +169,8 @@ def _constant_of_shape(attributes: Attributes) -> Function:
 
 
 def _pad(x: Tensor, pads: Tensor, fill: Tensor | None = None, axes: Tensor | None = None) -> Tensor:
-    numbers, along = _ints(pads), _ints(axes) if axes is not None else list(range(x.dim()))
+    numbers = _ints(pads)
+    along = _ints(axes) if axes is not None else list(range(x.dim()))
     around = [0] * 2 * x.dim()  # of the last axis first
     for i, axis in enumerate(along):
         from_last = 2 * (x.dim() - 1 - axis % x.dim())

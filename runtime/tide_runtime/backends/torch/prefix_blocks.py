@@ -31,15 +31,19 @@ class TorchPrefixBlocks:
     """
 
     def __init__(self, stream: TorchStream, context: DeviceContext, blocks: int) -> None:
-        self._stream, self._caches, self._ends = stream, context.caches, context.ends
-        manifest, entry_bytes = context.backend.manifest, context.backend.cache_element.bytes
+        self._stream = stream
+        self._caches = context.caches
+        self._ends = context.ends
+        manifest = context.backend.manifest
+        entry_bytes = context.backend.cache_element.bytes
         shapes = context.caches.shapes
         of_head = {f"{kind}_cache_{layer}" for kind in ("key", "value") for layer in manifest.caches.keys() - manifest.kv.keys()}
         self._word = gcd(8, *(dim * entry_bytes for *_, dim in shapes.values()))
         self._block_bytes = BLOCK_TOKENS * entry_bytes * sum(heads * dim for _, heads, _, dim in shapes.values())
         self._memory = stream.device.reserve(blocks * self._block_bytes)
         words = stream.memory(self._memory.pointer, blocks * self._block_bytes).view(_WORDS[self._word]).view(blocks, -1)
-        self._parts, begin = list[_Cache](), 0
+        self._parts = list[_Cache]()
+        begin = 0
         for name, (_, heads, _, dim) in shapes.items():
             width = dim * entry_bytes // self._word
             end = begin + heads * BLOCK_TOKENS * width
@@ -73,7 +77,8 @@ class TorchPrefixBlocks:
 
     def _run(self, row: int, first: int, ids: Sequence[int], copy: Callable[[Tensor, Tensor, Tensor, Tensor], None]) -> None:
         """Queue ``copy`` for the part of every cache: kept blocks, row [heads, slots, words], ids and slots to copy."""
-        place, count = self._stream.place, len(ids) * BLOCK_TOKENS
+        place = self._stream.place
+        count = len(ids) * BLOCK_TOKENS
 
         def work() -> None:
             places = torch.tensor(list(ids), device=place)
@@ -88,6 +93,8 @@ class TorchPrefixBlocks:
             self._stream.run(work)
 
     def _row(self, name: str, row: int, kept: Tensor) -> Tensor:
-        heads, width, slots = kept.shape[1], kept.shape[3], self._caches.slots
+        heads = kept.shape[1]
+        width = kept.shape[3]
+        slots = self._caches.slots
         raw = self._stream.memory(self._caches.pointer(name, row), heads * slots * width * self._word)
         return raw.view(_WORDS[self._word]).view(heads, slots, width)

@@ -60,7 +60,10 @@ class Program:
     """
 
     def __init__(self, name: str, graph: GraphFile, weights: DeviceWeights, kernels: Any = None) -> None:
-        self.name, self.graph, self._weights, self._kernels = name, graph, weights, kernels
+        self.name = name
+        self.graph = graph
+        self._weights = weights
+        self._kernels = kernels
         self._shared = Shared()
         self._index = {name: place for place, name in enumerate(graph.inputs)}  # not all are read
         self._constants: list[Tensor | None] = [None] * len(graph.inputs)
@@ -156,7 +159,8 @@ class Program:
         return operator.make(node.attributes), operator.host, node.inputs
 
     def _skip_norm(self, node: GraphNode) -> Function:
-        epsilon, kernels = node.attributes["epsilon"], self._kernels
+        epsilon = node.attributes["epsilon"]
+        kernels = self._kernels
 
         def norm(x: Tensor, skip: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
             normed, total = kernels.add_norm(x, skip, weight, epsilon)
@@ -166,7 +170,8 @@ class Program:
 
     def _fused(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
         source, residual, squares, gains, *operands = node.inputs
-        attributes, matrix = node.attributes, self._kernels.Matrix
+        attributes = node.attributes
+        matrix = self._kernels.Matrix
         weights = [self.graph.weights[name] for name in operands if name]
         if attributes["low_bits"]:
             values, scales, *zeros = (self._weights.get(weight).view(attributes["N"], -1) for weight in weights)
@@ -242,7 +247,8 @@ class Program:
     def _with_last_uses(self, calls: Sequence[_Call]) -> list[_Call]:
         constants = {i for i, made in enumerate(self._constants) if made is not None}
         kept = constants | {self._place(name) for name in self.graph.outputs}
-        seen, marked = set(kept), list[_Call]()
+        seen = set(kept)
+        marked = list[_Call]()
         for call in reversed(calls):
             last = {i for i in (*call.inputs, *call.outputs) if i >= 0} - seen
             seen |= last

@@ -285,7 +285,8 @@ def skinny_product(
         gate: the first half of the matrix's rows are a gate's; [..., N / 2] silu(gate) · up is returned.
         cut: default: `tiling`.
     """
-    width, rows = x.shape[-1], x.numel() // x.shape[-1]
+    width = x.shape[-1]
+    rows = x.numel() // x.shape[-1]
     outputs = matrix.outputs // (2 if gate else 1)
     x = x.contiguous()
     residual = None if residual is None else residual.contiguous()

@@ -56,7 +56,8 @@ class CudaStream:
     """
 
     def __init__(self, device: Device) -> None:
-        self.device, self.place = device, torch.device("cuda", device.ordinal)
+        self.device = device
+        self.place = torch.device("cuda", device.ordinal)
         self._stream = torch.cuda.ExternalStream(device.stream, self.place)
         with torch.cuda.device(self.place):
             self._pool, self.kernels = torch.cuda.MemPool(), _fused_kernels(self.place)
@@ -95,7 +96,8 @@ class ProcessorStream:
     kernels = None
 
     def __init__(self, device: Device) -> None:
-        self.device, self.place = device, torch.device("cpu")
+        self.device = device
+        self.place = torch.device("cpu")
 
     def memory(self, pointer: int, count_bytes: int) -> Tensor:
         return torch.frombuffer((ctypes.c_uint8 * count_bytes).from_address(pointer), dtype=torch.uint8)
@@ -122,7 +124,10 @@ class _Done:
 class ProcessorDevice:
     """`Device` whose memory is the process's: everything is done when a call returns."""
 
-    kind, ordinal, stream, is_capturing = "cpu", 0, 0, False
+    kind = "cpu"
+    ordinal = 0
+    stream = 0
+    is_capturing = False
 
     def __init__(self) -> None:
         self.name = processor()

@@ -23,17 +23,23 @@ class ExitDrafter:
     """
 
     def __init__(self, executor: Executor, exits: Sequence[Exit], limit: int) -> None:
-        self.executor, self.exits, self.limit = executor, exits, limit
+        self.executor = executor
+        self.exits = exits
+        self.limit = limit
 
     def draft(self, context: ExecutionContext, states: Sequence[SpeculativeSequence]) -> list[Evaluation]:
-        evaluations, unsure, first = list[Evaluation](), list(states), 0
+        evaluations = list[Evaluation]()
+        unsure = list(states)
+        first = 0
         for early_exit in self.exits:
-            everyone, threshold = range(len(unsure)), early_exit.info.exact_threshold
+            everyone = range(len(unsure))
+            threshold = early_exit.info.exact_threshold
             self.executor.advance(context, unsure, everyone, first, early_exit.boundary)
             guesses = self.executor.evaluate(context, unsure, everyone, early_exit, [threshold] * len(unsure))
             with_head = any(guess.logits is not None for guess in guesses)
             evaluations.append(Evaluation(len(unsure), first, early_exit, with_head))
-            still, first = list[SpeculativeSequence](), early_exit.boundary
+            still = list[SpeculativeSequence]()
+            first = early_exit.boundary
             for state, guess in zip(unsure, guesses, strict=True):
                 if guess.logits is None or not guess.score >= threshold:  # a NaN is no confidence
                     still.append(state)

@@ -51,7 +51,9 @@ class HeadDrafter:
     """
 
     def __init__(self, info: DraftHeadInfo | None, limit: int, can_rerun: bool = True) -> None:
-        self.info, self.limit, self.has_cache = info, limit, info is not None and info.kv is not None
+        self.info = info
+        self.limit = limit
+        self.has_cache = info is not None and info.kv is not None
         self._can_rerun = self.has_cache and can_rerun
 
     def draft(self, context: ExecutionContext, states: Sequence[SpeculativeSequence]) -> list[Evaluation]:
@@ -75,7 +77,8 @@ class HeadDrafter:
         if self.info is None or states is None:
             kept.waiting = None
         elif not self.has_cache:
-            kept.first, kept.waiting = first + count - 1, states[count - 1 : count].copy()
+            kept.first = first + count - 1
+            kept.waiting = states[count - 1 : count].copy()
         elif kept.waiting is not None:
             kept.waiting = np.concatenate([kept.waiting, np.asarray(states[:count])])
         elif kept.first == first:
@@ -125,7 +128,9 @@ def _kept(state: SpeculativeSequence) -> HeadStates:
 
 def _next_pairs(state: SpeculativeSequence) -> Pairs:
     """What the next guess reads: all pairs that wait, or the guess before with the head's own state."""
-    sequence, guessed, kept = state.sequence, state.head_guess.tokens, _kept(state)
+    sequence = state.sequence
+    guessed = state.head_guess.tokens
+    kept = _kept(state)
     if not guessed:
         return _take_pairs(state, HeadDrafter.waiting(state))
     assert kept.own is not None
@@ -136,6 +141,9 @@ def _take_pairs(state: SpeculativeSequence, count: int) -> Pairs:
     """The first ``count`` pairs that wait, which wait no more."""
     kept = _kept(state)
     assert kept.waiting is not None
-    taken, rest, begin = kept.waiting[:count], kept.waiting[count:], kept.first + 1
-    kept.first, kept.waiting = kept.first + count, rest if len(rest) else None
+    taken = kept.waiting[:count]
+    rest = kept.waiting[count:]
+    begin = kept.first + 1
+    kept.first = kept.first + count
+    kept.waiting = rest if len(rest) else None
     return Pairs(state.sequence.batch_index, begin - 1, state.tokens[begin : begin + count], taken)

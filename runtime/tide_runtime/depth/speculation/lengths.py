@@ -22,7 +22,9 @@ class PassClock:
     """
 
     def __init__(self, costs: CostModel, tuning: DepthTuning) -> None:
-        self._costs, self._rate, self._most = costs, tuning.clock_rate, tuning.most_clock_tilt
+        self._costs = costs
+        self._rate = tuning.clock_rate
+        self._most = tuning.most_clock_tilt
         self._level: dict[int, float] = {}  # batch size → log of the time of a pass of one token a sequence over its price
         self.tilt = 0.0
 
@@ -40,7 +42,8 @@ class PassClock:
     def observe(self, batch_size: int, tokens: int, longest: int, ms: float) -> None:
         """A pass without prompts took ``ms``. One interruption of the process changes little, as errors are cut off."""
         found = math.log(ms / self._costs.full(batch_size, tokens, longest))
-        level, size = self._level.get(batch_size), math.log(tokens / batch_size)
+        level = self._level.get(batch_size)
+        size = math.log(tokens / batch_size)
         if level is None:
             if not size:
                 self._level[batch_size] = found
@@ -74,14 +77,20 @@ def choose_lengths(
         padding_penalty: see `DepthTuning`.
         least: speedup over a pass without drafts that they must beat.
     """
-    batch_size, most = len(of_drafts), max(map(len, of_drafts), default=0)
+    batch_size = len(of_drafts)
+    most = max(map(len, of_drafts), default=0)
     full = pass_ms(batch_size, batch_size, 1)
     best = Lengths([0] * batch_size, least * batch_size / full)
     # Of equal chances the earlier token comes first: no token is drafted without those before it.
     ordered = sorted((-chance, n, i) for i, own in enumerate(of_drafts) for n, chance in enumerate(own, 1))
-    cap, highest = 1 if batch_size > 1 else most, 0.0
+    cap = 1 if batch_size > 1 else most
+    highest = 0.0
     while ordered:
-        given, longest, count, lengths, rate_at_cap = float(batch_size), 1, batch_size, [0] * batch_size, 0.0
+        given = float(batch_size)
+        longest = 1
+        count = batch_size
+        lengths = [0] * batch_size
+        rate_at_cap = 0.0
         for negative, n, i in ordered:
             if n > cap:
                 continue
@@ -93,5 +102,6 @@ def choose_lengths(
                 best = Lengths(list(lengths), rate)
         if rate_at_cap < highest or cap >= most:
             break
-        highest, cap = rate_at_cap, max(cap + 1, 3 * cap // 2)
+        highest = rate_at_cap
+        cap = max(cap + 1, 3 * cap // 2)
     return best

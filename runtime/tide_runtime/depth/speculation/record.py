@@ -34,7 +34,8 @@ class HitRates:
     """
 
     def __init__(self, weight: float, memory: float, usual: Mapping[float, float]) -> None:
-        self._kept, self._weight = 1 - 1 / memory, weight
+        self._kept = 1 - 1 / memory
+        self._weight = weight
         self._least, self._usual = list(usual), list(usual.values())
         self._hits, self._tries = [0.0] * len(self._usual), [0.0] * len(self._usual)
 
@@ -45,7 +46,8 @@ class HitRates:
 
     def chances(self, evidence: Sequence[float]) -> list[float]:
         """Probability of each of consecutive tokens that it and all before it are right."""
-        chance, chances = 1.0, []
+        chance = 1.0
+        chances = []
         for one in evidence:
             chance *= self.rate(one)
             chances.append(chance)
@@ -112,7 +114,8 @@ class Backoff:
         self.cooldown = max(0.0, self.cooldown - tokens)
 
     def _expect(self) -> None:
-        self.tokens, self.cost = self.weight * self.expected, self.weight
+        self.tokens = self.weight * self.expected
+        self.cost = self.weight
 
 
 def exit_backoff(tuning: DepthTuning) -> Backoff:
@@ -223,7 +226,8 @@ class SpeculativeSequence(LazySequence):
     def begin_step(self) -> None:
         """Nothing is guessed or drafted yet."""
         self.guess = self.successor_guess = self.head_guess = NO_GUESS
-        self.head_room, self.evaluates = 0, False
+        self.head_room = 0
+        self.evaluates = False
         self.drop_drafts()
 
     def place(self, token: int, source: str, depth: int = 0) -> None:
@@ -233,7 +237,8 @@ class SpeculativeSequence(LazySequence):
         self.drafts.append(Draft(token, source, depth))
 
     def drop_drafts(self) -> None:
-        self.drafts, self.num_drafts = [], 0
+        self.drafts = []
+        self.num_drafts = 0
 
     def best_guess(self) -> tuple[Guess, list[float]]:
         """The guess of which most tokens are expected to be right, and its chances. Where the draft head's begins like the best

@@ -51,8 +51,12 @@ class Speculator:
         with_exits: bool,
         follows_clock: bool,
     ) -> None:
-        calibration, tuning, draft = manifest.calibration, options.tuning, options.draft
-        self.executor, self.tuning, self.max_wait_steps = executor, tuning, options.max_wait_steps
+        calibration = manifest.calibration
+        tuning = options.tuning
+        draft = options.draft
+        self.executor = executor
+        self.tuning = tuning
+        self.max_wait_steps = options.max_wait_steps
         self.costs = CostModel.of(manifest, passes)
         self.clock = PassClock(self.costs, tuning)
         exit_limit = (calibration.draft_limit if calibration is not None else 0) or tuning.head_draft_limit
@@ -144,7 +148,8 @@ class Speculator:
             if self.head.waiting(state):
                 room = min(self.head.limit, state.room + len(state.drafts))
                 state.head_room = room if sum(state.record.head_chances([], room)) > sum(state.best_guess()[1]) else 0
-        ready, launches = [state for state in states if state.head_room], 0
+        ready = [state for state in states if state.head_room]
+        launches = 0
         pairs = sum(map(self.head.waiting, ready)), len(ready)
         while ready and self.head_pays(states, pairs, launches, prompt_tokens):
             self.head.draft(context, ready)
@@ -181,7 +186,10 @@ class Speculator:
             state.frontier.reset(state.sequence.num_cached_tokens)
         for state in ready:
             state.evaluates = True
-        drafting, drafted, held, spent = list(ready), 0, 0, 0.0
+        drafting = list(ready)
+        drafted = 0
+        held = 0
+        spent = 0.0
         while drafting:
             spent += sum(self.costs.evaluation(*one) for one in self.exits.draft(context, drafting))
             drafted += 1
@@ -195,7 +203,9 @@ class Speculator:
 
     def cycle_cost(self, states: States, evaluation_ms: float) -> float:
         """What evaluating exits takes, and then the remaining layers for all that waits, in full-depth decode steps."""
-        begin, size, waiting = self.exits.exits[0].boundary, len(states), [1 + len(state.drafts) for state in states]
+        begin = self.exits.exits[0].boundary
+        size = len(states)
+        waiting = [1 + len(state.drafts) for state in states]
         unevaluated = [state.num_tokens_with_drafts - state.frontier.done[0] for state in states]  # such as the last draft
         launches = self.costs.finish(begin, size, sum(waiting), max(waiting))
         if any(unevaluated):

@@ -74,7 +74,9 @@ class SequenceSuccessors:
         """Up to ``limit`` tokens likely to follow ``tokens[:end]``: more than one where the table knows the three before them,
         and then as many as matched. Further ones are hardly ever right, and take the host time."""
         last = tokens[max(0, end - _MOST_BEFORE) : end].tolist()
-        guessed, evidence, most = list[int](), list[int](), min(limit, _MOST_BEFORE + self.run)
+        guessed = list[int]()
+        evidence = list[int]()
+        most = min(limit, _MOST_BEFORE + self.run)
         while len(guessed) < most and (found := self.table.following(self.salt, last)) is not None:
             token, count = found
             guessed.append(token)
@@ -97,7 +99,8 @@ class SuccessorDrafter:
     """Guesses with a table that all replies of the engine fill, each while it is generated."""
 
     def __init__(self, limit: int, most_entries: int) -> None:
-        self.limit, self._table = limit, SuccessorTable(most_entries)
+        self.limit = limit
+        self._table = SuccessorTable(most_entries)
 
     def draft(self, context: ExecutionContext, states: Sequence[SpeculativeSequence]) -> list[Evaluation]:
         for state in states:

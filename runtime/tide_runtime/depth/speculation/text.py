@@ -44,10 +44,14 @@ class SuffixAutomaton:
             self._append(token)
 
     def _append(self, token: int) -> None:
-        following, link, length, end = self._next, self._link, self.length, self.end
+        following = self._next
+        link = self._link
+        length = self.length
+        end = self.end
         end[self.state] = len(self.text)  # the match before this token also ended there
         self.text.append(token)
-        whole, at = self._add({}, len(self.text), len(self.text)), self._last
+        whole = self._add({}, len(self.text), len(self.text))
+        at = self._last
         self._last = whole
         while at >= 0 and token not in following[at]:
             following[at][token] = whole
