@@ -105,8 +105,8 @@ def _traced_once() -> Iterator[None]:
         return
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    from tide_export import trace
-    from tide_export.trace_cache import kept_trace
+    from tide_export.trace import trace_model as trace
+    from tide_export.trace.trace_cache import kept_trace
 
     # Every export reads the signatures of hundreds of operators anew, for more than half a second.
     ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))  # type: ignore[method-assign]

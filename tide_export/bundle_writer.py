@@ -17,9 +17,9 @@ from tide_runtime.bundle.manifest import MANIFEST_NAME, FileInfo, GraphInfo, Ten
 from tide_runtime.errors import OutputError
 from transformers import PreTrainedTokenizerFast
 
-from tide_export.cut import CutGraph
+from tide_export.graphs.cut import CutGraph
 from tide_export.progress import ExportProgress
-from tide_export.weights import WeightFile
+from tide_export.weights.weight_file import WeightFile
 
 # External data must lie in the folder of the graph that refers to it, so all ONNX targets share one folder.
 ONNX_FOLDER = "onnx"

@@ -8,11 +8,11 @@ from tide_runtime.scheduling.budgets import free_memory
 from torch import nn
 
 from tide_export.config import ExportConfig
-from tide_export.load import LoadedModel
-from tide_export.quantization.quantized_weight import INTEGER
-from tide_export.quantization.quantizers import integer_matrices
+from tide_export.quantize.quantizers import integer_matrices
+from tide_export.sources.loaded_model import LoadedModel
 from tide_export.targets import CPU
 from tide_export.targets.base import Target
+from tide_export.weights.quantized_weight import INTEGER
 
 _SHARE = 0.5  # of the free memory; the rest is for keys and values, and for what else runs there
 # Bytes that 4-bit blocks of a file would take in 8 bits. Above, decoding waits for memory: in the shape of Qwen2.5 1.5B (random,

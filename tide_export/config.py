@@ -74,15 +74,15 @@ class ExportConfig:
         dtype: precision of weights and caches, fp32, fp16 or bf16.
         weights: ``auto``, the default of the commands, chooses for the model and this machine, see `tide_export.chosen_weights`;
             ``source`` keeps weights as they are stored, in low bits or not; ``w8a8`` makes products of integers, see
-            `tide_export.integer_weights`; ``int8`` and ``int4`` quantise all matrices with
+            `tide_export.quantize.integer_weights`; ``int8`` and ``int4`` quantise all matrices with
             ``quantizer``, embedding and head (but see ``head_bits``) in 8 bits, and leave those that have these bits already; a
             precision dequantises them, and is ``dtype`` too.
-        quantizer: see `tide_export.quantization.quantizers`.
+        quantizer: see `tide_export.quantize.quantizers`.
         head_bits: of the head with ``weights`` int4: ``auto`` takes 4 where that costs little perplexity; see
-            `tide_export.head_bits`.
+            `tide_export.quantize.head_bits`.
         text: that the quantizer gptq and w8a8 read, as ``data``; without it they read ``data``, and w8a8 without either Python's
             documentation.
-        kv: ``model`` keeps keys and values in ``dtype``, ``int8`` rounds them; see `tide_export.kv_scales`.
+        kv: ``model`` keeps keys and values in ``dtype``, ``int8`` rounds them; see `tide_export.quantize.kv_scales`.
         checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
             ``"auto"`` (the exits of the calibration; four even segments without one).
         max_seq_len: KV cache slots per sequence (prompt and output together), in tokens; None takes the model's own

@@ -25,42 +25,43 @@ from tide_runtime.bundle.manifest import (
 from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
 from tide_runtime.machine_cache import cache_folder
 
-from tide_export.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.bundle_writer import check_room, hash_files, list_files, new_directory, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
-from tide_export.checks import check_loaded
 from tide_export.chosen_weights import chosen_weights
 from tide_export.config import AUTO, ExportConfig, checkpoint_layers, reads_text
-from tide_export.cut import LoweredModel
-from tide_export.draft_graph import trace_drafter
 from tide_export.drafters.base import MeasuredDrafter
+from tide_export.drafters.draft_graph import trace_drafter
 from tide_export.drafters.importing import check_draft_head, import_drafter
 from tide_export.drafters.own import OwnHead
 from tide_export.drafters.rounded import RoundedDrafter
-from tide_export.embedding_model import check_options_of_embedding
-from tide_export.exit_gate import OwnExits, own_exits, own_threshold
-from tide_export.exit_graphs import exit_graph_model
-from tide_export.generation_defaults import generation_info, generation_note
-from tide_export.head_bits import with_head
-from tide_export.integer_weights import in_integers, write_smoothing
-from tide_export.kv_scales import kv_scales
-from tide_export.layerwise import layer_by_layer
-from tide_export.load import LoadedModel, fingerprint, held_in_memory, load_model, quantized, weight_bytes
-from tide_export.long_rotary import long_rotary_from
-from tide_export.lower import explain
+from tide_export.graphs.cut import LoweredModel
+from tide_export.graphs.exit_gate import OwnExits, own_exits, own_threshold
+from tide_export.graphs.exit_graphs import exit_graph_model
+from tide_export.load import fingerprint, held_in_memory, load_model, quantized, weight_bytes
+from tide_export.model.embedding_model import check_options_of_embedding
+from tide_export.model.long_rotary import long_rotary_from
+from tide_export.model.probe import check_cuts, uncut_reason
 from tide_export.passes.base import LoweringContext
-from tide_export.probe import check_cuts, uncut_reason
 from tide_export.progress import ExportProgress
-from tide_export.quantization.gptq import calibration_tokens
-from tide_export.quantization.quantized_weight import INTEGER
-from tide_export.source_tokenizer import check_embedded
+from tide_export.quantize.gptq import calibration_tokens
+from tide_export.quantize.head_bits import with_head
+from tide_export.quantize.integer_weights import in_integers, write_smoothing
+from tide_export.quantize.kv_scales import kv_scales
+from tide_export.quantize.layerwise import layer_by_layer
+from tide_export.sources.generation_defaults import generation_info, generation_note
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.sources.source_tokenizer import check_embedded
 from tide_export.targets.base import BuildJob, Target
+from tide_export.targets.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.targets.choice import buildable, check_options, choose_targets, why_not_here, without_long_rotary
 from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.engines import step_profiles
-from tide_export.trace import TracedModel, trace
-from tide_export.verify import Check
-from tide_export.verify_targets import Verified, unverified, verify_targets
+from tide_export.targets.lower import explain
+from tide_export.trace.trace_model import TracedModel, trace
+from tide_export.verify.checks import check_loaded
+from tide_export.verify.verify_bundle import Check
+from tide_export.verify.verify_targets import Verified, unverified, verify_targets
+from tide_export.weights.quantized_weight import INTEGER
 
 _TOOLS = ("tide-llm", "torch", "transformers", "onnx", "onnxscript", "onnx-ir")
 _DEFAULT_MAX_SEQ_LEN = 4096

@@ -12,8 +12,8 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from tide_runtime.bundle.embedding_info import EmbeddingInfo
-from tide_runtime.bundle.manifest import HeadInfo, LayerInfo, RoundingInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import (
     AutoConfig,
@@ -32,117 +30,30 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers import PreTrainedTokenizerFast as FastTokenizer
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-import tide_export.looped_models  # registers its classes with transformers
-import tide_export.mimo  # noqa: F401  # registers its classes with transformers
-from tide_export.accounting import check_names, check_values, read_headers, weight_files
-from tide_export.boundaries import decoder_layers
-from tide_export.checkpoint_parameters import CheckpointParameters
+import tide_export.model.looped_models  # registers its classes with transformers
+import tide_export.model.mimo  # noqa: F401  # registers its classes with transformers
 from tide_export.config import reads_text, weights_title
-from tide_export.embedding_model import give_states, read_embedding
-from tide_export.fake_parameters import materialise, without_parameters
-from tide_export.long_rotary import LONGROPE
-from tide_export.parameters import LoadedParameters, ParameterSource
-from tide_export.probe import probe_layers
-from tide_export.quantization.checkpoints import find_settings, load_quantized_checkpoint
-from tide_export.quantization.deferred_weight import LowBits
-from tide_export.quantization.gguf_file import is_gguf
-from tide_export.quantization.gguf_source import first_line, load_gguf
-from tide_export.quantization.quantized_weight import QuantizedWeight
-from tide_export.quantization.quantizers import dequantize_parameters, quantize_model
-from tide_export.quantized_parameters import QuantizedParameters
-from tide_export.remote_code import check_remote_code, code_digests
-from tide_export.source_tokenizer import load_tokenizer
-from tide_export.traced_recurrence import with_limits_of_config
+from tide_export.model.embedding_model import give_states, read_embedding
+from tide_export.model.fake_parameters import materialise, without_parameters
+from tide_export.model.long_rotary import LONGROPE
+from tide_export.model.probe import probe_layers
+from tide_export.model.remote_code import check_remote_code, code_digests
+from tide_export.model.traced_recurrence import with_limits_of_config
+from tide_export.quantize.quantized_parameters import QuantizedParameters
+from tide_export.quantize.quantizers import dequantize_parameters, quantize_model
+from tide_export.sources.accounting import check_names, check_values, read_headers, weight_files
+from tide_export.sources.checkpoint_parameters import CheckpointParameters
+from tide_export.sources.gguf.gguf_file import is_gguf
+from tide_export.sources.gguf.gguf_source import first_line, load_gguf
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.sources.quantised.checkpoints import find_settings, load_quantized_checkpoint
+from tide_export.sources.source_tokenizer import load_tokenizer
+from tide_export.weights.quantized_weight import QuantizedWeight
 
 CHECKPOINT_METHODS = ("gptq", "awq", "compressed-tensors", "bitsandbytes")
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """An eager model in eval mode, its tokenizer (None if it has none), and their source.
-
-    Args:
-        model: with fake parameters where it is streamed.
-        weight_files: the files it was loaded from; empty for a model made in memory.
-        quantized: low-bit weights by parameter name; the parameters hold their dequantised values.
-        weights: how they were chosen, of `WEIGHTS`, with the quantizer where one ran.
-        text: SHA-256 of the tokens from which gptq made them; empty for others.
-        notes: what could not be kept in low-bit form, in sentences.
-        streamed: the values of the fake parameters; None for a model in memory.
-        code: file → SHA-256 of the code that came with it and ran; see `remote_code`.
-        head: the bits of the head, where they were measured or asked for.
-        rounding: measures what rounding the inputs of its integer products costs; None: it has none.
-        probed: its `layers`, where they are known.
-        embedding: of an embedding model, which has no head: its logits are its final states. None: it writes text.
-    """
-
-    model: PreTrainedModel
-    tokenizer: FastTokenizer | None
-    source: str
-    revision: str | None = None
-    weight_files: tuple[Path, ...] = ()
-    quantized: Mapping[str, LowBits] = field(default_factory=dict)
-    weights: str = "source"
-    text: str = ""
-    notes: tuple[str, ...] = ()
-    head: HeadInfo | None = None
-    rounding: Callable[[], RoundingInfo] | None = None
-    streamed: ParameterSource | None = None
-    code: Mapping[str, str] = field(default_factory=dict)
-    probed: tuple[LayerInfo, ...] = ()
-    embedding: EmbeddingInfo | None = None
-
-    @cached_property
-    def layers(self) -> tuple[LayerInfo, ...]:
-        """What each layer keeps of a text, in each loop. Raises UnsupportedModelError where TIDE cannot compile one."""
-        return self.probed or probe_layers(self.model)
-
-    @property
-    def num_layers(self) -> int:
-        """Layers that a token runs through: the stored ones, times `loops`."""
-        return len(self.layers)
-
-    @property
-    def loops(self) -> int:
-        """How many times the stored layers run."""
-        return self.num_layers // len(decoder_layers(self.model))
-
-    @property
-    def positions(self) -> int | None:
-        """Positions that the model knows; None: its config has no limit. Decoders of speech models have another name for it."""
-        text = self.model.config.get_text_config()
-        return getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None)
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether a layer keeps a state of all tokens before."""
-        return any(layer.states for layer in self.layers)
-
-    @property
-    def mixed_layers(self) -> str:
-        """What only some targets run: layers without keys and values of their own, the states of embeddings; else empty."""
-        if self.embedding is not None:
-            return "final states, which it outputs in the place of logits"
-        if self.is_recurrent:
-            return "recurrent layers, which keep states"
-        shared = any(layer.kv_source is not None for layer in self.layers)
-        return "layers that read the keys and values of others" if shared else ""
-
-    @property
-    def parameters(self) -> ParameterSource:
-        """The values of all parameters."""
-        if self.streamed is not None:
-            return self.streamed
-        return LoadedParameters(self.model, {name: weight.made() for name, weight in self.quantized.items()})
-
-    @property
-    def name(self) -> str:
-        """The directory's or file's name, or the hub id, for display."""
-        return Path(self.source).resolve().name if Path(self.source).exists() else self.source
 
 
 def load_model(

@@ -133,7 +133,7 @@ def step_by_step(model: PreTrainedModel, ids: Sequence[int]) -> Any:
     """Log-probabilities [S, V] of tokens behind a prompt, each of which runs by itself with the model's own cache."""
     import torch
 
-    from tide_export.layerwise import last_logits_step_by_step
+    from tide_export.quantize.layerwise import last_logits_step_by_step
 
     return torch.from_numpy(last_logits_step_by_step(model, ids, len(ids) - PROMPT)).log_softmax(-1)
 

@@ -36,7 +36,8 @@ from benchmarks.models.gguf_files import SLOTS, TITLE, folder_of, smollm2_file, 
 from benchmarks.models.model_folders import CACHE
 from benchmarks.models.peer_files import PeerFiles, peer_files
 from tide_export.config import reads_text
-from tide_export.load import LoadedModel, load_model
+from tide_export.load import load_model
+from tide_export.sources.loaded_model import LoadedModel
 
 WINDOW = 512  # tokens read from an empty cache
 EAGER, SOURCE = "eager, fp32 activations", "source"

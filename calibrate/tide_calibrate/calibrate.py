@@ -24,8 +24,9 @@ from tide_export.bundle_writer import new_directory
 from tide_export.calibration.calibration_file import CALIBRATION_NAME, CalibrationFile
 from tide_export.calibration.exit_calibration import check_can_exit
 from tide_export.export import quantize_loaded
-from tide_export.load import LoadedModel, load_model
+from tide_export.load import load_model
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 from tide_export.targets.choice import AUTO
 
 
@@ -51,7 +52,7 @@ def calibrate(
         also: further ε → directory; these calibrations differ only in their certified thresholds.
         costs: ``measure`` on this machine, ``none``, or a file that an earlier calibration wrote.
         target: the target that is measured; ``auto``: see `measured_target`.
-        tokenizer: the tokenizer in place of the model's own; see `tide_export.source_tokenizer`.
+        tokenizer: the tokenizer in place of the model's own; see `tide_export.sources.source_tokenizer`.
         keep_capture: keep ``<out>.work``, the captured states. An interrupted run keeps it too, and the next run with the same
             model, text and candidates resumes from it.
         force: replace an existing calibration, and capture anew.

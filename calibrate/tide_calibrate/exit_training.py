@@ -29,9 +29,9 @@ from tide_calibrate.traces.trace import Exit
 from tide_calibrate.training_plan import TrainingPlan, plan_training
 from tide_export.calibration.exits_file import Arrays, write_exit_tensors
 from tide_export.config import loop_ends
-from tide_export.exit_gate import gate_router
-from tide_export.load import LoadedModel
+from tide_export.graphs.exit_gate import gate_router
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 _CHECK_EVERY = 24
 # Two thirds of RouterTraining's default, because a router is trained for every exit. On the demo model stock this costs 0.003

@@ -30,8 +30,9 @@ from tide_calibrate.traces.trace import SplitTrace, agreement_by_depth
 from tide_calibrate.train import Learned, trace_exits
 from tide_export.calibration.calibration_file import EXITS_NAME, CalibrationFile, DataInfo
 from tide_export.calibration.exit_calibration import read_exit_calibration
-from tide_export.load import LoadedModel, fingerprint
+from tide_export.load import fingerprint
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 COSTS_NAME = "costs.json"
 HOST = torch.device("cpu")

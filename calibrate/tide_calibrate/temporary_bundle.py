@@ -13,8 +13,8 @@ from tide_calibrate.measured_target import CPU
 from tide_export.calibration.exit_calibration import ExitCalibration
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
-from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 MAX_SEQ_LEN = 1024  # KV cache slots, if no window is longer; `measure_costs` times steps with the first 96 of them filled
 

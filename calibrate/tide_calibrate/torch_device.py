@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from tide_runtime.errors import TargetError
 
-from tide_export.load import LoadedModel
+from tide_export.sources.loaded_model import LoadedModel
 
 
 def checked_device(name: str) -> torch.device:

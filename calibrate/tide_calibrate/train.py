@@ -33,8 +33,8 @@ from tide_calibrate.text.documents import SplitName, SplitText, Windows
 from tide_calibrate.traces.continuations import continue_prompts, generated_tokens
 from tide_calibrate.traces.record import WINDOWS_PER_READ, trace_split, windows_of
 from tide_calibrate.traces.trace import Exit, SplitTrace
-from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 # Weights times tokens. SmolLM2 and 91,000 tokens (1.2e13) take 161 s compiled and 196 s in PyTorch, on two cores; an export 31 s.
 _WORTH_COMPILING = 5e12  # where step costs need the export anyway

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from tide_export.looped_models import OuroForCausalLM
+from tide_export.model.looped_models import OuroForCausalLM
 
 from .model import StackedLlama
 

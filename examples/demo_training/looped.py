@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from tide_export.looped_models import OuroConfig, OuroForCausalLM
+from tide_export.model.looped_models import OuroConfig, OuroForCausalLM
 
 from .model import BRANCH_NORMS, LAYER_WEIGHTS, StackedLlama, attention_branch, head_logits, mlp_branch, rms_norm
 from .variants import Variant

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from tide_export.looped_models import OuroConfig
+from tide_export.model.looped_models import OuroConfig
 
 from .looped import StackedOuro
 from .model import StackedLlama

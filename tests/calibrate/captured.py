@@ -7,7 +7,7 @@ import torch
 from tide_calibrate.capture.store import Capture
 from transformers import PreTrainedModel
 
-from tide_export.boundaries import decoder_layers
+from tide_export.model.boundaries import decoder_layers
 
 
 @torch.no_grad()

@@ -44,8 +44,9 @@ from tide_export.calibration.calibration_file import CALIBRATION_NAME, EXITS_NAM
 from tide_export.calibration.exits_file import read_exits
 from tide_export.config import ExportConfig, checkpoint_layers
 from tide_export.export import quantize_loaded
-from tide_export.load import LoadedModel, fingerprint, load_model
+from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 LAYERS = 6
 TEXT = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8")  # the same on every machine

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from tide_export.calibration.calibration_file import EXITS_NAME
 from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.calibration.exits_file import read_exits
-from tide_export.exit_gate import gate_router
+from tide_export.graphs.exit_gate import gate_router
 from tide_export.load import load_model
 
 TEXT = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8")

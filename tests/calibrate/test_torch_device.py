@@ -33,7 +33,7 @@ from tide_calibrate.train import trace_exits
 from tide_runtime.errors import ParamsError, TargetError
 from transformers import PreTrainedModel
 
-from tide_export.load import LoadedModel
+from tide_export.sources.loaded_model import LoadedModel
 
 TOKENS, CHECKPOINT, MIDDLE = 16, 1, 2
 CPU = torch.device("cpu")

@@ -24,7 +24,7 @@ from demo_training.optimizer import Schedule  # noqa: E402
 from demo_training.trainer import Recipe, Trainer  # noqa: E402
 from demo_training.variants import VARIANTS  # noqa: E402
 
-from tide_export.looped_models import OuroConfig  # noqa: E402
+from tide_export.model.looped_models import OuroConfig  # noqa: E402
 
 TOKENIZER_FOLDER = EXAMPLES / "demo_model" / "stock"
 CONFIG = LlamaConfig(

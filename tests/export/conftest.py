@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
-from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
-from tide_export.trace import TracedModel, trace
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.trace.trace_model import TracedModel, trace
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from tide_export.looped_models import NanbeigeConfig, OuroConfig
+from tide_export.model.looped_models import NanbeigeConfig, OuroConfig
 
 VOCAB = 128
 # Stored layers and loops; of 5 layers an export traces 3 in each loop.

@@ -19,9 +19,9 @@ from tide_runtime.errors import TideError
 
 from tide_export.config import ExportConfig
 from tide_export.export import export
-from tide_export.quantization import gguf_blocks
-from tide_export.quantization.gguf_file import GgufTensor
-from tide_export.quantization.gguf_metadata import Metadata
+from tide_export.sources.gguf import gguf_blocks
+from tide_export.sources.gguf.gguf_file import GgufTensor
+from tide_export.sources.gguf.gguf_metadata import Metadata
 
 LAYER = 1  # of the faults in one layer
 Tensors = dict[str, GgufTensor]
@@ -41,7 +41,7 @@ class Fault:
 
 def read_otherwise(module: str, edit: Callable[[dict[str, Any], Tensors], object]) -> AbstractContextManager[Any]:
     """Context in which ``module`` reads files whose keys and tensors ``edit`` has changed."""
-    owner = importlib.import_module(f"tide_export.quantization.{module}")
+    owner = importlib.import_module(f"tide_export.quantize.{module}")
     honest = owner.read_file
 
     def read(path: Path) -> tuple[Metadata, Tensors]:

@@ -7,8 +7,8 @@ from tide_runtime.bundle.manifest import Manifest
 
 from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
-from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 
 def write_recurrent_bundle(

@@ -11,7 +11,8 @@ from export.architectures import ARCHITECTURES, LAYERS, tiny_model
 from safetensors.torch import load_file, save_file
 from tide_runtime.errors import ModelFilesError, TideError
 
-from tide_export.load import LoadedModel, load_model
+from tide_export.load import load_model
+from tide_export.sources.loaded_model import LoadedModel
 
 Tensors = dict[str, torch.Tensor]
 UP_PROJ = "model.layers.1.mlp.up_proj.weight"

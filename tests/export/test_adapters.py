@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
-from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 QUIET = ExportProgress(quiet=True)
 OPTIONS = EngineOptions(target="cpu", policy="full", max_batch=4, threads=ThreadOptions(1))

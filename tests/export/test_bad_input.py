@@ -173,7 +173,7 @@ def test_full_disk(llama, tmp_path, monkeypatch):
     def no_space(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tide_export.weights.WeightFile._append", no_space)
+    monkeypatch.setattr("tide_export.weights.weight_file.WeightFile._append", no_space)
     with pytest.raises(OutputError, match="disk"):
         export(str(llama), tmp_path / "engine", ExportConfig(verify=False))
     assert nothing_left(tmp_path)
@@ -181,7 +181,7 @@ def test_full_disk(llama, tmp_path, monkeypatch):
 
 def test_mismatch_refuses_to_finish(llama, tmp_path, monkeypatch):
     """Verification would accept a bundle that differs from the model."""
-    from tide_export import verify
+    from tide_export.verify import verify_bundle as verify
 
     honest = verify.TextPass.run
     monkeypatch.setattr(verify.TextPass, "run", lambda *arguments: honest(*arguments) + 0.01)

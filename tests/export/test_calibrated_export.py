@@ -26,9 +26,10 @@ from tide_export import ExportConfig, export
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import checkpoint_layers
 from tide_export.export import Written, write_unverified
-from tide_export.load import LoadedModel, fingerprint, load_model
+from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
-from tide_export.verify_exits import verify_exits
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.verify.verify_exits import verify_exits
 
 HIDDEN = 64
 EXITS = [

@@ -20,9 +20,10 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from tide_export import ExportConfig, export
-from tide_export.checks import check_loaded, compare_rest, stored_values
-from tide_export.load import LoadedModel, load_model, quantized
+from tide_export.load import load_model, quantized
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.verify.checks import check_loaded, compare_rest, stored_values
 
 CONFIG = ExportConfig(checkpoints="1", max_seq_len=64)
 

@@ -29,10 +29,11 @@ from transformers import PreTrainedModel
 
 from tide_export import ExportConfig
 from tide_export.calibration.exit_calibration import read_exit_calibration
-from tide_export.draft_graph import trace_drafter
+from tide_export.drafters.draft_graph import trace_drafter
 from tide_export.export import quantize_loaded, write_bundle
-from tide_export.load import LoadedModel, fingerprint
+from tide_export.load import fingerprint
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 QUIET = ExportProgress(quiet=True)
 SLOTS, GUESSES = 64, 3  # the longest texts reach the end of the cache

@@ -15,8 +15,8 @@ from transformers import AutoConfig
 
 from tide_export import export
 from tide_export.calibration.exit_calibration import check_can_exit
-from tide_export.embedding_model import read_embedding
 from tide_export.load import load_model
+from tide_export.model.embedding_model import read_embedding
 
 TEXT = "def add(a, b):"
 
@@ -56,7 +56,7 @@ def test_low_bit_weights_are_verified_and_near(weights: str, least: float, tmp_p
 
 def test_a_bundle_with_other_states_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison with the eager model would let wrong final states pass, as there are no logits to look at."""
-    from tide_export import verify
+    from tide_export.verify import verify_bundle as verify
 
     write_embedding_model(tmp_path / "model")
     as_it_runs = verify._as_it_runs

@@ -10,7 +10,7 @@ from tide_calibrate.exit_heads.base import Translator
 from tide_calibrate.routers import MlpRouter
 from tide_runtime.bundle.calibration import ExitInfo
 
-from tide_export.exit_graphs import exit_graph_model
+from tide_export.graphs.exit_graphs import exit_graph_model
 from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.passes.rms_norm import decompose_rms_norm
 from tide_export.targets import TARGETS
@@ -27,7 +27,7 @@ SCORE_TOLERANCE, STATE_TOLERANCE = 2e-6, {"fp32": 2e-6, "fp16": 1e-3}
 
 
 def reference(tensors: dict[str, np.ndarray], hidden: np.ndarray) -> dict[str, np.ndarray]:
-    """The formulas of `tide_export.exit_graphs`, token by token, in float64."""
+    """The formulas of `tide_export.graphs.exit_graphs`, token by token, in float64."""
     t = {name.split(".", 2)[0] + "." + name.split(".", 2)[2]: array.astype(np.float64) for name, array in tensors.items()}
     score, translated = np.zeros(hidden.shape[:2]), np.zeros(hidden.shape)
     for place in np.ndindex(hidden.shape[:2]):

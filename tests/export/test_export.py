@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tide_export import ExportConfig, export
 from tide_export.bundle_writer import hash_files, list_files
 from tide_export.progress import ExportProgress
-from tide_export.trace import trace
+from tide_export.trace.trace_model import trace
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ from export.architectures import VOCAB, tiny_model
 from tide_runtime.bundle.manifest import GenerationInfo
 from transformers import GenerationConfig
 
-from tide_export.generation_defaults import generation_info, generation_note
-from tide_export.load import LoadedModel, load_model
+from tide_export.load import load_model
+from tide_export.sources.generation_defaults import generation_info, generation_note
+from tide_export.sources.loaded_model import LoadedModel
 
 ADVICE: dict[str, Any] = {"temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.5}
 

@@ -12,12 +12,13 @@ from tiny_tokenizer import write_byte_tokenizer
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tide_export import head_bits
 from tide_export.config import ExportConfig
 from tide_export.export import export, quantize_loaded, write_bundle
-from tide_export.head_bits import with_head
-from tide_export.load import LoadedModel, quantized
+from tide_export.load import quantized
 from tide_export.progress import ExportProgress
+from tide_export.quantize import head_bits
+from tide_export.quantize.head_bits import with_head
+from tide_export.sources.loaded_model import LoadedModel
 
 QUIET = ExportProgress(quiet=True)
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

@@ -22,11 +22,11 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from tide_export import ExportConfig, export
 from tide_export.export import write_bundle
-from tide_export.kv_scales import KVScales, kv_scales
-from tide_export.load import LoadedModel
-from tide_export.probe import probe_layers
+from tide_export.model.probe import probe_layers
 from tide_export.progress import ExportProgress
-from tide_export.verify import GraphCheck, PromptCheck, verify_bundle
+from tide_export.quantize.kv_scales import KVScales, kv_scales
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.verify.verify_bundle import GraphCheck, PromptCheck, verify_bundle
 
 # Rotary fused and partial, learned positions, windows and soft-caps, sinks, multi-head.
 NAMES = ("llama", "gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "gpt2", "phi")))

@@ -16,10 +16,10 @@ from tide_runtime.errors import ParamsError
 from tide_export.chosen_weights import chosen_weights
 from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
-from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
-from tide_export.quantization.quantized_weight import symmetric_int4
+from tide_export.sources.loaded_model import LoadedModel
 from tide_export.targets import TARGETS
+from tide_export.weights.quantized_weight import symmetric_int4
 
 QUIET = ExportProgress(quiet=True)
 CONFIG = ExportConfig(checkpoints="1", max_seq_len=MAX_POSITIONS // 2, weights="w8a8")

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from tide_export.kv_scales import kv_scales, rounded_cache
-from tide_export.layerwise import eager_pass, layer_by_layer
-from tide_export.parameters import LoadedParameters
-from tide_export.probe import probe_layers
+from tide_export.model.probe import probe_layers
+from tide_export.quantize.kv_scales import kv_scales, rounded_cache
+from tide_export.quantize.layerwise import eager_pass, layer_by_layer
+from tide_export.sources.parameters import LoadedParameters
 
 TEXTS = [[3, 14, 15, 9, 26, 5, 35, 8, 97, 93], [2, 7, 1, 8, 28]]
 CUTS = (0, 2, LAYERS - 1)

@@ -18,12 +18,13 @@ from tide_runtime.errors import TargetError, UnsupportedModelError, Verification
 from tide_runtime.outputs import Generation
 from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedModel
 
-from tide_export.checks import check_loaded
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
-from tide_export.load import LoadedModel, load_model
-from tide_export.long_rotary import BothFactors, long_rotary_from
+from tide_export.load import load_model
+from tide_export.model.long_rotary import BothFactors, long_rotary_from
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.verify.checks import check_loaded
 
 ORIGINAL = 24  # tokens that a short text has at most
 SLOTS = 64
@@ -221,7 +222,7 @@ def test_a_wrong_set_of_factors_is_refused(
     monkeypatch.setattr(BothFactors, "__init__", faulty)
     with pytest.raises(UnsupportedModelError, match="Phi3RotaryEmbedding"):
         long_rotary_from(saved.model)
-    monkeypatch.setattr("tide_export.long_rotary._is_known", lambda *_: True)
+    monkeypatch.setattr("tide_export.model.long_rotary._is_known", lambda *_: True)
     for loaded, message in (
         (saved, "rotary embedding: .* has other angles"),
         (replace(saved, weight_files=()), "in a long text" if length == "long" else "ids"),

@@ -21,10 +21,10 @@ from tide_runtime.outputs import Generation, RequestStats
 from transformers import PreTrainedModel
 
 from tide_export import ExportConfig, export
-from tide_export import trace as tracing
 from tide_export.load import fingerprint, load_model
-from tide_export.quantization.gptq import visit_inputs
-from tide_export.remote_code import check_remote_code
+from tide_export.model.remote_code import check_remote_code
+from tide_export.quantize.gptq import visit_inputs
+from tide_export.trace import trace_model as tracing
 
 NEW = 20
 ASKED = GenerationParams(max_new_tokens=NEW, ignore_eos=True)
@@ -228,7 +228,7 @@ def test_code_that_comes_with_a_model(tmp_path, monkeypatch):
         export(str(source), tmp_path / "bundle", config, trust_remote_code=True)
     config = json.loads((source / "config.json").read_text())
     monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", lambda *_, **__: (config, {}))
-    monkeypatch.setattr("tide_export.remote_code.get_tokenizer_config", lambda *_, **__: tokenizer)
+    monkeypatch.setattr("tide_export.model.remote_code.get_tokenizer_config", lambda *_, **__: tokenizer)
     tokenizer: dict[str, object] = {}
     with pytest.raises(ParamsError, match="--revision"):
         check_remote_code("org/spiral", "main", trusted=True)

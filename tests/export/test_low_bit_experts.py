@@ -19,8 +19,9 @@ from transformers import MixtralConfig, PreTrainedConfig, Qwen3MoeConfig
 
 from tide_export import ExportConfig, export
 from tide_export.export import quantize_loaded, write_bundle
-from tide_export.load import TORCH_DTYPES, LoadedModel
+from tide_export.load import TORCH_DTYPES
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 QUIET = ExportProgress(quiet=True)
 ROUNDED = 0.05  # of the largest logit, by which target cpu differs: it rounds activations to int8, target torch does not

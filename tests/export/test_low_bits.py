@@ -9,9 +9,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
-from tide_export.load import LoadedModel
 from tide_export.passes.quantize_experts import DOWN
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 QUIET = ExportProgress(quiet=True)
 LAYERS = 1  # products are the same in all layers

@@ -13,8 +13,8 @@ from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
-from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 # Rotary fused and partial, learned positions, windows, soft-caps, biased and packed projections; 1, 2 and 4 heads a KV head;
 # sinks; keys and values expanded from latents; experts.

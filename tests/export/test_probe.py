@@ -21,8 +21,8 @@ from transformers.masking_utils import (
 )
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
-from tide_export.attention_masks import recorded_windows
-from tide_export.probe import probe_layers
+from tide_export.model.attention_masks import recorded_windows
+from tide_export.model.probe import probe_layers
 
 
 @pytest.mark.parametrize(

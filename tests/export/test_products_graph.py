@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tide_export.cut import CutGraph, LoweredModel
+from tide_export.graphs.cut import CutGraph, LoweredModel
 from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
 from tide_export.targets.base import BuildJob

@@ -26,10 +26,11 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from tide_export.calibration.exit_calibration import read_exit_calibration
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
-from tide_export.layerwise import last_logits_step_by_step
-from tide_export.load import LoadedModel, fingerprint, load_model
-from tide_export.probe import probe_layers
+from tide_export.load import fingerprint, load_model
+from tide_export.model.probe import probe_layers
 from tide_export.progress import ExportProgress
+from tide_export.quantize.layerwise import last_logits_step_by_step
+from tide_export.sources.loaded_model import LoadedModel
 
 EACH_KIND = ("qwen3_5", "falcon_h1", "nemotron_h", "mamba")  # of layers
 Arrays = dict[str, NDArray[Any]]

@@ -11,15 +11,15 @@ from tide_runtime.bundle.manifest import LayerInfo
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from tide_export import trace as tracing
-from tide_export.boundaries import decoder_layers
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
-from tide_export.load import LoadedModel
-from tide_export.probe import probe_layers
+from tide_export.model.boundaries import decoder_layers
+from tide_export.model.probe import probe_layers
 from tide_export.progress import ExportProgress
-from tide_export.repeated_layers import traced_layers
-from tide_export.trace import TracedModel, trace
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.trace import trace_model as tracing
+from tide_export.trace.repeated_layers import traced_layers
+from tide_export.trace.trace_model import TracedModel, trace
 
 LAYERS = 5
 

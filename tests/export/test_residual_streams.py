@@ -13,8 +13,8 @@ from tide_runtime.depth.options import DepthOptions
 from transformers import PreTrainedModel
 
 from tide_export import ExportConfig, export
-from tide_export.layerwise import eager_pass
 from tide_export.load import fingerprint, load_model
+from tide_export.quantize.layerwise import eager_pass
 
 HIDDEN = DEEPSEEK_V4.hidden_size
 EXITS = [ExitInfo(1, "identity", "max_probability", 0.02)]

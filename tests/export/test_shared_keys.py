@@ -17,8 +17,8 @@ from transformers import Gemma4Config, Gemma4ForConditionalGeneration, Gemma4Tex
 
 from tide_export import ExportConfig, export
 from tide_export.export import quantize_loaded, write_bundle
-from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 SLOTS = 64
 QUIET = ExportProgress(quiet=True)

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from export.architectures import tiny_model
 
-from tide_export.parameters import LoadedParameters
-from tide_export.quantization.quantized_weight import integer_rows
-from tide_export.quantization.quantizers import integer_matrices
-from tide_export.smoothing import best_scales, smoothing_scales
+from tide_export.quantize.quantizers import integer_matrices
+from tide_export.quantize.smoothing import best_scales, smoothing_scales
+from tide_export.sources.parameters import LoadedParameters
+from tide_export.weights.quantized_weight import integer_rows
 
 
 class Rows:

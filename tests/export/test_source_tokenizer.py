@@ -8,7 +8,7 @@ from tide_runtime.errors import DataError, ModelFilesError, TideError, Unsupport
 from tiny_tokenizer import write_byte_tokenizer
 from transformers import LlamaConfig, Qwen2Config
 
-from tide_export.source_tokenizer import check_embedded, load_tokenizer
+from tide_export.sources.source_tokenizer import check_embedded, load_tokenizer
 
 
 def _without_files(folder: Path) -> None:

@@ -18,8 +18,9 @@ from transformers import AutoModelForImageTextToText, PreTrainedConfig
 
 from tide_export.config import ExportConfig
 from tide_export.export import quantize_loaded, write_bundle
-from tide_export.load import LoadedModel, held_in_memory, load_model
+from tide_export.load import held_in_memory, load_model
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 QUIET = ExportProgress(quiet=True)
 

@@ -6,7 +6,7 @@ from export.architectures import tiny_model
 from tide_runtime.errors import UnsupportedModelError
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from tide_export.trace import trace
+from tide_export.trace.trace_model import trace
 
 
 def test_code_that_cannot_be_exported_is_refused(monkeypatch):

@@ -10,9 +10,9 @@ import torch
 from export.architectures import ARCHITECTURES, random_model, tiny_model
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from tide_export import trace_cache
-from tide_export.probe import probe_layers
-from tide_export.trace import TracedModel, trace
+from tide_export.model.probe import probe_layers
+from tide_export.trace import trace_cache
+from tide_export.trace.trace_model import TracedModel, trace
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_a_second_model_of_a_shape_is_not_traced(cache: Path, monkeypatch: pytes
     expected = content(trace(model, repeat=True))
     [file] = cache.iterdir()
     with monkeypatch.context() as patched:
-        patched.setattr("tide_export.trace.export_module", lambda *_: pytest.fail("traced again"))
+        patched.setattr("tide_export.trace.trace_model.export_module", lambda *_: pytest.fail("traced again"))
         assert content(trace(model, repeat=True)) == expected
         other.get_parameter(name).data += 1
         second = trace(other, repeat=True).model.graph.initializers[f"model.{name}"].const_value

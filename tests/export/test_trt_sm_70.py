@@ -8,12 +8,12 @@ import pytest
 import torch
 from export.architectures import MAX_POSITIONS, VOCAB, WINDOW
 
-from tide_export.cut import CutGraph
-from tide_export.lower import lower, prepare
+from tide_export.graphs.cut import CutGraph
 from tide_export.passes.base import LoweringContext
 from tide_export.passes.tensorrt_10_4 import ELEMENT_TYPES
 from tide_export.targets import TARGETS
-from tide_export.trace import TracedModel
+from tide_export.targets.lower import lower, prepare
+from tide_export.trace.trace_model import TracedModel
 
 # Grouped heads, sliding window, window and soft-cap, learned positions, sinks.
 NAMES = ("llama", "mistral", "gemma2", "gpt2", "gpt_oss")

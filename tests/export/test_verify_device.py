@@ -17,14 +17,14 @@ from tide_runtime.errors import TargetError, VerificationError
 from tide_runtime.targets import select
 from tide_runtime.targets.gpu_probe import PresentGpu
 
-from tide_export import verify_targets as module
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
-from tide_export.load import LoadedModel
 from tide_export.progress import ExportProgress
-from tide_export.verify import GraphCheck, PromptCheck, eager_reference
-from tide_export.verify_device import verify_on_device
-from tide_export.verify_targets import verify_targets
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.verify import verify_targets as module
+from tide_export.verify.verify_bundle import GraphCheck, PromptCheck, eager_reference
+from tide_export.verify.verify_device import verify_on_device
+from tide_export.verify.verify_targets import verify_targets
 
 L40 = PresentGpu("NVIDIA L40", 89)
 LOADED = LoadedModel(tiny_model("llama"), None, "llama")

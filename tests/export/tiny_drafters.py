@@ -7,8 +7,8 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from tide_export.boundaries import at_boundaries
 from tide_export.drafters.base import Drafter, MeasuredDrafter, positions_of
+from tide_export.model.boundaries import at_boundaries
 
 SHARPNESS = 12.0  # of the head: its likeliest token is one in spite of rounding
 

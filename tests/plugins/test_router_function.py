@@ -13,8 +13,8 @@ from export.stub_calibration import exit_tensors
 from tide_plugins.reference import exit_router
 from tide_runtime.bundle.calibration import ExitInfo
 
-from tide_export.exit_graphs import exit_graph_model
-from tide_export.router_function import DOMAIN, NAME, router_function
+from tide_export.graphs.exit_graphs import exit_graph_model
+from tide_export.graphs.router_function import DOMAIN, NAME, router_function
 
 HIDDEN = 72
 BOTH = ExitInfo(3, "tail:2", "mlp+max_probability", 0.5, mlp_threshold=0.5)

@@ -14,16 +14,16 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import TargetInfo
 from tide_runtime.errors import TargetError
 
-from tide_export.build_targets import BuiltTargets, Cuts, build_targets
-from tide_export.exit_graphs import exit_graph_model
+from tide_export.graphs.exit_graphs import exit_graph_model
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
-from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.targets import TARGETS
 from tide_export.targets.base import BuildJob, Target
+from tide_export.targets.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.targets.engine_cache import BuiltEngine, EngineCache, engine_key
 from tide_export.targets.engines import step_profiles
 from tide_export.targets.onnxruntime import OnnxFiles
+from tide_export.weights.quantized_weight import QuantizedWeight
 
 
 class FailingBuilder:

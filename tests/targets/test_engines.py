@@ -11,13 +11,13 @@ from rich.progress import Progress
 from targets.recording_tensorrt import Recording
 from tide_runtime.errors import TargetError
 
-from tide_export.cut import CutGraph
-from tide_export.lower import LoweredModel
+from tide_export.graphs.cut import CutGraph
 from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS, engines
 from tide_export.targets.base import BuildJob
 from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.engines import step_profiles
+from tide_export.targets.lower import LoweredModel
 
 HIDDEN = 32
 H100 = TARGETS["trt-sm_90"]

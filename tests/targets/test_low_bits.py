@@ -12,11 +12,11 @@ from targets.lowered_graphs import logits_on_cpu
 from targets.tiny_graphs import DTYPES, SLOTS, copy_of, retyped, traced
 from transformers import PreTrainedModel
 
-from tide_export.cut import CutGraph
-from tide_export.lower import lower, prepare
+from tide_export.graphs.cut import CutGraph
 from tide_export.passes.base import LoweringContext
-from tide_export.quantization.quantized_weight import QuantizedWeight
 from tide_export.targets import TARGETS
+from tide_export.targets.lower import lower, prepare
+from tide_export.weights.quantized_weight import QuantizedWeight
 
 STEPS = (9, 1, 1)  # tokens of each step of one sequence: a prompt, two decode steps
 TOLERANCE = 1e-3  # of the largest logit; fp32

@@ -16,11 +16,9 @@ from targets.tiny_graphs import DTYPES, LAYERS, SLOTS, copy_of, retyped, segment
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu
 
-from tide_export.cut import CutGraph
-from tide_export.lower import lower, prepare
+from tide_export.graphs.cut import CutGraph
 from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
-from tide_export.quantization.quantized_weight import QuantizedWeight, pack_nibbles
 from tide_export.targets import TARGETS
 from tide_export.targets.attention_checks import attentions
 from tide_export.targets.engine_build import BuildSettings, build_engine
@@ -28,6 +26,8 @@ from tide_export.targets.engine_cache import BuiltEngine
 from tide_export.targets.engine_network import EngineNetwork, read_network, require_no_errors
 from tide_export.targets.engines import step_profiles
 from tide_export.targets.graph_files import GraphFile, write_graph_file
+from tide_export.targets.lower import lower, prepare
+from tide_export.weights.quantized_weight import QuantizedWeight, pack_nibbles
 
 trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'tide-llm[rtx]'")
 

@@ -15,15 +15,15 @@ from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import PresentGpu
 
 from tide_export.config import TrtOptions
-from tide_export.cut import CutGraph
-from tide_export.exit_graphs import exit_graph_model
-from tide_export.lower import LoweredModel
+from tide_export.graphs.cut import CutGraph
+from tide_export.graphs.exit_graphs import exit_graph_model
 from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS, router_plugin
 from tide_export.targets.base import BuildJob
 from tide_export.targets.choice import check_options
 from tide_export.targets.engine_cache import EngineCache
+from tide_export.targets.lower import LoweredModel
 
 V100, H200 = PresentGpu("Tesla V100", 70), PresentGpu("NVIDIA H200", 90)
 PROFILES = [ProfileInfo("decode", [1, 1, 4], [1, 1, 3]), ProfileInfo("prefill", [1, 1, 4], [1, 16, 16])]

@@ -9,11 +9,11 @@ import torch
 from export.architectures import ARCHITECTURES
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tide_export.cut import CutGraph
-from tide_export.lower import lower, prepare
+from tide_export.graphs.cut import CutGraph
 from tide_export.passes.base import LoweringContext
+from tide_export.targets.lower import lower, prepare
 from tide_export.targets.rtx import RTX_TARGETS
-from tide_export.trace import TracedModel, trace
+from tide_export.trace.trace_model import TracedModel, trace
 
 SLOTS = 64
 # Gemma-2 alternates layers with and without a window.

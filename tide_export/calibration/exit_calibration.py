@@ -14,9 +14,10 @@ from tide_runtime.errors import CalibrationError
 
 from tide_export.calibration.calibration_file import EXITS_NAME, CalibrationFile, read_calibration
 from tide_export.calibration.exits_file import ExitWeights, read_exits
-from tide_export.exit_graphs import exit_tensor_names
-from tide_export.load import LoadedModel, fingerprint
-from tide_export.probe import check_cuts
+from tide_export.graphs.exit_graphs import exit_tensor_names
+from tide_export.load import fingerprint
+from tide_export.model.probe import check_cuts
+from tide_export.sources.loaded_model import LoadedModel
 
 REPORT = Path("report/index.html")
 _LARGEST_REPORT = 1 << 20  # bytes; a bundle is copied to every machine that serves it

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
 
-from tide_export.traced_attention import TracedLayer, tide_layer
+from tide_export.model.traced_attention import TracedLayer, tide_layer
 
 KINDS = ("eagle3", "mtp", "own")
 

@@ -29,7 +29,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP
 
 from tide_export.drafters.base import Drafter, Form, LoadedDrafter, observed_kv
 from tide_export.drafters.folder import DrafterFolder, fill, some
-from tide_export.load import LoadedModel
+from tide_export.sources.loaded_model import LoadedModel
 
 _PARTS: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
     "llama": (LlamaAttention, LlamaMLP),

@@ -15,7 +15,7 @@ from tide_runtime.errors import ModelFilesError
 from torch import Tensor, nn
 from transformers.utils import cached_file
 
-from tide_export.accounting import TensorHeader, read_headers, weight_files
+from tide_export.sources.accounting import TensorHeader, read_headers, weight_files
 
 
 @dataclass(frozen=True)

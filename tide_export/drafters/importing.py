@@ -10,7 +10,7 @@ from tide_export.drafters.eagle3 import check_eagle3, load_eagle3
 from tide_export.drafters.guesses import in_best_form, tokens_per_pass
 from tide_export.drafters.mtp import load_mtp, mtp_tensors
 from tide_export.drafters.replies import REPLIES, write_replies
-from tide_export.load import LoadedModel
+from tide_export.sources.loaded_model import LoadedModel
 
 
 def check_draft_head(draft_head: str, loaded: LoadedModel) -> None:

@@ -30,10 +30,10 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_layers import MtpModel
 from transformers.modeling_utils import LoadStateDictConfig
 
-from tide_export.accounting import drafts, read_headers
 from tide_export.drafters.base import Drafter, Form, LoadedDrafter, observed_kv
 from tide_export.drafters.folder import digest, some
-from tide_export.load import LoadedModel
+from tide_export.sources.accounting import drafts, read_headers
+from tide_export.sources.loaded_model import LoadedModel
 
 _NUMBER = re.compile(r"(?:^|\.)(?:mtp_)?layers\.(\d+)\.")
 _MIMO = re.compile(r"^model\.mtp_layers\.(\d+)\.(\w+)\.")

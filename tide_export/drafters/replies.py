@@ -1,7 +1,8 @@
 """The model's own replies, on which a drafter is measured: guesses meet what the model writes, not what people wrote.
 
-The prompts are pieces of the Python language reference, which every Python carries (`tide_export.head_bits` reads it too), in the
-model's chat template if it has one, so that an import needs no text of the user's. A model without a tokenizer gets random ids.
+The prompts are pieces of the Python language reference, which every Python carries (`tide_export.quantize.head_bits` reads it
+too), in the model's chat template if it has one, so that an import needs no text of the user's. A model without a tokenizer
+gets random ids.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tide_export.boundaries import at_boundaries
-from tide_export.load import LoadedModel
+from tide_export.model.boundaries import at_boundaries
+from tide_export.sources.loaded_model import LoadedModel
 
 REPLIES = 16
 PROMPT_TOKENS = 48

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tide_export.drafters.base import Drafter, positions_of
-from tide_export.quantization.quantized_weight import QuantizedWeight, symmetric_int8
+from tide_export.weights.quantized_weight import QuantizedWeight, symmetric_int8
 
 _BLOCK = 32
 _OWNER = "model"  # the attribute of the modules below, before the names of parameters

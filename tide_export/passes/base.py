@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 from tide_runtime.backends.onnxruntime.invariance import PADDINGS
 
-from tide_export.kv_scales import KVScales
-from tide_export.quantization.deferred_weight import LowBits
+from tide_export.quantize.kv_scales import KVScales
+from tide_export.weights.deferred_weight import LowBits
 
 
 @dataclass(frozen=True)

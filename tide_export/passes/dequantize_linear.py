@@ -22,7 +22,7 @@ from tide_export.passes.block_offsets import BlockOffsets
 from tide_export.passes.fold_weights import transposed
 from tide_export.passes.graph_walk import add_initializer, as_type_of, insert_before, new_value
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL, QuantizeWeights
-from tide_export.quantization.quantized_weight import unpack_nibbles
+from tide_export.weights.quantized_weight import unpack_nibbles
 
 _ZERO = 8
 _AMPERE = 80

@@ -10,7 +10,7 @@ import onnx_ir.passes.common as common
 
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import add_initializer, is_weight
-from tide_export.weights import Folded
+from tide_export.weights.weight_file import Folded
 
 
 def fold_weights(model: ir.Model, context: LoweringContext) -> PassReport:

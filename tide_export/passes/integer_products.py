@@ -21,7 +21,7 @@ from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import add_initializer, array_initializer, insert_before, new_value
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
-from tide_export.weights import Folded
+from tide_export.weights.weight_file import Folded
 
 
 def lower_integer_products(model: ir.Model, context: LoweringContext) -> PassReport:

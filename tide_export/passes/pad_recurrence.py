@@ -24,11 +24,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
+from tide_export.model.traced_attention import DOMAIN
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.attention_packed import remove_unused, rename_packed_dims
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import array_initializer, produced_by
-from tide_export.traced_attention import DOMAIN
 
 CONVOLUTION, RECURRENCE = "CausalConv", "Recurrence"
 _STATE = {CONVOLUTION: 2, RECURRENCE: 3}  # a marker's input

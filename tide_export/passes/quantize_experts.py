@@ -28,8 +28,8 @@ from tide_export.passes.graph_walk import (
     new_value,
     produced_by,
 )
-from tide_export.quantization.deferred_weight import LowBits
-from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.weights.deferred_weight import LowBits
+from tide_export.weights.quantized_weight import QuantizedWeight
 
 UP, DOWN = ".gate_up_proj", ".down_proj"  # names of transformers' parameters, [E, 2I, H] and [E, H, I]
 _ACCURACY_LEVEL = 4  # activations are rounded to int8, as in MatMulNBits

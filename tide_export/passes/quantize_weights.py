@@ -17,14 +17,14 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from tide_export.model.traced_attention import DOMAIN
 from tide_export.passes.attention_gqa import MS_DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import add_initializer, as_type_of, insert_before, is_weight, new_value, produced_by
 from tide_export.passes.quantize_experts import UP, quantize_experts
 from tide_export.passes.smoothing import factors_of, smoothed
-from tide_export.quantization.deferred_weight import DeferredWeight, LowBits
-from tide_export.quantization.quantized_weight import QuantizedWeight
-from tide_export.traced_attention import DOMAIN
+from tide_export.weights.deferred_weight import DeferredWeight, LowBits
+from tide_export.weights.quantized_weight import QuantizedWeight
 
 QUANTIZE_WEIGHTS = "quantize_weights"  # name in the reports
 QUANTIZED_MATMUL = "QuantizedMatMul"

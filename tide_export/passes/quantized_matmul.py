@@ -25,8 +25,8 @@ from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.block_offsets import BlockOffsets
 from tide_export.passes.graph_walk import add_initializer, as_type_of, insert_before, new_value
 from tide_export.passes.quantize_weights import QUANTIZED_MATMUL
-from tide_export.quantization.quantized_weight import unpack_nibbles
-from tide_export.weights import Folded
+from tide_export.weights.quantized_weight import unpack_nibbles
+from tide_export.weights.weight_file import Folded
 
 ACCURACY_LEVEL = 4
 

@@ -1,4 +1,4 @@
-"""Divide the inputs of integer products by their smoothing scales (`tide_export.smoothing`), at no cost where possible.
+"""Divide the inputs of integer products by their smoothing scales (`tide_export.quantize.smoothing`), at no cost where possible.
 
 ``tide::Smooth(x, factors)`` is x · factors, with the reciprocals [K] of the scales. `fold_smoothing` takes the factors into the
 weight of the norm that makes x, or into the scales of the integer product that is a factor of x, as that of up is in a gated MLP;
@@ -14,10 +14,10 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
+from tide_export.model.traced_attention import DOMAIN
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import add_initializer, array_initializer, insert_before, is_weight, new_value, produced_by
-from tide_export.traced_attention import DOMAIN
-from tide_export.weights import Folded
+from tide_export.weights.weight_file import Folded
 
 SMOOTH = "Smooth"
 _NORM_WEIGHTS = {"RMSNormalization": (1,), "LayerNormalization": (1, 2)}  # operands that scale with the output

@@ -12,13 +12,13 @@ from tide_runtime.bundle.manifest import ProfileInfo, TargetInfo
 
 from tide_export.bundle_writer import onnx_weights
 from tide_export.config import TrtOptions
-from tide_export.cut import LoweredModel
+from tide_export.graphs.cut import LoweredModel
 from tide_export.passes.base import GraphPass
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.progress import ExportProgress
 from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.graph_files import GraphFile, write_graph_file
-from tide_export.weights import WeightFile
+from tide_export.weights.weight_file import WeightFile
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tide_runtime.bundle.manifest import EngineInfo, ProfileInfo, TargetInfo
 
-from tide_export.cut import LoweredModel
+from tide_export.graphs.cut import LoweredModel
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.engine_build import BuildSettings, build_engine
 from tide_export.targets.engine_cache import BuiltEngine, engine_key

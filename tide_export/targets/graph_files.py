@@ -10,8 +10,8 @@ from pathlib import Path
 import onnx_ir as ir
 from tide_runtime.bundle import sha256_of
 
-from tide_export.cut import CutGraph
-from tide_export.weights import WeightFile
+from tide_export.graphs.cut import CutGraph
+from tide_export.weights.weight_file import WeightFile
 
 
 @dataclass(frozen=True)

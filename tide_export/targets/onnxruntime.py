@@ -19,7 +19,7 @@ from tide_runtime.bundle.architectures import ONNXRUNTIME_COMPUTE
 from tide_runtime.bundle.manifest import TargetInfo
 
 from tide_export.bundle_writer import ONNX_FOLDER, WEIGHTS_NAME, write_graphs
-from tide_export.cut import LoweredModel
+from tide_export.graphs.cut import LoweredModel
 from tide_export.passes.attention_gqa import lower_attention_gqa
 from tide_export.passes.attention_padded import pad_attention
 from tide_export.passes.canonicalize import canonicalize
@@ -35,8 +35,8 @@ from tide_export.passes.quantized_matmul import lower_quantized_matmul
 from tide_export.passes.rms_norm import fuse_rms_norm
 from tide_export.passes.smoothing import fold_smoothing
 from tide_export.passes.static_shapes import static_reshape
-from tide_export.products_graph import write_products
 from tide_export.targets.base import BuildJob, Machine, Target
+from tide_export.targets.products_graph import write_products
 
 
 @dataclass(frozen=True)

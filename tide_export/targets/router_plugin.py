@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tide_plugins.trt.aot import add_exit_router, ptx, registered
 from tide_runtime.errors import TargetError
 
-from tide_export.router_function import NAME
+from tide_export.graphs.router_function import NAME
 from tide_export.targets.graph_files import GraphFile
 
 SCORE = "score"

@@ -13,7 +13,7 @@ from tide_runtime.backends.tensorrt.package import RTX
 from tide_runtime.bundle.architectures import ARCHITECTURES, Architecture
 from tide_runtime.bundle.manifest import TargetInfo
 
-from tide_export.cut import LoweredModel
+from tide_export.graphs.cut import LoweredModel
 from tide_export.passes.attention_standard import lower_attention_standard
 from tide_export.passes.canonicalize import canonicalize, inline_functions
 from tide_export.passes.dequantize_linear import lower_dequantize_linear, weight_only_int4

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from tide_export.graphs.router_function import NAME as ROUTER
 from tide_export.passes.attention_gqa import lower_attention_gqa
 from tide_export.passes.canonicalize import InlineAllBut
 from tide_export.passes.guard_token import guard_token
@@ -18,7 +19,6 @@ from tide_export.passes.onnxruntime_fusions import fuse_skip_norm
 from tide_export.passes.pack_projections import pack_products, pack_projections
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.quantized_matmul import lower_quantized_matmul
-from tide_export.router_function import NAME as ROUTER
 from tide_export.targets.base import Machine
 from tide_export.targets.onnxruntime import CPU
 

@@ -18,7 +18,8 @@ from tide_runtime.bundle.manifest import TargetInfo
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import PresentGpu, present_gpu
 
-from tide_export.cut import LoweredModel
+from tide_export.graphs.cut import LoweredModel
+from tide_export.graphs.router_function import NAME as ROUTER
 from tide_export.passes.attention_primitives import lower_attention_primitives
 from tide_export.passes.attention_standard import lower_attention_standard
 from tide_export.passes.base import GraphPass
@@ -30,7 +31,6 @@ from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.rms_norm import decompose_rms_norm, fuse_rms_norm
 from tide_export.passes.static_shapes import static_caches, static_reshape
 from tide_export.passes.tensorrt_10_4 import check_tensorrt_10_4, declare_opset_20
-from tide_export.router_function import NAME as ROUTER
 from tide_export.targets.base import BuildJob, Machine, Target
 from tide_export.targets.engines import ENGINE_FOLDER, build_engines
 from tide_export.targets.router_plugin import router_key

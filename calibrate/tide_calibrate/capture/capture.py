@@ -21,8 +21,9 @@ from tide_calibrate.capture.writer import HIDDEN_DTYPES, CaptureSettings, Captur
 from tide_calibrate.model.frozen import LOGIT_BYTES
 from tide_calibrate.progress_bars import token_bar
 from tide_calibrate.text.documents import Windows
-from tide_export.load import LoadedModel, fingerprint
+from tide_export.load import fingerprint
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 BATCH_TOKENS = 2048  # a layer's activations roughly fit a core's cache; larger batches were no faster
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tide_calibrate.capture.writer import BatchWriter
 from tide_calibrate.model.frozen import LOGIT_BYTES, sliced_logits
-from tide_export.boundaries import at_boundaries
+from tide_export.model.boundaries import at_boundaries
 
 OnState = Callable[[int, torch.Tensor], None]
 

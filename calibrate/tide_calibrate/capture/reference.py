@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from tide_calibrate.capture.capture import capture
 from tide_calibrate.text.documents import SPLITS, SplitName, Windows
-from tide_export.load import LoadedModel, fingerprint
+from tide_export.load import fingerprint
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 
 @dataclass(frozen=True)

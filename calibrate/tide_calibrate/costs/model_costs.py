@@ -13,8 +13,8 @@ from tide_runtime.errors import CalibrationError
 from tide_calibrate.costs.fit import ROUTER_WIDTH
 from tide_calibrate.costs.measure import load_costs, measuring_checkpoints
 from tide_calibrate.temporary_bundle import TemporaryBundle
-from tide_export.boundaries import decoder_layers
-from tide_export.load import LoadedModel
+from tide_export.model.boundaries import decoder_layers
+from tide_export.sources.loaded_model import LoadedModel
 
 NOMINAL = "nominal"  # target of nominal costs
 _EXTRA_TOKEN = 0.08  # additional time per further token in a launch, as a share of one token's time

@@ -1,4 +1,4 @@
-"""The draft head's formulas and weights (the graph: tide_export.draft_graph).
+"""The draft head's formulas and weights (the graph: tide_export.drafters.draft_graph).
 
 It reads the final state and one from the middle of the last token that all layers have run for, and the embedding of the token
 after it, and guesses the one after that; its own state then stands in for the model's (EAGLE, Li et al. 2024, arXiv:2401.15077).
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from tide_calibrate.capture.forward_pass import hidden_states
 from tide_calibrate.model.frozen import FrozenModel
-from tide_export.exit_graphs import RMS_EPSILON
+from tide_export.graphs.exit_graphs import RMS_EPSILON
 
 _BLOCK = 32
 _INNER = 8 / 3  # width of the feed-forward block over the hidden size, as in models with gated ones

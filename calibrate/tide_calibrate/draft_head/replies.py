@@ -27,7 +27,7 @@ from tide_calibrate.capture.store import Capture
 from tide_calibrate.parallel import Check, in_parallel, workers_on
 from tide_calibrate.text.documents import SplitText, Windows
 from tide_export.drafters.replies import template_tokens
-from tide_export.load import LoadedModel
+from tide_export.sources.loaded_model import LoadedModel
 
 PROMPT_TOKENS = 64
 REPLY_TOKENS = 128

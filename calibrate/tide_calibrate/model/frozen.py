@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tide_calibrate.model.tail import ModelTail
-from tide_export.boundaries import decoder_stack
-from tide_export.probe import probe_layers
+from tide_export.model.boundaries import decoder_stack
+from tide_export.model.probe import probe_layers
 
 LOGIT_BYTES = 64 << 20  # of one fp32 slice; some models hold three copies of it while they scale and cap
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from tide_export.boundaries import decoder_layers
+from tide_export.model.boundaries import decoder_layers
 
 _CHECK_TOKENS = 6
 _RELATIVE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}

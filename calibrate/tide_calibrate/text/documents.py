@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from tide_calibrate.config import CalibrationConfig
 from tide_export.calibration.calibration_file import DataInfo
 from tide_export.documents import Document, Note, load_documents
-from tide_export.load import LoadedModel
-from tide_export.source_tokenizer import check_embedded
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.sources.source_tokenizer import check_embedded
 
 SplitName = Literal["train", "threshold", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)

@@ -16,7 +16,7 @@ from tide_calibrate.capture.store import Capture, open_capture, states
 from tide_calibrate.text.documents import Windows
 from tide_runtime.errors import CalibrationError, OutputError, ParamsError
 
-from tide_export.load import LoadedModel
+from tide_export.sources.loaded_model import LoadedModel
 
 CANDIDATES = (1, 2, LAYERS - 1, LAYERS)
 SPLIT = np.array([0, 1, 2], np.int8)

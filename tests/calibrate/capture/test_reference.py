@@ -17,8 +17,9 @@ from tide_calibrate.text.documents import Windows
 from tide_calibrate.traces.record import trace_split
 from tide_runtime.errors import CalibrationError
 
-from tide_export.load import LoadedModel, fingerprint
+from tide_export.load import fingerprint
 from tide_export.progress import ExportProgress
+from tide_export.sources.loaded_model import LoadedModel
 
 SPLIT = np.array([0, 1, 2, 1], np.int8)
 QUIET = ExportProgress(quiet=True)

@@ -18,7 +18,7 @@ from tide_calibrate.text.documents import SplitText, Windows
 from tide_runtime.errors import DataError
 from transformers import PreTrainedModel
 
-from tide_export.load import LoadedModel
+from tide_export.sources.loaded_model import LoadedModel
 
 TOKENS, MIDDLE = 24, 2
 PIECE, NEW = 40, 88  # half of a window of 80, and what is left of the model's 128 positions

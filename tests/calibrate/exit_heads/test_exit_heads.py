@@ -17,7 +17,7 @@ from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.model.tail import ModelTail
 from tide_runtime.errors import CalibrationError, DataError, ParamsError, UnsupportedModelError
 
-from tide_export.boundaries import decoder_layers
+from tide_export.model.boundaries import decoder_layers
 
 TOKENS = 8  # no longer than the sliding windows of the tiny models
 QUICK = HeadTraining(steps=24, windows_per_step=4, held_out_windows=8, check_every=8)

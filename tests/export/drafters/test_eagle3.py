@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicCache
 
 from tide_export.drafters.eagle3 import load_eagle3
 from tide_export.drafters.guesses import chain
-from tide_export.load import LoadedModel
+from tide_export.sources.loaded_model import LoadedModel
 
 TOKENS, GUESSES = 12, 3
 TAPS = [1, 2, 3]

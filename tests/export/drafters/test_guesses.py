@@ -13,7 +13,7 @@ from tide_export.drafters.eagle3 import load_eagle3
 from tide_export.drafters.guesses import chain, in_best_form, tokens_per_pass
 from tide_export.drafters.importing import import_drafter
 from tide_export.drafters.replies import Replies, write_replies
-from tide_export.load import LoadedModel
+from tide_export.sources.loaded_model import LoadedModel
 
 
 @pytest.fixture(scope="module")

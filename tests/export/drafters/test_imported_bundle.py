@@ -14,7 +14,7 @@ from tide_runtime.errors import ModelFilesError, ParamsError
 from tiny_tokenizer import write_byte_tokenizer
 
 from tide_export import ExportConfig, export
-from tide_export.mimo import MiMoConfig
+from tide_export.model.mimo import MiMoConfig
 
 PROMPTS = [[5, 9, 2, 7], [8, 8, 1, 30, 4, 6, 2]]
 

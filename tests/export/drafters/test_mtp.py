@@ -15,8 +15,9 @@ from transformers.modeling_layers import MtpModel
 
 from tide_export.drafters.guesses import chain
 from tide_export.drafters.mtp import load_mtp
-from tide_export.load import LoadedModel, load_model
-from tide_export.mimo import MiMoConfig
+from tide_export.load import load_model
+from tide_export.model.mimo import MiMoConfig
+from tide_export.sources.loaded_model import LoadedModel
 
 TOKENS, GUESSES = 10, 3
 MIMO = dict(

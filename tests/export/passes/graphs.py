@@ -10,8 +10,8 @@ import onnxruntime as ort
 from onnx import helper, numpy_helper
 from onnx_ir.tape import Tape
 
-from tide_export.kv_scales import KVScales
 from tide_export.passes.base import GraphPass, LoweringContext, PassReport
+from tide_export.quantize.kv_scales import KVScales
 
 SLOTS = 24  # of the KV caches; ``max_seq_len`` of the passes
 _HEADER = '<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1, "tide": 1]>\nsmall '

@@ -9,9 +9,9 @@ from export.passes.graphs import SLOTS, lowered, only, operators, parse, random_
 from export.passes.one_attention import attended, written
 from export.passes.rotary_text import Rotary
 
-from tide_export.kv_scales import KVScales
 from tide_export.passes.attention_gqa import HEAD_SINK, lower_attention_gqa, optional_input
 from tide_export.passes.base import LoweringContext
+from tide_export.quantize.kv_scales import KVScales
 
 HEADS, KV_HEADS = 6, 2
 NOT_ROTARY = "key_cache_out_0: no rotary embedding recognised in front of it (kept as plain nodes)"

@@ -8,7 +8,7 @@ from export.passes.graphs import assert_same_results, operators, parse, random_f
 from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.dequantize_linear import lower_dequantize_linear, weight_only_int4
 from tide_export.passes.quantize_weights import QuantizeWeights
-from tide_export.quantization.quantized_weight import QuantizedWeight
+from tide_export.weights.quantized_weight import QuantizedWeight
 
 K, N = 64, 40
 PRODUCTS = f"""(float[B, S, {K}] x, int64[T] ids) => (float[B, S, {N}] y, float[B, S, {N}] z, float[T, {K}] rows)

@@ -10,7 +10,7 @@ from tide_export.passes.base import LoweringContext, run_passes
 from tide_export.passes.integer_products import lower_integer_products
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.passes.smoothing import fold_smoothing
-from tide_export.quantization.quantized_weight import QuantizedWeight, integer_rows
+from tide_export.weights.quantized_weight import QuantizedWeight, integer_rows
 
 RANDOM = np.random.default_rng(0)
 K, N = 64, 48

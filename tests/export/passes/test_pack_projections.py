@@ -8,7 +8,7 @@ from export.passes.group_query import HIDDEN, GroupQuery, step
 
 from tide_export.passes.pack_projections import pack_products, pack_projections
 from tide_export.passes.quantized_matmul import lower_quantized_matmul
-from tide_export.quantization.quantized_weight import unpack_nibbles
+from tide_export.weights.quantized_weight import unpack_nibbles
 
 NOT_PLAIN = "query, key or value is not a plain projection (normed, sliced or already packed)"
 NOT_ALIKE = "query, key and value are projected from different inputs, not all with a bias, or with weights of different forms"

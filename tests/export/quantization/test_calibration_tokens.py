@@ -14,7 +14,7 @@ from tide_export import ExportConfig, cli
 from tide_export.export import quantize_loaded
 from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
-from tide_export.quantization.gptq import MAX_TOKENS, WINDOW, calibration_tokens
+from tide_export.quantize.gptq import MAX_TOKENS, WINDOW, calibration_tokens
 
 DEMO = Path(__file__).parents[3] / "examples" / "demo_model" / "layerskip"
 TEXT = str(argparse.__file__)

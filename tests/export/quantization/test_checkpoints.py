@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 from transformers import AutoConfig, PreTrainedModel
 
-from tide_export.quantization.checkpoints import load_quantized_checkpoint
+from tide_export.sources.quantised.checkpoints import load_quantized_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 Packer = Callable[[int, int, np.random.Generator], tuple[Tensors, NDArray[np.float32]]]

@@ -22,11 +22,11 @@ from slow_cases import slow_but
 from tide_runtime.errors import TideError
 from transformers import PreTrainedModel
 
-from tide_export.quantization import gguf_architectures
-from tide_export.quantization.gguf_architectures import read_config
-from tide_export.quantization.gguf_file import read_file
-from tide_export.quantization.gguf_metadata import Metadata
-from tide_export.quantization.gguf_source import UNREADABLE
+from tide_export.sources.gguf import gguf_architectures
+from tide_export.sources.gguf.gguf_architectures import read_config
+from tide_export.sources.gguf.gguf_file import read_file
+from tide_export.sources.gguf.gguf_metadata import Metadata
+from tide_export.sources.gguf.gguf_source import UNREADABLE
 
 TOLERANCE = 1e-3
 KEYS = [

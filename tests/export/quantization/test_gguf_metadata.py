@@ -16,8 +16,8 @@ from tide_runtime.bundle.manifest import GenerationInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import PreTrainedModel
 
-from tide_export.generation_defaults import generation_info
 from tide_export.load import load_model
+from tide_export.sources.generation_defaults import generation_info
 
 IDS = np.random.default_rng(0).integers(0, 256, 120).tolist()
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import PreTrainedModel
 
-from tide_export.fake_parameters import materialise
-from tide_export.quantization.gguf_parameters import GgufParameters
-from tide_export.quantization.gguf_source import load_gguf
-from tide_export.traced_recurrence import with_limits_of_config
+from tide_export.model.fake_parameters import materialise
+from tide_export.model.traced_recurrence import with_limits_of_config
+from tide_export.sources.gguf.gguf_parameters import GgufParameters
+from tide_export.sources.gguf.gguf_source import load_gguf
 
 IDS = np.random.default_rng(0).integers(0, 256, 60).tolist()
 

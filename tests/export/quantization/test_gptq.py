@@ -10,12 +10,13 @@ from torch import Tensor
 
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
-from tide_export.load import LoadedModel, quantized
+from tide_export.load import quantized
 from tide_export.progress import ExportProgress
-from tide_export.quantization.gptq import gptq, visit_inputs
-from tide_export.quantization.quantized_weight import QuantizedWeight
-from tide_export.quantization.quantizers import quantize_model
-from tide_export.verify import verify_bundle
+from tide_export.quantize.gptq import gptq, visit_inputs
+from tide_export.quantize.quantizers import quantize_model
+from tide_export.sources.loaded_model import LoadedModel
+from tide_export.verify.verify_bundle import verify_bundle
+from tide_export.weights.quantized_weight import QuantizedWeight
 
 ROWS, COLUMNS, BLOCK = 48, 128, 32
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tide_export.quantization.quantized_weight import QuantizedWeight, stacked
+from tide_export.weights.quantized_weight import QuantizedWeight, stacked
 
 
 def random_weight(

@@ -6,8 +6,9 @@ from export.architectures import tiny_model
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from tide_export.load import LoadedModel, quantized
-from tide_export.quantization.quantizers import quantize_model, round_to_nearest
+from tide_export.load import quantized
+from tide_export.quantize.quantizers import quantize_model, round_to_nearest
+from tide_export.sources.loaded_model import LoadedModel
 
 
 def original(model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:

@@ -6,8 +6,9 @@ from export.architectures import VOCAB, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tide_export.load import LoadedModel, quantized
-from tide_export.quantization.sensitivity import divergences, most_sensitive
+from tide_export.load import quantized
+from tide_export.quantize.sensitivity import divergences, most_sensitive
+from tide_export.sources.loaded_model import LoadedModel
 
 NAMES = ("model.layers.0.self_attn.v_proj", "model.layers.1.mlp.down_proj", "model.layers.3.mlp.gate_proj")
 

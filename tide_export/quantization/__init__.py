@@ -1,1 +1,0 @@
-"""Low-bit weights: blocks of integers with a scale, read from quantised checkpoints or made from full precision."""

@@ -1,0 +1,1 @@
+"""Weights in 4 and 8 bits: quantizers, and what they measure on a text."""

@@ -1,0 +1,1 @@
+"""Where parameters, tokenizer and settings come from: HuggingFace folders, GGUF files, quantised checkpoints."""

@@ -1,0 +1,1 @@
+"""GGUF files: metadata, tensors in their blocks, and tokenizers, as llama.cpp reads them."""
