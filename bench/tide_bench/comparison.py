@@ -64,9 +64,9 @@ class Comparison:
         self._seconds = prefill_seconds if config.mode == "prefill" else decode_seconds
         self.new_tokens = 2 if config.mode == "prefill" else config.new_tokens
 
-    def run(self, most_in_memory: int) -> list[dict[str, Any]]:
-        """A row for each place and arm. ``most_in_memory``: processes that fit."""
-        planned = meetings(list(dict.fromkeys(spec.process for spec in self._specs)), most_in_memory)
+    def run(self, max_in_memory: int) -> list[dict[str, Any]]:
+        """A row for each place and arm. ``max_in_memory``: processes that fit."""
+        planned = meetings(list(dict.fromkeys(spec.process for spec in self._specs)), max_in_memory)
         share = 60 * self._config.minutes / (len(planned) * len(self._places))
         for number, in_memory in enumerate(planned):
             entries = self._pool.start([c for c in self._specs if c.process in in_memory], self._rehearse)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-_LEAST_WIDTH = 170  # piped output would wrap the tables at 80
+_MIN_WIDTH = 170  # piped output would wrap the tables at 80
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def console() -> Console:
     """The terminal of all benchmarks of this process."""
     from rich.console import Console
 
-    return Console(width=max(_LEAST_WIDTH, Console().width))
+    return Console(width=max(_MIN_WIDTH, Console().width))
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -21,8 +21,8 @@ from tide_export.model.looped_models import OuroConfig, OuroForCausalLM
 from .model import BRANCH_NORMS, LAYER_WEIGHTS, StackedLlama, attention_branch, head_logits, mlp_branch, rms_norm
 from .variants import Variant
 
-# Of the paper, section 3.4: the label to go on is sigmoid(STEEPNESS · (gain - LEAST_GAIN)), gain in nats of the token.
-STEEPNESS, LEAST_GAIN = 50.0, 0.005
+# Of the paper, section 3.4: the label to go on is sigmoid(STEEPNESS · (gain - MIN_GAIN)), gain in nats of the token.
+STEEPNESS, MIN_GAIN = 50.0, 0.005
 STEADINESS = 2.0  # without it the last loop of a grown model begins at 7 nats a token
 GATE = "model.early_exit_gate"
 
@@ -138,7 +138,7 @@ class StackedOuro(StackedLlama):
     def gate_loss(self, states: list[Tensor], losses: list[Tensor]) -> Tensor:
         """Binary cross-entropy of the gate after each loop but the last; `losses` of all loops, `[B, S]` each."""
         nats = torch.stack(losses).detach()
-        stay = torch.sigmoid(STEEPNESS * ((nats[:-1] - nats[1:]).clamp(min=0) - LEAST_GAIN))
+        stay = torch.sigmoid(STEEPNESS * ((nats[:-1] - nats[1:]).clamp(min=0) - MIN_GAIN))
         normed = rms_norm(torch.stack(states).detach(), self.final_norm.detach(), self.config.rms_norm_eps)
         leave = F.linear(normed, self.exit_gate, self.exit_gate_bias)[..., 0]
         return F.binary_cross_entropy_with_logits(leave, 1 - stay)

@@ -19,7 +19,7 @@ from tide_runtime.device_loop.loop_kernels import (
     ExitWindow,
     NextInputs,
 )
-from tide_runtime.device_loop.loop_state import MOST_EOS, LoopState
+from tide_runtime.device_loop.loop_state import MAX_EOS, LoopState
 from tide_runtime.device_loop.text_state import RING_ENTRY, TextState
 
 from tide_plugins.launch.cuda_driver import CudaDriver
@@ -73,7 +73,7 @@ class PluginLoopKernels:
         tensors |= self._per_sequence(state, "emitted", dtype="i32") | self._per_sequence(state, "finished", dtype="u8")
         tensors |= {
             "chosen": self._array(chosen, "i64", state.batch_size),
-            "eos": self._array(state.pointers["eos"], "i64", MOST_EOS),
+            "eos": self._array(state.pointers["eos"], "i64", MAX_EOS),
         }
         return self._prepared(prepare_take_tokens, tensors)
 
@@ -162,7 +162,7 @@ class PluginLoopKernels:
         tensors |= self._texts(texts, "text", "hits", "tries", "least", *_GUESS, "bound", "choice") | self._counts(state)
         tensors |= self._scalars(state, "turns_left", "proceed") | {
             "chosen": self._array(chosen, "i64", state.batch_size, 1 << (texts.sizes - 1)),
-            "eos": self._array(state.pointers["eos"], "i64", MOST_EOS),
+            "eos": self._array(state.pointers["eos"], "i64", MAX_EOS),
             "ring": self._array(state.ring.pointers[0], "i64", state.ring.turns, state.batch_size, RING_ENTRY),
         }
         return self._with_graph_condition(prepare_text_accept, state.proceed, tensors)

@@ -22,10 +22,10 @@ class DepthTuning:
         hit_rate_weight, hit_rate_memory: see `HitRates`.
         clock_rate: share of its error that a pass corrects prices by (`PassClock`), so that one noisy time decides nothing. With
             0, drafts depend on the text and the measured table only, and a run can be repeated.
-        most_clock_tilt: bound of the correction, and of the error that is learned from: 12 tokens take 0.5 to 2.1 times as long.
+        max_clock_tilt: bound of the correction, and of the error that is learned from: 12 tokens take 0.5 to 2.1 times as long.
         padding_penalty: cost of each token that pads a shorter sequence, in full steps of one sequence, besides what it takes. A
             sequence that gets ahead no longer shares its later drafts with the others.
-        least_batch_speedup: exits are evaluated in a batch where at least this speedup is estimated. The estimate leaves out
+        min_batch_speedup: exits are evaluated in a batch where at least this speedup is estimated. The estimate leaves out
             waiting, padding and the loop: on the demo model 8 sequences came to 0.5-0.65 of it.
         uncalibrated_speedup: expected speedup of exit drafts without a calibration.
         exit_expectation_weight: weight of the expectation under policy ``exit``, where an outcome is one token (see `Backoff`).
@@ -48,9 +48,9 @@ class DepthTuning:
     hit_rate_weight: float = 4.0
     hit_rate_memory: float = 16.0
     clock_rate: float = 1 / 16
-    most_clock_tilt: float = 0.3
+    max_clock_tilt: float = 0.3
     padding_penalty: float = 0.05
-    least_batch_speedup: float = 1.3
+    min_batch_speedup: float = 1.3
     uncalibrated_speedup: float = 1.1
     exit_expectation_weight: float = 8.0
     backoff_decay: float = 0.9

@@ -126,7 +126,7 @@ class Engine:
                 slots=bundle.manifest.max_seq_len,
                 lookahead=self.policy.lookahead,
                 prompt_tokens=budget,
-                most_logits=max(self.max_batch, _LOGITS_BYTES // (4 * bundle.manifest.logits_size)),
+                max_logits=max(self.max_batch, _LOGITS_BYTES // (4 * bundle.manifest.logits_size)),
                 can_preempt=self.policy.can_resume,
                 max_queue=options.max_queue,
                 consecutive_rows=not self.backend.packs_steps,

@@ -33,14 +33,14 @@ def kept_result(
     encode: Callable[[Result], Any],
     decode: Callable[[Any], Result],
     folder: Path | None = None,
-    most_queued: float = math.inf,
+    max_queued: float = math.inf,
 ) -> Result:
     """What ``measure`` returns, which is called only if ``folder`` (default: the user's cache) has no result for ``key``.
 
     A damaged result is measured again. Where ``folder`` cannot be written, every call measures.
 
     Args:
-        most_queued: a result is kept only if this process waited for a core in at most this share of the time: other processes
+        max_queued: a result is kept only if this process waited for a core in at most this share of the time: other processes
             would be part of what every later process believes.
         encode, decode: between a result and what JSON can hold; ``decode`` raises ValueError, KeyError or TypeError for anything
             else.
@@ -51,7 +51,7 @@ def kept_result(
     queued = queued_seconds()
     began = perf_counter()
     measured = measure()
-    if queued_seconds() - queued > most_queued * (perf_counter() - began):
+    if queued_seconds() - queued > max_queued * (perf_counter() - began):
         return measured
     with suppress(OSError, RuntimeError):
         kept = json.dumps({"result": encode(measured), "key": [*key]})

@@ -109,7 +109,7 @@ def test_target_torch_rounds_as_target_cpu_does(exported, load, name, policy, tm
     monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path))
     bundle = Bundle.open(exported(name)[1])
     backend = TorchBackend(bundle, "torch", SimulatedStream(SimulatedGpu()))
-    backend.least_slots, backend.machine_key, backend.row_padding = 16, ["the simulated GPU"], NO_PADDING
+    backend.min_slots, backend.machine_key, backend.row_padding = 16, ["the simulated GPU"], NO_PADDING
     passes = {(tokens,) * rows: 1 + tokens / 100 for rows in (1, 2) for tokens in (1, 4, 16)}
     backend.pass_costs = pass_table(passes, "torch", "prices at which drafts pay")
     prompts = [np.random.default_rng(n).integers(3, VOCAB, n + 1).tolist() * 4 for n in range(3)]

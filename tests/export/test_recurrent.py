@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.graph_contract import written_name
-from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING
+from tide_runtime.backends.onnxruntime.invariance import MIN_PADDING
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import ADVANCE, Manifest
@@ -94,8 +94,8 @@ class _Graphs:
     def run(self, ids: list[list[int]], cached: list[int]) -> Arrays:
         """One step of each sequence's ``ids``; all outputs, and the caches and states afterwards are kept."""
         counts = [len(tokens) for tokens in ids]
-        shape = StepShape.of(0, counts, counts, LEAST_PADDING)
-        positions = StepPositions(shape, LEAST_PADDING.sequence)
+        shape = StepShape.of(0, counts, counts, MIN_PADDING)
+        positions = StepPositions(shape, MIN_PADDING.sequence)
         positions.arrange(counts, counts)
         positions.place(cached)
         packed = np.zeros((1, shape.tokens), np.int64)

@@ -52,7 +52,7 @@ class HostReserved(HostMemory):
             assert begin >= 0 and end <= self.end - self.pointer
             wanted[begin // self.granule : -(-end // self.granule)] = True
         missing = wanted & ~self._has_memory
-        most = self._device.most_reserved
+        most = self._device.max_reserved
         if most is not None and self._device.reserved + self.granule * int(missing.sum()) > most:
             raise DeviceMemoryError("the device has no memory left")
         assert (self._granules[missing] == 0xFF).all(), "addresses without memory were written"
@@ -73,11 +73,11 @@ class HostMark:
 class HostDevice:
     """Copies are queued and made when somebody waits, or when the queue is needed: by `flush` before a graph runs.
 
-    ``most_reserved``: bytes that reserved addresses can get in all; None: any.
+    ``max_reserved``: bytes that reserved addresses can get in all; None: any.
     """
 
     kind, ordinal, stream, name, compute = "cpu", 0, 7, "host memory", 90
-    is_capturing, most_reserved = False, cast(int | None, None)
+    is_capturing, max_reserved = False, cast(int | None, None)
 
     @property
     def reserved(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from runtime.host_device import HostDevice
 
 Work = Callable[[], None]
-_MOST_TURNS = 10_000  # of one loop: one that never ends would hang the tests
+_MAX_TURNS = 10_000  # of one loop: one that never ends would hang the tests
 _IN_BODIES = {"KERNEL", "EMPTY", "GRAPH", "MEMSET", "MEMCPY", "CONDITIONAL"}
 _MEMORY = {"MEM_ALLOC", "MEM_FREE"}
 
@@ -314,7 +314,7 @@ class SimulatedBuilder:
             turns = 0
             while self.gpu.conditions[condition.handle]:
                 turns += 1
-                assert turns < _MOST_TURNS, "a loop does not end"
+                assert turns < _MAX_TURNS, "a loop does not end"
                 body.definition.execute()
 
         self.record(SimulatedNode("CONDITIONAL", work))

@@ -24,7 +24,7 @@ class TinyDeviceBackend:
         queued_beside: what the library queues around each graph: ``memory``, a workspace (cuBLAS without one from its caller);
             ``host``, a host function that releases the run's buffers; ``wait``, a synchronization of the stream; ``copy``, a copy
             of pageable memory that every run reuses; ``fork``, work on a stream that never joins; or nothing.
-        least_slots: of the caches that the graphs are bound to at first; None: all.
+        min_slots: of the caches that the graphs are bound to at first; None: all.
     """
 
     name, no_loop, row_sampling = "tiny", None, None
@@ -37,9 +37,9 @@ class TinyDeviceBackend:
         fixed_stream: bool = False,
         logits: ElementType = FP64,
         queued_beside: str = "",
-        least_slots: int | None = None,
+        min_slots: int | None = None,
     ) -> None:
-        self._beside, self.least_slots, self._staged = queued_beside, least_slots, 0
+        self._beside, self.min_slots, self._staged = queued_beside, min_slots, 0
         self.manifest, self.model, self.device, self.fixed_stream = manifest, model, gpu, fixed_stream
         self.element, self.cache_element, self.logits_element = FP64, FP64, logits
         self.input_types = {"write_index": INT32}

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-_MOST_POSITIONS = 2**18  # that a mask is looked at; no model has a longer window
+_MAX_POSITIONS = 2**18  # that a mask is looked at; no model has a longer window
 _NO_WINDOW = "a mask that is neither causal nor a sliding window is not supported"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -102,7 +102,7 @@ def declared_window(module: torch.nn.Module) -> int | None:
 
 
 def _positions(config: PreTrainedConfig) -> int:
-    return min(getattr(config, "max_position_embeddings", None) or _MOST_POSITIONS, _MOST_POSITIONS)
+    return min(getattr(config, "max_position_embeddings", None) or _MAX_POSITIONS, _MAX_POSITIONS)
 
 
 def _window(function: MaskFunction, positions: int) -> int:

@@ -31,7 +31,7 @@ class LoweringContext:
     @property
     def cache_slots(self) -> int:
         """Slots of a sequence's cache, with those that attention pads into on any processor."""
-        return self.max_seq_len + max(padding.sequence.most_added for padding in PADDINGS)
+        return self.max_seq_len + max(padding.sequence.max_added for padding in PADDINGS)
 
     @property
     def position_ids(self) -> int:

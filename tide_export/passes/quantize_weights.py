@@ -28,7 +28,7 @@ from tide_export.weights.quantized_weight import QuantizedWeight
 
 QUANTIZE_WEIGHTS = "quantize_weights"  # name in the reports
 QUANTIZED_MATMUL = "QuantizedMatMul"
-LEAST_BLOCK = 16  # of GatherBlockQuantized; blocks are powers of two
+MIN_BLOCK = 16  # of GatherBlockQuantized; blocks are powers of two
 NO_LOW_BITS = "the target has no products with low-bit weights"
 
 
@@ -96,8 +96,8 @@ class QuantizeWeights:
         reason = "" if self.look_ups else "the embedding is looked up in full precision"
         if self.look_ups and weight.has_offsets:
             reason = "the embedding's blocks have a minimum, which the look-up does not take"
-        if self.look_ups and weight.shape[1] % LEAST_BLOCK:
-            reason = f"the embedding is no multiple of {LEAST_BLOCK} wide"
+        if self.look_ups and weight.shape[1] % MIN_BLOCK:
+            reason = f"the embedding is no multiple of {MIN_BLOCK} wide"
         if reason:
             report.skip(node.outputs[0].name, reason)
             return
@@ -181,7 +181,7 @@ def _in_blocks(weight: LowBits) -> LowBits:
     if weight.smoothing is None:
         return weight
     columns = weight.shape[1]
-    block = LEAST_BLOCK
+    block = MIN_BLOCK
     while not columns % (2 * block):
         block *= 2
 

@@ -26,8 +26,8 @@ from tide_export.sources.parameters import ParameterSource
 from tide_export.weights.quantized_weight import symmetric_int4
 
 TOKENS = 1024  # in windows of half of them, fewer for a model of few positions; some seconds for SmolLM2
-LEAST_SHARE = 0.1  # of the model's parameters: a smaller head would save less than a tenth of a token's time
-MOST_LOSS = 0.01  # of the perplexity
+MIN_SHARE = 0.1  # of the model's parameters: a smaller head would save less than a tenth of a token's time
+MAX_LOSS = 0.01  # of the perplexity
 
 
 def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> LoadedModel:
@@ -40,7 +40,7 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     weight = loaded.quantized.get(f"{name}.weight")
     if wanted == "8" or weight is None or weight.bits != 8:
         return loaded
-    too_small = head.weight.numel() < LEAST_SHARE * loaded.model.num_parameters()
+    too_small = head.weight.numel() < MIN_SHARE * loaded.model.num_parameters()
     if wanted == "auto" and (too_small or loaded.tokenizer is None):
         return loaded
     source = loaded.parameters
@@ -60,7 +60,7 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
     bias = source.value(f"{name}.bias") if head.bias is not None else None
     eight, four = perplexities(loaded.model, source, windows, rounded, bias)
     text = f"{TOKENS} tokens of pydoc_data.topics, Python {python_version()}"
-    chosen = 4 if four <= eight * (1 + MOST_LOSS) else 8  # 8 where one is NaN
+    chosen = 4 if four <= eight * (1 + MAX_LOSS) else 8  # 8 where one is NaN
     note(f"head in {chosen} bits: perplexity {four:.3f} with 4, {eight:.3f} with 8, on {text}")
     if chosen == 4:
         head.weight = rounded

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from tide_runtime.backends.graph_contract import written_name
-from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING
+from tide_runtime.backends.onnxruntime.invariance import MIN_PADDING
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.backends.step_arrays import StepPositions, StepShape
 from tide_runtime.bundle.manifest import Manifest
@@ -81,7 +81,7 @@ class TextPass:
         self._tokens = int(lengths.sum())
         self._steps = [_Step(first, np.zeros_like(lengths), starts, offsets)]
         self._steps += [_Step(np.ones_like(lengths), first + n, starts, offsets) for n in range(decoded)]
-        self._slots = int(lengths.max()) + LEAST_PADDING.sequence.most_added
+        self._slots = int(lengths.max()) + MIN_PADDING.sequence.max_added
 
     def run(
         self, session: ort.InferenceSession, states: NDArray[np.float32] | None = None, output: str | None = None
@@ -115,8 +115,8 @@ class _Step:
         self, counts: NDArray[np.int64], cached: NDArray[np.int64], starts: NDArray[np.int64], offsets: Sequence[int]
     ) -> None:
         wanted = counts.tolist()
-        self._shape = StepShape.of(0, wanted, wanted, LEAST_PADDING)
-        positions = StepPositions(self._shape, LEAST_PADDING.sequence)
+        self._shape = StepShape.of(0, wanted, wanted, MIN_PADDING)
+        positions = StepPositions(self._shape, MIN_PADDING.sequence)
         positions.arrange(wanted, wanted)
         positions.place(cached.tolist(), offsets)
         self._positions = {**positions.arrays, "position_ids": positions.arrays["position_ids"][None]}

@@ -45,8 +45,8 @@ TEXT = (
     "hand. A few showed rivers that no longer exist, and one, the largest, gave the names of all the streets in two languages. "
     "The director said that the maps would stay in the reading room until the end of the summer."
 )
-LEAST_KINDS = 24  # different tokens of the prompts, and how many random ids take their place where there are fewer
-LEAST_TEXT = 32  # tokens of it from which on its loss means something
+MIN_KINDS = 24  # different tokens of the prompts, and how many random ids take their place where there are fewer
+MIN_TEXT = 32  # tokens of it from which on its loss means something
 OWN_STEPS = 2  # tokens that recurrent models run with transformers' own states; each reads all weights again
 DECODED = 8  # tokens at the end of each prompt that run one by one as well
 # Allowed rounding error relative to the values: eager and compiled kernels sum in different orders.
@@ -56,7 +56,7 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 INT8_TOLERANCE = 5e-2
 # Nats per token. Rounding to int8 costs some thousandths; at 1 the perplexity of the model's own text is 2.7 times the model's.
 MAX_DIVERGENCE = 1.0
-LEAST_COSINE = 0.98  # of an embedding model's final states where activations are rounded to int8
+MIN_COSINE = 0.98  # of an embedding model's final states where activations are rounded to int8
 Array = NDArray[np.float32]
 
 
@@ -173,11 +173,11 @@ class StateCheck:
 
     @property
     def passed(self) -> bool:
-        return self.cosine >= LEAST_COSINE  # False for NaN
+        return self.cosine >= MIN_COSINE  # False for NaN
 
     def __str__(self) -> str:
         found = f"{self.prompt[:48]!r}: cosine similarity of the final states at least {self.cosine:.6f}"
-        return found if self.passed else f"{found} (expected {LEAST_COSINE})"
+        return found if self.passed else f"{found} (expected {MIN_COSINE})"
 
 
 Check = GraphCheck | StepCheck | PromptCheck | TextCheck | StateCheck
@@ -298,7 +298,7 @@ def check_bundle(
     if manifest.embedding is not None:
         return [*checks, *_check_states(texts, reference.unrounded.logits, logits)]
     checks += check_prompts(texts, reference.unrounded.logits, logits, None if rounds else tolerance)
-    if manifest.tokenizer is not None and texts and len(last := texts[-1].ids) >= LEAST_TEXT:
+    if manifest.tokenizer is not None and texts and len(last := texts[-1].ids) >= MIN_TEXT:
         checks.append(TextCheck(_loss(last, eager.logits[-len(last) :]), float(np.log(manifest.model.vocab_size))))
     return checks
 
@@ -349,10 +349,10 @@ def prompts(manifest: Manifest, tokenizer: Tokenizer | None) -> list[tuple[str, 
                 f"the tokenizer gives plain text the id {largest}, the model's ids end at {vocab - 1}: it belongs to another "
                 "model; put the model's own tokenizer.json into its directory, or name it with --tokenizer DIR"
             )
-        if len({one for _, ids in encoded for one in ids}) >= min(LEAST_KINDS, vocab):
+        if len({one for _, ids in encoded for one in ids}) >= min(MIN_KINDS, vocab):
             return [(text.splitlines()[0], ids[:room]) for text, ids in encoded if ids]
     rng = np.random.default_rng(0)
-    return [(f"{n} random ids", rng.integers(0, vocab, min(n, room)).tolist()) for n in (1, 7, LEAST_KINDS)]
+    return [(f"{n} random ids", rng.integers(0, vocab, min(n, room)).tolist()) for n in (1, 7, MIN_KINDS)]
 
 
 def _tokenizer(manifest: Manifest, directory: Path) -> Tokenizer | None:

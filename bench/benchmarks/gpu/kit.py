@@ -31,7 +31,7 @@ SHAPES = "build/shapes"
 IDENTITY = (PYTHON, "-m", "benchmarks.target_identity", "--models", "demo")
 KERNEL_TESTS = "tests/plugins/test_kernels_on_gpu.py"
 TAIL_LINES = 40  # of a command's output that are kept
-LEAST_S = 5.0  # a stage with less time left is not begun
+MIN_S = 5.0  # a stage with less time left is not begun
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def rows_of(stages: Sequence[Stage], seconds: float, dry: bool) -> Iterator[dict
     variables = environment(ROOT / WORK)
     for stage in stages:
         left = end - monotonic()
-        if (dry and stage.dry is None) or left < LEAST_S:
+        if (dry and stage.dry is None) or left < MIN_S:
             yield {"stage": stage.name, "state": "left", "seconds": 0.0, "output": []}
         else:
             yield run(stage, min(left, 900 if dry else stage.limit), dry, variables)

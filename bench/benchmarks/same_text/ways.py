@@ -59,7 +59,7 @@ class Way:
 
 REFERENCE = Way("full", 1)
 _SCARCE_ROWS = 3  # whose states the scarce memory holds
-_LEAST_TOKEN_BYTES = 256  # what a token counts as where no layer has keys and values
+_MIN_TOKEN_BYTES = 256  # what a token counts as where no layer has keys and values
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _scarce_memory(manifest: Manifest, asks: Sequence[Ask]) -> int:
     """Bytes of fp32 keys and values that hold the longest sequence of the bundle and half of the longest text, and of the states
     of some sequences, each of which is there twice."""
     tokens = manifest.max_seq_len + max(len(ask.prompt) + ask.params.max_new_tokens for ask in asks) // 2
-    token_bytes = sum(4 * kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv.values()) or _LEAST_TOKEN_BYTES
+    token_bytes = sum(4 * kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv.values()) or _MIN_TOKEN_BYTES
     return tokens * token_bytes + _SCARCE_ROWS * 2 * sum(4 * prod(state.shape) for state in manifest.states.values())
 
 

@@ -54,7 +54,7 @@ from benchmarks.tasks.task_set import PROMPTS, TaskKind, load_tasks
 
 WEIGHTS = ("fp32", "int4", "w8a8", "source")
 QUICK_TASKS = 2
-LEAST_TOKENS = 16  # of a reply that counts as the worst: shorter ones are all noise
+MIN_TOKENS = 16  # of a reply that counts as the worst: shorter ones are all noise
 CHATS = ("chat", "turns")  # the kinds of work in the file's own blocks
 # By weights: the arm beside them, and its name.
 PEERS = {**dict.fromkeys(("int4", "w8a8"), ("genai-int4", "onnxruntime-genai")), "source": ("llamacpp", "llama.cpp")}
@@ -126,7 +126,7 @@ def _cells(kind: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _worst(rows: Sequence[dict[str, Any]]) -> float:
     """The smallest speedup over `full`, of replies that are long enough to tell."""
-    return min(row["speedup"] for row in [row for row in rows if row["tokens"] >= LEAST_TOKENS] or rows)
+    return min(row["speedup"] for row in [row for row in rows if row["tokens"] >= MIN_TOKENS] or rows)
 
 
 def add_tables(report: Report, rows: Sequence[dict[str, Any]]) -> None:

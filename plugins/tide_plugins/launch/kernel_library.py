@@ -14,7 +14,7 @@ from tide_plugins.launch.driver import Driver
 from tide_plugins.plans import LaunchPlan
 
 _MIN_CUDA_CONDITIONS = 13  # kernels for older GPUs are compiled by CUDA 12, without graph conditions
-_MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # grid limits of every GPU
+_MAX_BLOCKS = (2**31 - 1, 65535, 65535)  # grid limits of every GPU
 
 
 class KernelLibrary:
@@ -49,8 +49,8 @@ class KernelLibrary:
             ParamsError: the plan has more blocks than a grid holds.
             TargetError, CompilationError: it cannot be built.
         """
-        if any(blocks > most for blocks, most in zip(plan.grid, _MOST_BLOCKS, strict=True)):
-            raise ParamsError(f"{form} would need a grid of {plan.grid}; the most is {_MOST_BLOCKS}: pass fewer rows at once")
+        if any(blocks > most for blocks, most in zip(plan.grid, _MAX_BLOCKS, strict=True)):
+            raise ParamsError(f"{form} would need a grid of {plan.grid}; the most is {_MAX_BLOCKS}: pass fewer rows at once")
         with self._lock:
             symbol = entry_point(form, dtype)
             if symbol not in self._entries:

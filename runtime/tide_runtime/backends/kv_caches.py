@@ -19,7 +19,7 @@ from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import CacheFullError
 
 BLOCK_TOKENS = 16  # tokens of a block, the unit in which the memory of a text is counted and its prefixes are kept
-_MOST_ADDED = 8  # slots are rounded up by at most 1/8, because batched attention reads every slot
+_MAX_ADDED = 8  # slots are rounded up by at most 1/8, because batched attention reads every slot
 _CLEANED_SLOTS = 128  # slots that are searched for NaN at a time where memory cannot be given back
 
 
@@ -125,10 +125,10 @@ def cache_full(needed: int, limit: int) -> CacheFullError:
 
 
 def _whole_pages(slots: int, slot_bytes: Iterable[int]) -> int:
-    """``slots``, rounded up so that rows of all arrays begin on a page, unless that adds more than one slot in _MOST_ADDED."""
+    """``slots``, rounded up so that rows of all arrays begin on a page, unless that adds more than one slot in _MAX_ADDED."""
     step = lcm(*(mmap.PAGESIZE // gcd(mmap.PAGESIZE, size) for size in slot_bytes if size))
     rounded = -(-slots // step) * step
-    return rounded if rounded - slots <= slots // _MOST_ADDED else slots
+    return rounded if rounded - slots <= slots // _MAX_ADDED else slots
 
 
 def _clean(values: NDArray[np.generic]) -> None:

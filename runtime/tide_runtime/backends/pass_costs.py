@@ -37,11 +37,11 @@ PADDED_SHAPES: tuple[tuple[int, ...], ...] = (
 )
 # Tokens of each of a looped model's sequences that are on their way; those of one sequence are at as many loops as there are.
 LOOP_SHAPES = tuple((sequences, tokens) for sequences in (1, 8) for tokens in (1, 2, 4, 8, 16) if sequences * tokens <= 64)
-_MOST_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
+_MAX_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
 _CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
 _ROUNDS, _BUDGET_S = 3, 0.6  # after so many seconds nothing more is measured
 _MIN_SHAPES = 3  # that are measured in any case, where none has run before
-_MOST_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 next to four busy processes
+_MAX_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 next to four busy processes
 _GUESSES = 7  # of a draft head, of which a low quantile counts
 _QUANTILE = 0.25
 
@@ -66,7 +66,7 @@ def kept_pass_costs(
         return measure_pass_costs(make_context, max_seq_len, target, machine, takes=takes, captured=captured)
 
     how = (machine, str(os.cpu_count()), str(PADDED_SHAPES if captured else SHAPES), "fastest")
-    return kept_result("pass-costs", [*key, *how], measure, asdict, _table, most_queued=_MOST_QUEUED)
+    return kept_result("pass-costs", [*key, *how], measure, asdict, _table, max_queued=_MAX_QUEUED)
 
 
 def measure_pass_costs(
@@ -113,7 +113,7 @@ def kept_loop_costs(key: Sequence[str], make_context: Callable[[int], LoopContex
         return measure_loop_costs(make_context, max_seq_len, target, machine)
 
     how = (machine, str(os.cpu_count()), str(LOOP_SHAPES), "fastest")
-    return kept_result("loop-costs", [*key, *how], measure, asdict, _table, most_queued=_MOST_QUEUED)
+    return kept_result("loop-costs", [*key, *how], measure, asdict, _table, max_queued=_MAX_QUEUED)
 
 
 def _table(kept: dict[str, Any]) -> CostTable:
@@ -172,7 +172,7 @@ def _by_loop(tokens: int, loops: int) -> list[int]:
 
 
 def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:
-    wanted = counts if sum(counts) < _MOST_LOGITS else (1,) * len(counts)
+    wanted = counts if sum(counts) < _MAX_LOGITS else (1,) * len(counts)
     step = context.step(0, list(counts), list(wanted))
     step.input_ids[: sum(counts)] = 0
     step.place([cached] * len(counts))

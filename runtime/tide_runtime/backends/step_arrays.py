@@ -26,7 +26,7 @@ class Rounding(NamedTuple):
         return max(self.least, -(-(rows + self.spare) // self.multiple) * self.multiple)
 
     @property
-    def most_added(self) -> int:
+    def max_added(self) -> int:
         return max(self.least - 1, self.multiple - 1 + self.spare)
 
 

@@ -45,7 +45,7 @@ class ExitGate:
             return self._unknown
         if batch_size not in self._speedups:
             self._speedups[batch_size] = batch_speedup(self._costs, self._exits, self._shares, batch_size)
-        return self._speedups[batch_size] >= self._tuning.least_batch_speedup
+        return self._speedups[batch_size] >= self._tuning.min_batch_speedup
 
 
 def batch_speedup(costs: CostModel, exits: Sequence[Exit], shares: Mapping[int, float], batch_size: int) -> float:

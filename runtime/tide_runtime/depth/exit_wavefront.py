@@ -58,7 +58,7 @@ class ExitWavefront(WavefrontDepth):
         self.adds_up = adds_up(options)
         self.stops = {stop.exit.layers * self.loops // self.num_layers: stop for stop in stops_of(manifest, options)}
         self.stopping_loops = {*self.stops, self.loops}
-        self.most_waiting = self.lookahead + options.tuning.exit_room
+        self.max_waiting = self.lookahead + options.tuning.exit_room
         known = manifest.calibration.exit_depths if manifest.calibration is not None and options.threshold is None else {}
         self._shares = [known.get(str((loop + 1) * self.num_layers // self.loops), 0.0) for loop in range(self.loops)]
 

@@ -185,10 +185,10 @@ class WavefrontDepth:
         if limit:
             copies: list[Drafter] = [TextDrafter(limit), SuccessorDrafter(limit, self.tuning.successor_entries)]
             self.text = [*copies, GrammarDrafter(limit)]
-        self.most_drafts = limit + self.loops
-        self.lookahead = self.most_drafts + self.loops  # loops guess on until the first of the drafts is final
+        self.max_drafts = limit + self.loops
+        self.lookahead = self.max_drafts + self.loops  # loops guess on until the first of the drafts is final
         self.stopping_loops: Collection[int] = {self.loops}  # after which a token's choice may be final
-        self.most_waiting = self.lookahead  # in front of one loop
+        self.max_waiting = self.lookahead  # in front of one loop
         self._costs = StepTable.of(costs, bool(manifest.weights))
         self.launch_ms = cache(self._launch_ms)  # each step asks for a few sizes
 
@@ -224,7 +224,7 @@ class WavefrontDepth:
         cached = sequence.num_cached_tokens
         if state is None:
             like = context.step(sequence.batch_index, [1]).hidden[0]
-            frontier = Frontier(self.loops, self._hidden_width, self.most_waiting, like, cached)
+            frontier = Frontier(self.loops, self._hidden_width, self.max_waiting, like, cached)
             first = self.tuning.settled_after_first_loop
             settled = [first, *[(1 - first) / (self.loops - 1)] * (self.loops - 1)]
             state = self._start(sequence, frontier, settled)
@@ -247,9 +247,9 @@ class WavefrontDepth:
         for state in states:
             if state.guess.tokens or state.successor_guess.tokens:
                 state.guess, state.successor_guess = (allowed(state, one) for one in (state.guess, state.successor_guess))
-                state.copy(self.least_chance(len(states)), self.most_drafts)
+                state.copy(self.min_chance(len(states)), self.max_drafts)
 
-    def least_chance(self, size: int) -> float:
+    def min_chance(self, size: int) -> float:
         """The chance from which on a copied token pays in one of ``size`` sequences: a row in the launch of each loop costs what
         a right token saves, a launch of one sequence."""
         few = self.loops
@@ -315,7 +315,7 @@ class WavefrontDepth:
         for loop, done in enumerate(frontier.done):
             end = frontier.done[loop - 1] if loop else state.num_tokens_with_drafts
             first = state.undecided(done, end) if loop else done
-            if first == end and end - done + arriving <= self.most_waiting:
+            if first == end and end - done + arriving <= self.max_waiting:
                 arriving = 0
                 continue
             arriving = end - done

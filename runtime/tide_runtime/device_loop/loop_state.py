@@ -15,7 +15,7 @@ from tide_runtime.device_loop.token_ring import TokenRing
 from tide_runtime.kept_tokens import TINY
 from tide_runtime.sampler import Sampler
 
-MOST_EOS = 8  # eos ids per sequence; a request with more is decoded by the host
+MAX_EOS = 8  # eos ids per sequence; a request with more is decoded by the host
 RUNNING, IDLE = 0, 1  # values of ``finished``, see csrc/take_tokens.cuh
 _NO_ID = -1  # padding of ``eos``
 
@@ -50,7 +50,7 @@ class LoopState:
             "length": ((batch_size,), np.int64),
             "last_token": ((batch_size,), np.int64),
             "limit": ((batch_size,), np.int64),
-            "eos": ((MOST_EOS,), np.int64),
+            "eos": ((MAX_EOS,), np.int64),
             "turns_left": ((1,), np.int32),
             "waiting": ((exits, batch_size), np.int32),
             "key": ((batch_size, 2), np.uint64),
@@ -97,7 +97,7 @@ class LoopState:
         host["finished"][:], host["finished"][:count] = IDLE, RUNNING
         host["waiting"][:] = 0
         ids = sorted(eos)
-        host["eos"][:] = [*ids, *[_NO_ID] * (MOST_EOS - len(ids))]
+        host["eos"][:] = [*ids, *[_NO_ID] * (MAX_EOS - len(ids))]
         host["turns_left"][0] = self.turns
         for row, sampler in enumerate(samplers):
             params = sampler.params

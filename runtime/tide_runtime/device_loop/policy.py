@@ -19,7 +19,7 @@ from tide_runtime.depth.policy import DevicePlan, PromptChunk
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
 from tide_runtime.device_loop.exact_loop import MAX_LAUNCH_TOKENS, ExactLoop
 from tide_runtime.device_loop.loop_kernels import LoopKernels
-from tide_runtime.device_loop.loop_state import MOST_EOS
+from tide_runtime.device_loop.loop_state import MAX_EOS
 from tide_runtime.device_loop.text_state import MAX_DRAFTS
 from tide_runtime.errors import DeviceMemoryError, TargetError, TideError
 from tide_runtime.generation_params import GenerationParams
@@ -204,7 +204,7 @@ def _is_device_eligible(sequence: TokenSequence) -> bool:
     """Whether the device can select the sequence's tokens and detect its end."""
     params = sequence.params
     needs_host = params.logprobs or params.depth_budget is not None
-    return not (params.changes_logits or needs_host) and len(_eos(sequence)) <= MOST_EOS
+    return not (params.changes_logits or needs_host) and len(_eos(sequence)) <= MAX_EOS
 
 
 def _eos(sequence: TokenSequence) -> frozenset[int]:

@@ -15,8 +15,8 @@ from tide_runtime.errors import ParamsError
 
 _SHARE = 0.25  # of the memory that is free when the engine is loaded
 _PREFIX_FACTOR = 4  # memory for this many times the running requests is all that is taken by default
-_MOST_SLOWDOWN = 2.5  # of a step by the prompts in it; steps with many decodes take longer than the median one besides
-_LEAST_TOKENS = 16  # that prompts get in any case; budgets are multiples
+_MAX_SLOWDOWN = 2.5  # of a step by the prompts in it; steps with many decodes take longer than the median one besides
+_MIN_TOKENS = 16  # that prompts get in any case; budgets are multiples
 MAX_CHUNK = 512
 _CHUNKS, _CHUNK_EXCESS = (64, 128, 256, MAX_CHUNK), 1.05  # see `prompt_chunk`
 
@@ -102,8 +102,8 @@ class StepBudget:
         return self.tokens(decoding) if decoding and self._shared else self._most
 
     def _tokens(self, decoding: int) -> int:
-        bound = _MOST_SLOWDOWN * self._costs.packed(decoding, decoding, 0)
-        tokens = _LEAST_TOKENS
-        while tokens < self._most and self._costs.packed(decoding, decoding, tokens + _LEAST_TOKENS) <= bound:
-            tokens += _LEAST_TOKENS
+        bound = _MAX_SLOWDOWN * self._costs.packed(decoding, decoding, 0)
+        tokens = _MIN_TOKENS
+        while tokens < self._most and self._costs.packed(decoding, decoding, tokens + _MIN_TOKENS) <= bound:
+            tokens += _MIN_TOKENS
         return min(self._most, tokens)

@@ -24,7 +24,7 @@ from tide_runtime.scheduling.step import append_tokens, run_step
 from tide_runtime.sequence import FinishReason, TokenSequence
 
 _log = logging.getLogger("tide_runtime")
-_MOST_FAILURES = 3  # steps in a row; then the backend is given up
+_MAX_FAILURES = 3  # steps in a row; then the backend is given up
 _GATHER_S = 0.0003  # that an idle engine waits for one more request; each that comes begins it anew
 
 
@@ -318,7 +318,7 @@ class EngineLoop:
         for request in [*self.scheduler.running]:
             self._leave(request, tainted=True)
             _handle(request).fail(error)
-        if self._failures >= _MOST_FAILURES:
+        if self._failures >= _MAX_FAILURES:
             raise error
 
     def _die(self, error: BaseException) -> None:

@@ -100,7 +100,7 @@ class SchedulerOptions:
         slots: most tokens of a row.
         lookahead: most tokens that a step puts into the cache of a request that decodes.
         prompt_tokens: by the number of requests that decode, how many prompt tokens a step may prefill beside them.
-        most_logits: most prompt tokens of a step whose logits are read. Texts to score have many, each as long as the vocabulary.
+        max_logits: most prompt tokens of a step whose logits are read. Texts to score have many, each as long as the vocabulary.
         can_preempt: whether a request may be computed again. Otherwise it starts only when all it may need is free.
         max_queue: requests that may wait.
         consecutive_rows: running requests must have the first rows, without gaps.
@@ -114,7 +114,7 @@ class SchedulerOptions:
     row_blocks: int = 0
     lookahead: int = 1
     prompt_tokens: Callable[[int], int] = lambda decoding: 512
-    most_logits: float = math.inf
+    max_logits: float = math.inf
     can_preempt: bool = True
     max_queue: float = math.inf
     consecutive_rows: bool = False
@@ -143,7 +143,7 @@ class Scheduler:
         self._waiting: list[tuple[tuple[int, int], Request]] = []  # a heap; requests that left it early are skipped
         self._queued: set[Request] = set()
         self._timed: set[Request] = set()
-        self._logits_left = options.most_logits  # of the step that is planned
+        self._logits_left = options.max_logits  # of the step that is planned
         self.rows = options.max_batch
         self._free_rows = list(range(self.rows))
         # Blocks of free rows: they keep their memory until others need it, because new pages take time (2 us each, measured).
@@ -255,7 +255,7 @@ class Scheduler:
             if request.sequence.is_long_text and not request.sequence.is_long:
                 self._restart(request, plan)
         budget = self.options.prompt_tokens(sum(request.sequence.prefilled for request in self.running))
-        self._logits_left = self.options.most_logits
+        self._logits_left = self.options.max_logits
         for request in sorted(self.running, key=lambda request: request.rank):
             if request not in self.running:  # preempted for one before it
                 continue

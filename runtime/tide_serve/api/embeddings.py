@@ -22,7 +22,7 @@ from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import current_record
 from tide_serve.request.prompt_ids import each_prompt, ids_of_texts, off_loop
 
-_MOST_INPUTS = 2048  # as OpenAI's
+_MAX_INPUTS = 2048  # as OpenAI's
 Vector = NDArray[np.float32]
 
 
@@ -32,8 +32,8 @@ async def answer_embeddings(model: ServedModel, request: Request, body: dict[str
         message = f"the model {model.name!r} writes text and has no embeddings; name an embedding model"
         raise ApiError(404, message, "model", "no_embeddings")
     texts = each_prompt(body["input"], "input")
-    if len(texts) > _MOST_INPUTS:
-        raise ApiError(400, f"input has {len(texts)} texts; send at most {_MOST_INPUTS} at once", "input")
+    if len(texts) > _MAX_INPUTS:
+        raise ApiError(400, f"input has {len(texts)} texts; send at most {_MAX_INPUTS} at once", "input")
     inputs = [info.prompt + text if isinstance(text, str) else text for text in texts]
     ids = await ids_of_texts(model.engine, inputs, "input")
     tokens = sum(map(len, ids))

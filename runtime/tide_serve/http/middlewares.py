@@ -24,7 +24,7 @@ from tide_serve.observe.request_record import ServerState, current_record
 _SHOWN_TO_SCRIPTS = ["X-Request-Id", "Retry-After"] + [f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")]
 _KEYLESS = frozenset({"/health", "/ready"})
 _KEY_ID_CHARS = 8
-_MOST_BUCKETS = 10_000  # clients whose buckets are kept; without keys every address is a client
+_MAX_BUCKETS = 10_000  # clients whose buckets are kept; without keys every address is a client
 
 
 def guard(app: ASGIApp, state: ServerState) -> ASGIApp:
@@ -228,7 +228,7 @@ class TokenBuckets:
         allowed = left >= 1
         left -= allowed
         self._buckets[client] = (left, now)
-        if len(self._buckets) > _MOST_BUCKETS:
+        if len(self._buckets) > _MAX_BUCKETS:
             self._buckets.popitem(last=False)
         return allowed, left
 

@@ -27,7 +27,7 @@ _KEEP_ALIVE_S = 75  # longer than load balancers keep theirs, or they would send
 _TICK_S = 0.05
 _LAST_WORDS_S = 2  # for answers that were cut short to reach their clients
 _ONE_SIGNAL_S = 0.5  # signals so close are one: `timeout` and wrappers send theirs to the process and to its group
-_MOST_FILES = 65536
+_MAX_FILES = 65536
 # Bounds the kernel's memory for a client that does not read, and lets `GuardedConnection` notice it after 256 KiB.
 _SEND_BUFFER_BYTES = 256 * 2**10
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
@@ -149,7 +149,7 @@ def uvicorn_config(app: ASGIApp, config: ServeConfig, tls: ssl.SSLContext | None
 def _allow_many_connections() -> None:
     """Raise the limit of open files: with the usual 1,024, idle connections would shut out all other clients."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

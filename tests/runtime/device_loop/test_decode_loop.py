@@ -74,12 +74,12 @@ class Driven:
         fixed: bool = False,
         logits: ElementType = FP64,
         queued_beside: str = "",
-        least_slots: int | None = None,
+        min_slots: int | None = None,
         doubt: int = 0,
     ) -> None:
         self.gpu = SimulatedGpu()
         self.manifest = tiny_manifest(MODEL, sorted({1, 3, *(info.checkpoint for info in exits)}), exits)
-        self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits, queued_beside, least_slots)
+        self.backend = TinyDeviceBackend(self.manifest, MODEL, self.gpu, fixed, logits, queued_beside, min_slots)
         self.drivers = Drivers(HostDriver(self.gpu).compile, GraphDriver(self.gpu).compile if compile else None)
         inner = ExitDepth(self.manifest, DepthOptions()) if exits else FullDepth()
         plan = inner.device_plan()
@@ -145,7 +145,7 @@ def test_every_drive_generates_the_same_tokens(exits: tuple[ExitInfo, ...], fixe
 def test_caches_that_grow_hold_the_same_keys_and_values(exits: tuple[ExitInfo, ...], compile: bool, beside: str) -> None:
     """Guards against keys and values that are lost, or graphs that read where they were, when the slots in use double."""
     for wanted in (requests(), requests(eos=(4,)), requests(budgets=(99, 5, 99, 99, 9))):
-        driven = Driven(exits, compile, queued_beside=beside, least_slots=5)
+        driven = Driven(exits, compile, queued_beside=beside, min_slots=5)
         assert driven.tokens(wanted, 3) == expected(wanted, exits)
     assert bool(driven.gpu.graph_launches) == compile
 
@@ -153,7 +153,7 @@ def test_caches_that_grow_hold_the_same_keys_and_values(exits: tuple[ExitInfo, .
 def test_short_texts_keep_caches_small() -> None:
     """Guards against kernels that read all slots of max_seq_len for texts that fill a tenth of them, and against a service that
     is slow for good after one long text."""
-    driven = Driven(least_slots=5)
+    driven = Driven(min_slots=5)
     context: Any = driven.backend.context(2)
     for new, most in ((3, 10), (30, 40), (3, 10)):
         assert context.caches.slots == 5

@@ -100,7 +100,7 @@ def test_the_texts_are_those_of_full(prompts: list[tuple[int, ...]], capacity: i
         {"compile": False},
         {"fixed_stream": True},
         {"queued_beside": "memory"},
-        {"least_slots": 25},
+        {"min_slots": 25},
         {"model": MODEL},
         {"real": True, "logits": FP32},
         {"real": True, "logits": FP32, "compile": False},

@@ -22,7 +22,7 @@ from tide_export.sources.gguf.gguf_metadata import Metadata
 PLAIN = ("F32", "F16", "BF16")
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MOST_DIMENSIONS = 4
+_MAX_DIMENSIONS = 4
 _ALIGNMENT = 32  # bytes, where no key general.alignment says another
 # GGUF's types of values, by number.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -188,7 +188,7 @@ class _Header:
 
         name = self.string()
         count = self.number("I")
-        if count > _MOST_DIMENSIONS:
+        if count > _MAX_DIMENSIONS:
             raise _DamagedError(f"the tensor {name} has {count} dimensions")
         shape = tuple(self.number("Q") for _ in range(count))[::-1]
         kind = self.number("I")

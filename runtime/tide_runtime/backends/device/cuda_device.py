@@ -21,7 +21,7 @@ from tide_runtime.backends.device.staging_ring import StagingRing
 from tide_runtime.errors import DeviceMemoryError, TargetError
 
 INSTALL = "pip install 'tide-llm[kernels]'"
-_LEAST_CORE = (1, 2)  # earlier ones name methods otherwise, list no captured nodes, or embed no graph where a body begins
+_MIN_CORE = (1, 2)  # earlier ones name methods otherwise, list no captured nodes, or embed no graph where a body begins
 
 
 def missing_cuda_core() -> str | None:
@@ -30,8 +30,8 @@ def missing_cuda_core() -> str | None:
         found = version("cuda-core")
     except PackageNotFoundError:
         return f"the package cuda-core is not installed; {INSTALL}"
-    if tuple(map(int, re.findall(r"\d+", found)[:2])) < _LEAST_CORE:
-        return f"cuda-core {found} is installed, {'.'.join(map(str, _LEAST_CORE))} or newer is needed; {INSTALL}"
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < _MIN_CORE:
+        return f"cuda-core {found} is installed, {'.'.join(map(str, _MIN_CORE))} or newer is needed; {INSTALL}"
     return None
 
 

@@ -59,7 +59,7 @@ class DeviceBackend(Protocol):
     logits_element: ElementType
     fixed_stream: bool  # graphs always run on the device's stream, whatever stream is requested
     no_loop: str | None  # why no loop on the device can run its graphs
-    least_slots: int | None  # of the caches that graphs are bound to, see `DeviceCaches`
+    min_slots: int | None  # of the caches that graphs are bound to, see `DeviceCaches`
     step_graphs: StepGraphs  # how whole steps are captured
     row_sampling: RowSampling | None  # draws tokens from logits on the device
     input_types: Mapping[str, ElementType]  # integer inputs whose type differs from that of `StepPositions.arrays`
@@ -97,7 +97,7 @@ class DeviceContext:
         self.every_layer: Sequence[str] = [UNCUT] if UNCUT in backend.layers else segments
         backend.device.use()
         self.caches = DeviceCaches(
-            backend.device, backend.manifest, backend.cache_element, capacity, backend.least_slots, self.has_draft_cache
+            backend.device, backend.manifest, backend.cache_element, capacity, backend.min_slots, self.has_draft_cache
         )
         self.ends = RowEnds(capacity, self.caches.limit)
         self.buffers = DeviceBuffers(backend.device)

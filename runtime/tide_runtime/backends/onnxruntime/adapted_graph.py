@@ -33,8 +33,8 @@ from tide_runtime.lora import LoraAdapter
 ADAPTED = "adapted"  # form of the graph of all layers, for tokens of any adapters
 MS_DOMAIN = "com.microsoft"
 _BLOCK = 32  # weights with one scale
-_MOST_LISTED = 5
-_MOST_BYTES = 2**31 - 2**20  # of a message with all its tensors
+_MAX_LISTED = 5
+_MAX_BYTES = 2**31 - 2**20  # of a message with all its tensors
 
 
 def adapted_form(*adapters: int) -> str:
@@ -88,7 +88,7 @@ def adapted_graph(
     edit = _Edit(adapters, dtype, smoothing or {})
     changed = [product for product in found if edit.add(product)]
     size = sum(array.nbytes for array in edit.arrays.values())
-    if size + len(model) > _MOST_BYTES:
+    if size + len(model) > _MAX_BYTES:
         raise AdapterError(f"the adapters have {size / 2**30:.1f} GiB together, a graph holds 2; load fewer of them")
     renamed = with_renamed_outputs(model, {product.value: f"{product.value}.base" for product in changed})
     return with_nodes(renamed, edit.nodes, edit.arrays, ADAPTER_ROWS)
@@ -103,9 +103,9 @@ def _check(adapter: LoraAdapter, found: Sequence[Product]) -> None:
         )
     absent = sorted(set(adapter.modules) - set(shapes))
     if absent:
-        more = f" and {len(absent) - _MOST_LISTED} more" if len(absent) > _MOST_LISTED else ""
+        more = f" and {len(absent) - _MAX_LISTED} more" if len(absent) > _MAX_LISTED else ""
         raise AdapterError(
-            f"adapter {adapter.name} adapts {', '.join(absent[:_MOST_LISTED])}{more}, which this model does not have as linear "
+            f"adapter {adapter.name} adapts {', '.join(absent[:_MAX_LISTED])}{more}, which this model does not have as linear "
             f"products; it has {', '.join(sorted({name.rpartition('.')[2] for name in shapes}))}"
         )
     for name, pair in adapter.modules.items():

@@ -16,7 +16,7 @@ from tide_runtime.backends.onnxruntime.activation_bits import set_activation_bit
 from tide_runtime.backends.onnxruntime.adapted_graph import ADAPTED, AdaptedWeights, adapted_form, smoothing_scales
 from tide_runtime.backends.onnxruntime.bound_steps import OnnxRuntimeContext
 from tide_runtime.backends.onnxruntime.host_rows import HostSessions
-from tide_runtime.backends.onnxruntime.invariance import LEAST_PADDING, bundle_row_padding, machine_key
+from tide_runtime.backends.onnxruntime.invariance import MIN_PADDING, bundle_row_padding, machine_key
 from tide_runtime.backends.onnxruntime.packed_weights import PackedWeights, packed_weights
 from tide_runtime.backends.onnxruntime.sessions import CPU_PROVIDER, load_session
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
@@ -158,7 +158,7 @@ class OnnxRuntimeBackend(HostSessions):
     @property
     def default_padding(self) -> RowPadding:
         """How the launches of its contexts are padded."""
-        return NO_PADDING if self.bits == "fast" else self.row_padding or LEAST_PADDING
+        return NO_PADDING if self.bits == "fast" else self.row_padding or MIN_PADDING
 
     @cached_property
     def pass_costs(self) -> CostTable | None:

@@ -41,7 +41,7 @@ class OnnxRuntimeCudaBackend(DeviceTarget, Sessions):
     fixed_stream = True
     no_loop = _UNCAPTURED
     step_graphs = StepGraphs(None, _UNCAPTURED)
-    least_slots: int | None = GROWING_SLOTS
+    min_slots: int | None = GROWING_SLOTS
 
     def __init__(
         self,

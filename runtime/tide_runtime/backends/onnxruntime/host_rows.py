@@ -55,7 +55,7 @@ class HostRows:
         manifest = backend.manifest
         self.has_draft_head = DRAFT in backend.layers
         self.has_draft_cache = self.has_draft_head and manifest.draft_head is not None and manifest.draft_head.kv is not None
-        self.caches = KVCaches(manifest, backend.cache_dtype, capacity, padding.sequence.most_added, loops, self.has_draft_head)
+        self.caches = KVCaches(manifest, backend.cache_dtype, capacity, padding.sequence.max_added, loops, self.has_draft_head)
         self.ends = RowEnds(capacity, self.caches.limit, padding.sequence)
         self.prefix_blocks = PrefixBlocks(self.caches, prefix_blocks, self.ends) if prefix_blocks else None
         self.recurrent = RecurrentStates(manifest, capacity, backend.operands) if manifest.is_recurrent else None

@@ -32,8 +32,8 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.errors import BundleError
 from tide_runtime.machine_cache import kept_result, processor
 
-LEAST_PADDING = RowPadding(Rounding(), Rounding(spare=1))  # GroupQueryAttention needs the row on every processor
-LAUNCHES, SEQUENCES = (Rounding(), Rounding(2), Rounding(2, 2)), (LEAST_PADDING.sequence, Rounding(spare=3))  # cheapest first
+MIN_PADDING = RowPadding(Rounding(), Rounding(spare=1))  # GroupQueryAttention needs the row on every processor
+LAUNCHES, SEQUENCES = (Rounding(), Rounding(2), Rounding(2, 2)), (MIN_PADDING.sequence, Rounding(spare=3))  # cheapest first
 PADDINGS = tuple(RowPadding(launch, sequence) for launch in LAUNCHES for sequence in SEQUENCES)
 SIZES = (*range(1, 18), 24, 32, 33, 64, 512)  # kernels change at tiles of 2, 4, 8, 12, 16 rows, and for their last rows
 _ROWS = 64  # different rows; larger launches repeat them

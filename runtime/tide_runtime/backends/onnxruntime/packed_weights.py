@@ -40,7 +40,7 @@ from tide_runtime.bundle.manifest import DRAFT
 from tide_runtime.cached_folders import LIMIT_VARIABLE, CachedFolders
 from tide_runtime.machine_cache import cache_folder, processor
 
-LEAST_BYTES = 2**26  # of a weight file; copies of smaller ones cost less than a file
+MIN_BYTES = 2**26  # of a weight file; copies of smaller ones cost less than a file
 DATA, ENTRIES = "packed.bin", "entries.json"
 PACKED_OUTPUT = "tide.packed"  # initializer and output of the changed graphs
 _PREPACKED = "prepacked_"
@@ -78,7 +78,7 @@ def packed_weights(
     """
     info = bundle.manifest.targets[target]
     weights = bundle.path(info.weights) if info.weights is not None else None
-    if weights is None or bundle.manifest.dtype != "fp32" or weights.stat().st_size < LEAST_BYTES:
+    if weights is None or bundle.manifest.dtype != "fp32" or weights.stat().st_size < MIN_BYTES:
         return PackedWeights(weights or bundle.directory)
     if not all(file.sha256 for file in bundle.manifest.files.values()):  # the exporter verifies it before it is hashed
         return PackedWeights(weights)

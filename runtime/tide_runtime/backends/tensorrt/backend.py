@@ -37,7 +37,7 @@ class TensorRtBackend(DeviceTarget):
     # So that captured steps are child graphs: what a conditional body refuses is then an error. A call that made the capture of a
     # body itself invalid would end the process (a fault of the driver, cuda-python issue 2918).
     fixed_stream = True
-    least_slots: int | None = None  # engines are built for a fixed number
+    min_slots: int | None = None  # engines are built for a fixed number
 
     def __init__(self, bundle: Bundle, target: str, device: Device, trt: Any) -> None:
         self.manifest = bundle.manifest

@@ -50,7 +50,7 @@ class TorchBackend(DeviceTarget):
     # Captured steps are child graphs, so that what a conditional body refuses is an error (see `TensorRtBackend`), and cuBLAS
     # and the pool of intermediate tensors serve one stream.
     fixed_stream = True
-    least_slots: int | None = GROWING_SLOTS  # attention reads all slots that it is bound to
+    min_slots: int | None = GROWING_SLOTS  # attention reads all slots that it is bound to
     input_types: Mapping[str, ElementType] = {}
 
     def __init__(self, bundle: Bundle, target: str, stream: TorchStream) -> None:

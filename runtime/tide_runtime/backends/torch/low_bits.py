@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_MOST_DEQUANTISED = 1 << 25  # numbers of experts' matrices at once, but at least one matrix
+_MAX_DEQUANTISED = 1 << 25  # numbers of experts' matrices at once, but at least one matrix
 _Experts = tuple[Tensor, Tensor, Tensor | None]  # values, scales and zero points, each [E, N, …]
 
 
@@ -94,7 +94,7 @@ class LowBitExperts:
         if self._kernels is not None and x.shape[1] <= self._kernels.MAX_ROWS:
             return self._kernels.low_bit_product(x, *weight, self.bits, self.block, owners)
         values, scales, zeros = weight
-        most = max(1, _MOST_DEQUANTISED // (scales.shape[1] * x.shape[2]))
+        most = max(1, _MAX_DEQUANTISED // (scales.shape[1] * x.shape[2]))
         made = list[Tensor]()
         for part, of in zip(x.split(most), owners.split(most), strict=True):
             chosen = values[of], scales[of], None if zeros is None else zeros[of]

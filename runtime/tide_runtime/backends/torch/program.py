@@ -33,7 +33,7 @@ ATTENTION, PRODUCT, EXPERTS, LOOK_UP, SKIP_NORM = (
     for name in ("GroupQueryAttention", "MatMulNBits", "QMoE", "GatherBlockQuantized", "SkipSimplifiedLayerNormalization")
 )
 ROUTER = "tide::TideExitRouter"
-_MOST_ON_HOST = 64  # elements of an integer constant that may be a size or an axis
+_MAX_ON_HOST = 64  # elements of an integer constant that may be a size or an axis
 _INTEGERS = (torch.int64, torch.int32, torch.bool)
 
 
@@ -266,7 +266,7 @@ class Program:
 
 
 def _may_be_size(weight: Weight) -> bool:
-    return weight.dtype in _INTEGERS and weight.data.size // weight.dtype.itemsize <= _MOST_ON_HOST
+    return weight.dtype in _INTEGERS and weight.data.size // weight.dtype.itemsize <= _MAX_ON_HOST
 
 
 def _token(logits: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class PassClock:
     def __init__(self, costs: CostModel, tuning: DepthTuning) -> None:
         self._costs = costs
         self._rate = tuning.clock_rate
-        self._most = tuning.most_clock_tilt
+        self._most = tuning.max_clock_tilt
         self._level: dict[int, float] = {}  # batch size → log of the time of a pass of one token a sequence over its price
         self.tilt = 0.0
 

@@ -19,7 +19,7 @@ from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.depth.speculation.drafter import Evaluation
 from tide_runtime.depth.speculation.record import Guess, SpeculativeSequence
 
-_MOST_BEFORE = 3  # tokens that an entry looks back to
+_MAX_BEFORE = 3  # tokens that an entry looks back to
 
 
 class SuccessorTable:
@@ -27,11 +27,11 @@ class SuccessorTable:
     their own, as a draft for another's text would show in how fast it runs.
 
     Args:
-        most_entries: the ones learned last are kept. A token of a reply makes up to three entries of about 250 bytes. 0: none.
+        max_entries: the ones learned last are kept. A token of a reply makes up to three entries of about 250 bytes. 0: none.
     """
 
-    def __init__(self, most_entries: int) -> None:
-        self._most_entries = most_entries
+    def __init__(self, max_entries: int) -> None:
+        self._most_entries = max_entries
         self._next: OrderedDict[tuple[Hashable, ...], int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class SuccessorTable:
         """``tokens[first:]`` followed the tokens before them."""
         following = self._next
         for end in range(first, len(tokens)):
-            for count in range(1, min(_MOST_BEFORE, end) + 1):
+            for count in range(1, min(_MAX_BEFORE, end) + 1):
                 before = (salt, *tokens[end - count : end])
                 following[before] = tokens[end]
                 following.move_to_end(before)
@@ -50,7 +50,7 @@ class SuccessorTable:
 
     def following(self, salt: Hashable, tokens: Sequence[int]) -> tuple[int, int] | None:
         """The token that followed the longest known end of ``tokens``, and the length of that end; None: no end is known."""
-        for count in range(min(_MOST_BEFORE, len(tokens)), 0, -1):
+        for count in range(min(_MAX_BEFORE, len(tokens)), 0, -1):
             token = self._next.get((salt, *tokens[-count:]))
             if token is not None:
                 return token, count
@@ -73,14 +73,14 @@ class SequenceSuccessors:
     def guess(self, tokens: NDArray[np.int64], end: int, limit: int) -> Guess:
         """Up to ``limit`` tokens likely to follow ``tokens[:end]``: more than one where the table knows the three before them,
         and then as many as matched. Further ones are hardly ever right, and take the host time."""
-        last = tokens[max(0, end - _MOST_BEFORE) : end].tolist()
+        last = tokens[max(0, end - _MAX_BEFORE) : end].tolist()
         guessed = list[int]()
         evidence = list[int]()
-        most = min(limit, _MOST_BEFORE + self.run)
+        most = min(limit, _MAX_BEFORE + self.run)
         while len(guessed) < most and (found := self.table.following(self.salt, last)) is not None:
             token, count = found
             guessed.append(token)
-            if count < _MOST_BEFORE:
+            if count < _MAX_BEFORE:
                 evidence.append(count)
                 break
             evidence.append(count + self.run + len(evidence))
@@ -91,16 +91,16 @@ class SequenceSuccessors:
     def learn(self, tokens: NDArray[np.int64], end: int, new: Sequence[int]) -> None:
         """The ``new`` tokens follow ``tokens[:end]``, for which the last guess was made."""
         self.run = self.run + len(new) if self._guessed[: len(new)] == [*new] else 0
-        last = tokens[max(0, end - _MOST_BEFORE) : end].tolist()
+        last = tokens[max(0, end - _MAX_BEFORE) : end].tolist()
         self.table.learn(self.salt, [*last, *new], len(last))
 
 
 class SuccessorDrafter:
     """Guesses with a table that all replies of the engine fill, each while it is generated."""
 
-    def __init__(self, limit: int, most_entries: int) -> None:
+    def __init__(self, limit: int, max_entries: int) -> None:
         self.limit = limit
-        self._table = SuccessorTable(most_entries)
+        self._table = SuccessorTable(max_entries)
 
     def draft(self, context: ExecutionContext, states: Sequence[SpeculativeSequence]) -> list[Evaluation]:
         for state in states:

@@ -106,11 +106,11 @@ def test_memory_that_is_short_leaves_the_caches_as_they_were() -> None:
     caches = DeviceCaches(device, manifest(2, 64), FP32, 4, least=16)
     caches.reserve(16, 1)
     view(caches, "key_cache_1")[0] = 3
-    device.most_reserved = 3 * caches._memory.provided
+    device.max_reserved = 3 * caches._memory.provided
     with pytest.raises(DeviceMemoryError):
         caches.reserve(64, 4)
     assert caches.slots == 16 and caches.rows == 1 and (view(caches, "key_cache_1")[0] == 3).all()
-    device.most_reserved = None
+    device.max_reserved = None
     caches.reserve(64, 4)
     assert caches.slots == 64 and caches.rows == 4
 

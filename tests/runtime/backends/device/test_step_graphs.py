@@ -51,8 +51,8 @@ def expected(params: GenerationParams) -> list[Any]:
     ("policy", "params", "backend"),
     [
         ("full", GREEDY, {}),
-        ("full", PENALISED, {"least_slots": 5}),
-        ("exact", GREEDY, {"least_slots": 5}),
+        ("full", PENALISED, {"min_slots": 5}),
+        ("exact", GREEDY, {"min_slots": 5}),
         ("exact", SAMPLED, {"fixed_stream": True}),
         ("exact", PENALISED, {"queued_beside": "memory"}),
     ],

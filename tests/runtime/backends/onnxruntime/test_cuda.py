@@ -43,7 +43,7 @@ def on_device(bundle: Path) -> Iterator[Engine]:
 
 def load(bundle: Bundle, device: HostDevice) -> OnnxRuntimeCudaBackend:
     backend = OnnxRuntimeCudaBackend.load(bundle, "cuda", ThreadOptions(1), device, ("CPUExecutionProvider", {}))
-    backend.least_slots = 16  # of 64: the texts of these tests outgrow them
+    backend.min_slots = 16  # of 64: the texts of these tests outgrow them
     backend.row_padding = NO_PADDING  # near ties aside
     return backend
 
@@ -121,7 +121,7 @@ def test_requests_wait_where_memory_is_short(bundle: Path, reference: list[tuple
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full")) as engine:
         backend = load(engine.bundle, device)
         backend.machine_key = []  # nothing is measured, which takes memory
-        device.most_reserved = int(rows * engine.manifest.max_seq_len * backend.kv_bytes_per_token)
+        device.max_reserved = int(rows * engine.manifest.max_seq_len * backend.kv_bytes_per_token)
         with Engine(engine.bundle, engine.options, backend=backend) as short:
             with pytest.warns(RuntimeWarning, match="no memory left; at most . requests run at once from now on"):
                 found = [row.token_ids for row in short.generate(PROMPTS, PARAMS)]
@@ -135,7 +135,7 @@ def test_a_text_that_does_not_fit_alone_fails(bundle: Path) -> None:
     with Engine.load(bundle, EngineOptions(threads=ThreadOptions(1), target="cpu", policy="full")) as engine:
         backend = load(engine.bundle, device)
         backend.machine_key = []  # as above
-        device.most_reserved = engine.manifest.max_seq_len * backend.kv_bytes_per_token // 2
+        device.max_reserved = engine.manifest.max_seq_len * backend.kv_bytes_per_token // 2
         with Engine(engine.bundle, engine.options, backend=backend) as short:
             for _ in range(4):
                 with pytest.raises(DeviceMemoryError):

@@ -17,7 +17,7 @@ from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.launch_bits import launches_agree
 from tide_runtime.backends.onnxruntime.invariance import (
     LAUNCHES,
-    LEAST_PADDING,
+    MIN_PADDING,
     PADDINGS,
     cached_row_padding,
     products_agree,
@@ -163,7 +163,7 @@ class FakeModel:
 )
 def test_launches_agree_bit_by_bit(odd: list[int], tokens: int, agree: bool) -> None:
     """Drafts would be verified with other logits than those of single tokens: in one launch, in a batch, or in an uneven one."""
-    make_context: Any = partial(FakeModel(odd).context, padding=LEAST_PADDING)
+    make_context: Any = partial(FakeModel(odd).context, padding=MIN_PADDING)
     assert launches_agree(make_context, [["uncut"]], 50, 100, tokens=tokens) == agree
 
 
@@ -179,7 +179,7 @@ def test_texts_end_where_the_caches_do(slots: int, monkeypatch: pytest.MonkeyPat
         return made
 
     monkeypatch.setattr(FakeModel, "step", watched)
-    make_context: Any = partial(FakeModel([]).context, padding=LEAST_PADDING)
+    make_context: Any = partial(FakeModel([]).context, padding=MIN_PADDING)
     assert launches_agree(make_context, [["uncut"]], 50, slots) and max(ends) == slots
 
 

@@ -23,7 +23,7 @@ INTEGERS = {"input_ids": 5, "total_sequence_length": 1, "query_seqlens": 1}  # o
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "LEAST_BYTES", 0)
+    monkeypatch.setattr(module, "MIN_BYTES", 0)
     return tmp_path / "cache" / "packed"
 
 
@@ -120,7 +120,7 @@ def test_an_engine_generates_the_same_with_and_without(bundle: Path, monkeypatch
     """The cache would change texts; or an engine refuse the graphs, whose interface has another output."""
     texts = []
     for least in (0, 2**40):
-        monkeypatch.setattr(module, "LEAST_BYTES", least)
+        monkeypatch.setattr(module, "MIN_BYTES", least)
         with Engine.load(bundle, EngineOptions(threads=THREADS, policy="full")) as engine:
             texts.append(engine.generate("def add", GenerationParams(max_new_tokens=8, ignore_eos=True))[0].token_ids)
             assert engine.backend.private_weights == ""

@@ -92,7 +92,7 @@ def test_loops_on_the_device_run_its_graphs(exits_bundle: Path, policy: str, row
     """Guards against segments that conditional bodies refuse, or that read lengths on the host, which a loop does not update."""
     gpu = SimulatedGpu()
     backend = TorchBackend(Bundle.open(exits_bundle), "torch", SimulatedStream(gpu))
-    backend.least_slots = 16  # of 64: the texts of these tests outgrow them
+    backend.min_slots = 16  # of 64: the texts of these tests outgrow them
     drivers = Drivers(HostDriver(gpu).compile, GraphDriver(gpu).compile)
     with load(exits_bundle, "cpu", policy, rows) as engine:
         plan = engine.policy.device_plan()
@@ -132,7 +132,7 @@ def test_steps_are_graphs_and_drafts_are_priced(
     monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path))
     gpu = SimulatedGpu()
     backend = TorchBackend(Bundle.open(bundle), "torch", SimulatedStream(gpu))
-    backend.least_slots, backend.machine_key = 16, ["the simulated GPU"]
+    backend.min_slots, backend.machine_key = 16, ["the simulated GPU"]
     backend.row_padding = NO_PADDING  # else auto is full
     vocab = backend.manifest.model.vocab_size
     backend.row_sampling = DeviceRowSampling(gpu, NumpyLoopKernels(gpu), backend.logits_element, vocab)

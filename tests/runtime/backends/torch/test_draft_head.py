@@ -50,7 +50,7 @@ def test_guesses_are_graphs(drafting_bundle: Path, params: dict, tmp_path: Path,
     monkeypatch.setattr(StepGraphs, "capture", spy)
     bundle, asked = Bundle.open(drafting_bundle), GenerationParams(**LIVELY, **params)
     backend = TorchBackend(bundle, "torch", SimulatedStream(SimulatedGpu()))
-    backend.least_slots, backend.machine_key = 16, ["the simulated GPU"]
+    backend.min_slots, backend.machine_key = 16, ["the simulated GPU"]
     options = EngineOptions(policy="exact", threads=ThreadOptions(1), depth=DepthOptions(draft="head"), max_batch=4)
     found = {}
     for target, loaded in (("cpu", None), ("torch", backend)):
@@ -87,7 +87,7 @@ def test_texts_in_low_bits_are_those_of_full(
     drafters, texts = ["ngram", *(["head"] if bundle.manifest.draft_head is not None else [])], dict[str, list[tuple[int, ...]]]()
     for draft in ("none", *drafters):
         backend = TorchBackend(bundle, "torch", SimulatedStream(SimulatedGpu()))
-        backend.least_slots, backend.machine_key, backend.row_padding = 16, ["the simulated GPU"], NO_PADDING
+        backend.min_slots, backend.machine_key, backend.row_padding = 16, ["the simulated GPU"], NO_PADDING
         policy, depth = ("full", DepthOptions()) if draft == "none" else ("exact", DepthOptions(draft=draft))
         options = EngineOptions(policy=policy, target="torch", threads=ThreadOptions(1), depth=depth, max_batch=4)
         with Engine(bundle, options, backend=backend) as engine:

@@ -59,7 +59,7 @@ def test_every_row_has_its_own_experts_matrices(
     mixture: Mixture, rows: int, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Breaks: tokens get another expert's output, or none, in prompts that choose some experts often and others never."""
-    monkeypatch.setattr(low_bits, "_MOST_DEQUANTISED", 5 * INNER * HIDDEN)
+    monkeypatch.setattr(low_bits, "_MAX_DEQUANTISED", 5 * INNER * HIDDEN)
     mixture.check(torch.full((rows,), 3) if alike else torch.randint(0, EXPERTS, (rows,)))
 
 

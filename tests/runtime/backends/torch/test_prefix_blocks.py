@@ -46,7 +46,7 @@ def loaded(bundle: Path, driven: bool, **options: Any) -> Engine:
         return Engine.load(bundle, made)
     gpu = SimulatedGpu()
     backend = TorchBackend(Bundle.open(bundle), "torch", SimulatedStream(gpu))
-    backend.least_slots = 16
+    backend.min_slots = 16
     drivers = Drivers(HostDriver(gpu).compile, GraphDriver(gpu).compile)
     policy: Any = DrivenDepth(FullDepth().device_plan(), NumpyLoopKernels(gpu), 5, drivers, 4)
     return Engine(Bundle.open(bundle), made, backend=backend, policy=policy)
