@@ -11,6 +11,7 @@ import pytest
 from anthropic.types import Message
 from anthropic.types.shared import ErrorResponse
 from serve.live import Served
+from tide_serve.api.messages import call_input
 
 ASKED = "What is the weather in Paris?"
 ASK: Any = [{"role": "user", "content": ASKED}]
@@ -144,3 +145,8 @@ def test_other_errors_have_anthropics_types(http: httpx.Client, model: str) -> N
         assert kind(http.get(path)) == (405, INVALID)
     assert kind(http.post("/v1/messages/batches", json=asked)) == (404, "not_found_error")
     assert kind(http.get("/v1/models/other", headers={"anthropic-version": "2023-06-01"})) == (404, "not_found_error")
+
+
+def test_half_a_surrogate_pair_in_arguments_is_replaced() -> None:
+    """The answer could not be encoded: a client would see its connection break."""
+    assert call_input('{"a": "x\\ud83d", "b": "\\ud83d\\ude00"}') == {"a": "x\ufffd", "b": "\U0001f600"}

@@ -59,8 +59,14 @@ def _answer(engine: Engine, chat: ChatRequest, generations: Sequence[Generation]
     content = [_thoughts_block(chat, thoughts)] if thoughts else []
     if text or not (thoughts or calls):  # an empty answer has a block too, so that clients can take its first
         content.append({"type": "text", "text": text})
-    content += [_call_block(call, json.loads(call.arguments)) for call in calls]
+    content += [_call_block(call, call_input(call.arguments)) for call in calls]
     return {**_head(chat), "content": content, **_ending(chat, generation, calls), "usage": _usage(engine, generation)}
+
+
+def call_input(arguments: str) -> Any:
+    """A call's ``arguments`` from their JSON. Halves of surrogate pairs, which UTF-8 cannot hold, become U+FFFD."""
+    text = json.dumps(json.loads(arguments), ensure_ascii=False)
+    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 class MessageStream(ItemStream):
