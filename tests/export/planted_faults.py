@@ -41,7 +41,7 @@ class Fault:
 
 def read_otherwise(module: str, edit: Callable[[dict[str, Any], Tensors], object]) -> AbstractContextManager[Any]:
     """Context in which ``module`` reads files whose keys and tensors ``edit`` has changed."""
-    owner = importlib.import_module(f"tide_export.quantize.{module}")
+    owner = importlib.import_module(f"tide_export.sources.gguf.{module}")
     honest = owner.read_file
 
     def read(path: Path) -> tuple[Metadata, Tensors]:
