@@ -68,6 +68,7 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.quantised_decode --json docs/results/$(DATE)-quantised_decode.json
 	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json
 	$(BIN)/python -m benchmarks.same_text --json docs/results/$(DATE)-same_text.json
+	$(BIN)/python -m benchmarks.certainty --json docs/results/$(DATE)-certainty.json
 	$(BIN)/python -m benchmarks.certificate --json docs/results/$(DATE)-certificate.json
 	$(BIN)/python -m benchmarks.models.calibrated_bundles smollm2
 	$(BIN)/python -m benchmarks.tasks --weights w8a8,fp32,int4,source --calibrated $(CALIBRATED_SMOLLM2) --json docs/results/$(DATE)-tasks.json

@@ -37,12 +37,15 @@ BRIEF = {
 FIGURES = {
     "README": """\
 - **One request at a time: decodes {tasks[auto_vs_genai_tasks]:.2f} times as fast as onnxruntime-genai** over eight kinds of work
-  (chats, code edits, JSON, translation, …), 4-bit weights in both; {tasks[auto_vs_genai_worst_kind]:.2f} times in the worst kind.
-  With AVX2 alone {tasks_avx2[auto_vs_genai_tasks]:.2f} and {tasks_avx2[auto_vs_genai_worst_kind]:.2f} times.
+  (chats, code edits, JSON, translation, …), 4-bit weights in both; {tasks[auto_vs_genai_worst_kind]:.2f} times in the worst \
+kind. With AVX2 alone {tasks_avx2[auto_vs_genai_tasks]:.2f} and {tasks_avx2[auto_vs_genai_worst_kind]:.2f} times.
 - **Eight requests together: {integer_products[w8a8_b8_vs_genai]:.2f} times onnxruntime-genai's tokens per second, \
-{integer_products[w8a8_b8_vs_llamacpp]:.2f} times
-  llama.cpp's** (compiled for this machine). {same_text[same_text_differs]:.0f} of {same_text[rows][0][texts]} texts change when \
-other requests run; {same_text[llamacpp_differs]:.0f} do in llama.cpp.
+{integer_products[w8a8_b8_vs_llamacpp]:.2f} times \
+llama.cpp's** (compiled here).
+- **The same request gets the same text**: {certainty[tide_distinct]:.0f} text, asked {certainty[settings][requests]} times \
+alone, in crowds of 32, from caches,
+  after restarts and preemptions; up to {certainty[llamacpp_distinct]:.0f} texts of llama.cpp's server \
+({certainty[machine][cpu]}).
 - **A coding agent's session of 20 turns: {agent_session[agent_session_s_messages_tide]:.0f} s, \
 {agent_session[agent_session_s_messages_llamacpp]:.0f} s with llama.cpp's server** (PyPI's wheel, compiled for AVX2).
 - **A chat of 2,000 tokens after a restart: first token in {restart[first_token_ms_restart]:.0f} ms**, \
@@ -52,7 +55,7 @@ fastest engine, a prompt of 512
   tokens {integer_products[prefill512_vs_best_peer]:.2f} times: see the table below.
 
 {integer_products[machine][cpu]}, {integer_products[machine][instructions]}, {integer_products[machine][cores]} cores; \
-{same_text[date]:.10} to {integer_products[date]:.10}.""",
+{tasks[date]:.10} to {integer_products[date]:.10}.""",
 }
 
 
