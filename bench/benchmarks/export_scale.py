@@ -1,6 +1,6 @@
 """From a file to its first token, from a 135M to a 7B: `tide-run FILE` with its defaults and nothing cached.
 
-    python -m benchmarks.export_scale                         # 25 GB of disk in --folder; the 7B alone takes over ten minutes
+    python -m benchmarks.export_scale                         # 25 GB of disk in --folder; the 7B alone takes seven minutes
     python -m benchmarks.export_scale --cases smollm2,05b     # four minutes on 2 cores
 
 SmolLM2 is its authors' GGUF file. Afterwards it runs once more with nothing in the cache but traces, as a second file of a family
