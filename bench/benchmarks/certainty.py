@@ -31,6 +31,7 @@ import typer
 from rich.progress import Progress
 from safetensors.numpy import save_file
 from tide_bench.arms.llamacpp_native import NativeServer, native_server, version_of
+from tide_bench.bundles import export_bundle
 from tide_bench.report import Report, cores
 from tide_bench.tables import console
 from tide_runtime.bundle.manifest import read_manifest
@@ -45,6 +46,7 @@ CHATS = 4
 PARALLEL, CONTEXT = 32, 512  # sequences of llama.cpp's server at once, and tokens of each
 ADAPTER = "adapter"
 RANK = 4
+SCARCE = "memory for few sequences"
 Start = Callable[[], AbstractContextManager[str]]
 
 
@@ -73,10 +75,9 @@ CROWDS = (Way("8 callers", 8), Way("32 callers", 32))
 
 
 def tide_servers(files: PeerFiles, scratch: Path) -> list[Server]:
-    bundle = files.of("tide-w8a8")
-    manifest = read_manifest(bundle)
-    token_bytes = sum(4 * kv.heads * (kv.key_dim + kv.value_dim) for kv in manifest.kv.values())
-    scarce = (manifest.max_seq_len + CONTEXT) * token_bytes
+    bundle = export_bundle(files.file, files.identity, files.folder / "bundle_certainty", max_seq_len=CONTEXT, form="w8a8")
+    token_bytes = sum(4 * kv.heads * (kv.key_dim + kv.value_dim) for kv in read_manifest(bundle).kv.values())
+    scarce = CONTEXT * 3 // 2 * token_bytes
     write_adapter(bundle, scratch / ADAPTER)
     cold = Way("1 caller, nothing cached", 1, {"cache_salt": None})
     kept = ("--prefix-dir", scratch / "prefixes")
@@ -90,7 +91,7 @@ def tide_servers(files: PeerFiles, scratch: Path) -> list[Server]:
         Server("TIDE", "no drafts", start("--policy", "full"), (cold, ALONE, *CROWDS)),
         Server("TIDE", "prefix folder", start(*kept), (ALONE,)),
         Server("TIDE", "prefix folder, after a restart", start(*kept), (ALONE, CROWDS[0])),
-        Server("TIDE", "memory for few sequences", start("--kv-memory", scarce), (CROWDS[1],)),
+        Server("TIDE", SCARCE, start("--kv-memory", scarce), (CROWDS[1],)),
         Server("TIDE", "an adapter beside it", start("--lora", f"{ADAPTER}={scratch / ADAPTER}"), (beside,)),
     ]
 
@@ -172,6 +173,13 @@ def asked(address: str, way: Way, chats: Sequence[str], others: Sequence[str], c
     return Answers({chat: texts[chat] for chat in chats}, sum(tokens for _, tokens in answers) / seconds)
 
 
+def preemptions(address: str) -> float:
+    """How often `tide-serve` took a request's memory for another one."""
+    with urlopen(f"{address}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("tide_preemptions"))
+
+
 def measure(servers: Sequence[Server], requests: int, new_tokens: int, report: Report, advance: Callable[[], None]) -> None:
     """A row for each way of each server; ``requests`` of each engine in all."""
     messages = [task.turns[0][:160] for kind in load_tasks() for task in kind.tasks]
@@ -196,6 +204,8 @@ def measure(servers: Sequence[Server], requests: int, new_tokens: int, report: R
                 row |= {"distinct": max(len(set(texts)) for texts in answers.texts.values()), "chats_changed": changed}
                 report.rows.append({**row, "tokens_per_s": answers.tokens_per_s})
                 advance()
+            if server.setting == SCARCE:
+                report.add("tide_preemptions", preemptions(address))
     for engine in ways:
         name = engine.lower().replace(".", "")
         report.add(f"{name}_distinct", max(len(texts) for (own, _), texts in different.items() if own == engine))
