@@ -44,7 +44,7 @@ kind. With AVX2 alone {tasks_avx2[auto_vs_genai_tasks]:.2f} and {tasks_avx2[auto
 llama.cpp's** (compiled here).
 - **The same request gets the same text**: {certainty[tide_distinct]:.0f} text, asked {certainty[settings][requests]} times \
 alone, in crowds of 32, from caches,
-  and after restarts; up to {certainty[llamacpp_distinct]:.0f} texts of llama.cpp's server \
+  after restarts and preemptions; up to {certainty[llamacpp_distinct]:.0f} texts of llama.cpp's server \
 ({certainty[machine][cpu]}).
 - **A coding agent's session of 20 turns: {agent_session[agent_session_s_messages_tide]:.0f} s, \
 {agent_session[agent_session_s_messages_llamacpp]:.0f} s with llama.cpp's server** (PyPI's wheel, compiled for AVX2).
