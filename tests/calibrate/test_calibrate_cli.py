@@ -381,7 +381,7 @@ def test_other_folders_are_not_touched(calib: Path, calibrated: tuple, run: Run,
 def test_full_is_recommended_where_nothing_is_known_to_pay(
     texts: Path, costs: Path, model: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
-    """With strong random late layers no exit agrees: a result, not an error. Without costs no speedup may be predicted."""
+    """No exit agrees where late layers are random: that is a result and no error. A run without costs predicts no speedup."""
     never_agreeing = _save_model(tmp_path_factory.mktemp("models") / "never_agreeing", 3.0)
     config = replace(CONFIG, heads="identity", max_disagreement=0.01)
     file = calibrate(str(never_agreeing), str(texts), tmp_path / "calib", config, costs=str(costs))

@@ -90,8 +90,8 @@ def test_text_and_token_ids_are_the_same_prompt(engine: Engine, hf_tokenizer: Pr
 
 @pytest.mark.parametrize("options", [{"max_batch": 1}, {"max_batch": 2}, {"max_batch": 16}, {"prefill_chunk": 3}])
 def test_a_ragged_batch_is_each_prompt_alone(load: Callable[..., Engine], engine: Engine, options: dict[str, Any]) -> None:
-    """With two slots for five prompts of different length, rows join and leave, and caches move between slots; a long prompt is
-    prefilled piece by piece."""
+    """Five prompts of different length share two slots: rows join and leave, caches move between slots, and a long prompt is
+    prefilled in chunks."""
     alone = [tokens(engine.generate(prompt, params(14))[0]) for prompt in PROMPTS]
     with load(**options) as batched:
         assert [tokens(r) for r in batched.generate(PROMPTS, params(14))] == alone

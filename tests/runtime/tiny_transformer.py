@@ -14,7 +14,7 @@ HIDDEN = 8
 
 @dataclass(frozen=True)
 class TextStates:
-    """Of a text of T tokens: ``hidden[n]`` [T, H] after n layers, ``keys`` and ``values`` [L, T, H], ``logits`` [T, V]."""
+    """States of a text of T tokens: ``hidden[n]`` [T, H] after n layers, ``keys`` and ``values`` [L, T, H], ``logits`` [T, V]."""
 
     hidden: list[Array]
     keys: Array

@@ -69,7 +69,7 @@ def _worth(candidate: Candidate, policy: str) -> float:
 
 
 def _of_each_kind(trace: SplitTrace, costs: CostTable, router: str, max_disagreement: float) -> Iterator[Candidate]:
-    """Of every checkpoint, head, router and MLP threshold the candidate with the best threshold for `EXACT`."""
+    """Yield one candidate for each checkpoint, head, router and MLP threshold: the one whose threshold is best for `EXACT`."""
     for traced in trace.exits.values():
         for kind in ROUTERS if router == "auto" else (router,):
             for mlp_threshold in _mlp_thresholds(traced, kind):

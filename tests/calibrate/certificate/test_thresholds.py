@@ -180,7 +180,7 @@ def test_too_little_text_is_refused_with_the_amount_needed(unit) -> None:
 
 @pytest.mark.parametrize("chance", [0.0, 1 / 2048, 0.2])
 def test_layers_that_never_agree_are_refused(chance: float) -> None:
-    """With ε = 1%, a policy could exit 1% of the tokens, all wrong, without violating ε; such exits must be refused."""
+    """An ε of 1% allows an exit that takes 1% of the tokens and is always wrong; the certificate must refuse it."""
     random = np.random.default_rng(0)
     train, test = (
         trace_of(list(random.random((2, 20_000))), list(random.random((2, 20_000)) < chance), documents=40) for _ in range(2)

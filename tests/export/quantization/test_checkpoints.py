@@ -343,7 +343,7 @@ def nothing(state: Tensors) -> None:
 
 
 def drop(part: str) -> Callable[[Tensors], None]:
-    """Of the first query's projection."""
+    """Remove a ``part`` of the first query projection."""
     return lambda state: state.__delitem__(f"{Q_PROJ}.{part}")
 
 

@@ -62,7 +62,7 @@ def test_rows_take_all_their_parts_along() -> None:
 
 
 def test_stacked_matrices() -> None:
-    """Of packed projections, one without zero points or offsets would get those of its neighbour, or all would lose theirs."""
+    """A packed projection without zero points or offsets would get those of its neighbour, or all would lose theirs."""
     parts = [
         random_weight(rows=rows, zeros=zeros, offsets=offsets, seed=rows)
         for rows, zeros, offsets in ((2, True, False), (3, False, True), (4, False, False))

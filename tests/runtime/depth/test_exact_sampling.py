@@ -65,7 +65,7 @@ def _probability(prompt: tuple[int, ...], text: tuple[int, ...], params: Generat
 
 
 def _quantile(freedom: int) -> float:
-    """Of chi-square at 99.9%, by Wilson and Hilferty's approximation."""
+    """The 99.9% quantile of chi-square, by Wilson and Hilferty's approximation."""
     return float(freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3)
 
 

@@ -202,7 +202,7 @@ def test_an_exit_head_that_overflows_is_not_believed(policy: str, router: str) -
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("draft", ["router", "ngram", "none"])
 def test_nan_logits_are_an_error_and_leave_the_slots_usable(draft: Any) -> None:
-    """Of all drafters; and a request that failed leaves nothing behind in the caches that the next one could read."""
+    """Every drafter is covered; a failed request leaves nothing in the caches that the next one could read."""
     model, asked = model_of(), requests((1, 2, 1, 2, 1, 2), (3,))
     manifest = tiny_manifest(model, (2, 3), [exit_after(2)])
     policy, backend = exits_pay(ExactDepth(manifest, DepthOptions(draft=draft))), NumpyBackend(manifest, model)
