@@ -7,7 +7,8 @@ Four greedy chats are asked over OpenAI's API: of one caller, with and without c
 whom ask something else. `tide-serve` runs with its defaults, without drafts, after a restart with its prefix folder, with so
 little memory that requests are preempted, and beside requests for a LoRA adapter. llama.cpp's server, compiled for this machine,
 runs with its defaults and with its own drafts. Its last row is what makes its texts depend on nothing else: one sequence at a
-time, and no cached prompt. TIDE's weights are w8a8, the default for a small model. An engine's texts are compared with its own first ones; tokens/s count every answer.
+time, and no cached prompt. TIDE's weights are w8a8, the default for a small model. An engine's texts
+are compared with its own first ones; tokens/s count every answer.
 """
 
 from __future__ import annotations
