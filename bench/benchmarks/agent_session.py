@@ -1,8 +1,9 @@
-"""A coding agent's session, on `tide-serve` and llama.cpp's server in turn: SmolLM2-135M-Instruct, Q4_1, on the CPU.
+"""A coding agent's session, on `tide-serve` and llama.cpp's server in turn: a GGUF file on the CPU, SmolLM2-135M by default.
 
     python -m benchmarks.agent_session                            # both APIs, on 2 cores
     python -m benchmarks.agent_session --dialects chat            # 3 minutes
-    python -m benchmarks.agent_session --weights int4             # other weights than llama.cpp's, so other answers
+    python -m benchmarks.agent_session --model FILE.gguf          # another model
+    python -m benchmarks.agent_session --weights source           # TIDE runs the file's own blocks, as llama.cpp does
 
 The agent is a script of 20 turns (see `benchmarks.serving.agent_script`): it has the model call a tool with JSON, sends it a part
 of a file of this repository, has it explain the part and write an edit, and has it report as JSON. Each turn sends the whole
@@ -36,8 +37,9 @@ from tide_bench.tables import console
 from tokenizers import Tokenizer
 
 from benchmarks.chosen_names import chosen_names
-from benchmarks.models.gguf_files import TITLE, smollm2_file, smollm2_identity, smollm2_weights
+from benchmarks.models.gguf_files import smollm2_file
 from benchmarks.models.model_folders import CACHE
+from benchmarks.models.peer_files import peer_files
 from benchmarks.serving.agent_dialects import DIALECTS, Answer
 from benchmarks.serving.agent_script import Session, Turn, session
 from benchmarks.serving.http_server import tide_serve
@@ -126,21 +128,18 @@ def report_dialect(report: Report, dialect: str, rounds: Sequence[dict[str, Run]
 
 def main(
     dialects: Annotated[str, typer.Option(help=f"Some of {','.join(DIALECTS)}.")] = ",".join(DIALECTS),
-    weights: Annotated[str, typer.Option(help="Of tide-serve: int4, or source, which are those of llama.cpp's file.")] = "source",
+    model: Annotated[Path | None, typer.Option(help="A GGUF file. Default: SmolLM2-135M-Instruct.")] = None,
+    weights: Annotated[str, typer.Option(help="Of tide-serve, as tide-export takes them.")] = "w8a8",
     rounds: Annotated[int, typer.Option(min=1, help="Sessions of each server in each dialect.")] = 1,
     cache: Annotated[Path, typer.Option(help="Where weights and engines are kept between runs.")] = CACHE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Hold the agent's session with both servers in turn."""
     names = chosen_names(dialects, DIALECTS, "dialects")
-    if weights not in ("int4", "source"):
-        raise typer.BadParameter(f"weights {weights}; choose int4 or source")
-    report = Report("agent_session", model=TITLE, weights=weights, dialects=dialects, rounds=rounds, context=CONTEXT)
-    model = smollm2_weights(cache)
-    file = smollm2_file()
-    source = smollm2_file() if weights == "source" else model
-    bundle = export_bundle(source, smollm2_identity(), cache / "smollm2" / f"agent_{weights}", max_seq_len=CONTEXT, form=weights)
-    script = session(Tokenizer.from_file(str(model / "tokenizer.json")))
+    files = peer_files(str(model or smollm2_file()), cache)
+    report = Report("agent_session", model=files.title, weights=weights, dialects=dialects, rounds=rounds, context=CONTEXT)
+    bundle = export_bundle(files.file, files.identity, files.folder / f"agent_{weights}", max_seq_len=CONTEXT, form=weights)
+    script = session(Tokenizer.from_file(str(bundle / "tokenizer.json")))
     cells = list[list[str]]()
     try:
         with Progress(console=console()) as progress:
@@ -149,15 +148,14 @@ def main(
                 for number in range(rounds):
                     one = dict[str, Run]()
                     for arm in Random(f"{dialect} {number}").sample(list(ARMS), len(ARMS)):
-                        with server(arm, bundle, file) as address:
+                        with server(arm, bundle, files.file) as address:
                             one[arm] = hold(dialect, address, script)
                     done.append(one)
                 cells += report_dialect(report, dialect, done)
     except ArmError as error:
         console().print(f"agent_session cannot go on: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
-    forms = "Q4_1" if weights == "source" else f"{weights} and Q4_1"
-    caption = f"SmolLM2-135M-Instruct, {forms}, {len(script.turns)} turns with tools, JSON and code edits, greedy."
+    caption = f"{files.title}, {weights} in TIDE, {len(script.turns)} turns with tools, JSON and code edits, greedy."
     report.table("A coding agent's session", COLUMNS, cells, caption)
     report.add("agent_vs_llamacpp", min(report.results[f"agent_vs_llamacpp_{name}"] for name in names))
     report.add("agent_recomputed_tokens_pct", max(report.results[f"agent_recomputed_tokens_pct_{name}_tide"] for name in names))

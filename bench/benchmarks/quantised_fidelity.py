@@ -38,6 +38,7 @@ from benchmarks.models.peer_files import PeerFiles, peer_files
 from tide_export.config import reads_text
 from tide_export.load import load_model
 from tide_export.sources.loaded_model import LoadedModel
+from tide_export.sources.source_tokenizer import prompt_prefix
 
 WINDOW = 512  # tokens read from an empty cache
 EAGER, SOURCE = "eager, fp32 activations", "source"
@@ -100,12 +101,16 @@ def prose() -> str:
 
 
 def windows(loaded: LoadedModel, tokens: int) -> list[list[int]]:
-    """`prose` in neighbouring pieces of at most WINDOW tokens, ``tokens`` in all. Raises ValueError when the text is shorter."""
+    """`prose` in neighbouring pieces of at most WINDOW tokens, ``tokens`` in all; each follows the special tokens of a prompt.
+
+    Raises ValueError when the text is shorter.
+    """
     assert loaded.tokenizer is not None
     ids = loaded.tokenizer.encode(prose(), add_special_tokens=False)
     if len(ids) < tokens:
         raise ValueError(f"the text has {len(ids)} tokens; set --tokens to at most that")
-    return [ids[start : min(start + WINDOW, tokens)] for start in range(0, tokens, WINDOW)]
+    prefix = prompt_prefix(loaded.tokenizer)
+    return [[*prefix, *ids[start : min(start + WINDOW, tokens)]] for start in range(0, tokens, WINDOW)]
 
 
 def eager_logprobs(loaded: LoadedModel, pieces: Sequence[list[int]]) -> NDArray[np.float64]:

@@ -81,7 +81,8 @@ class Engine:
         self.options = options
         device = DeviceChoice.parse(options.device)
         self.target = options.target if options.target != "auto" else choose_target(bundle.manifest, device)
-        loaded = backend or load_backend(bundle, self.target, options.threads, device.ordinal, device.kind)
+        share = options.share_weights or bool(options.adapters)
+        loaded = backend or load_backend(bundle, self.target, options.threads, device.ordinal, device.kind, share)
         adapters = read_adapters(options.adapters)
         self.backend: Backend = loaded.with_bits(options.bits)
         if adapters:

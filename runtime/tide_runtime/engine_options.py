@@ -44,6 +44,9 @@ class EngineOptions:
         adapters: name → folder of LoRA adapters in PEFT's format, which requests choose by `GenerationParams.adapter`. Target
             ``cpu`` only. Their low-rank products run beside those of the model, whose weights stay as they are. Exits are off:
             they were calibrated for the model without adapters.
+        share_weights: keep the weights packed in the machine's cache, where other processes with the same bundle map them, and
+            not in this process's own memory; the first load takes longer, the cache grows by the size of the model. Bundles with
+            exits or a draft head, and engines with adapters, always do. Target ``cpu`` only.
         device: ``auto`` (the GPU where the bundle has a target for it, else the processor), ``cpu``, ``cuda``, ``cuda:1``.
     """
 
@@ -62,6 +65,7 @@ class EngineOptions:
     device: str = "auto"
     bits: str = BITS[0]
     adapters: Mapping[str, str | Path] = field(default_factory=dict)
+    share_weights: bool = False
 
     def __post_init__(self) -> None:
         DeviceChoice.parse(self.device)

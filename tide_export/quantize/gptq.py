@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from tide_export.documents import Note, load_documents
+from tide_export.sources.source_tokenizer import prompt_prefix
 from tide_export.weights.quantized_weight import QuantizedWeight
 
 DAMPING = 0.01  # of the mean of the Hessian's diagonal, section 3.3 of the paper
@@ -133,6 +134,8 @@ def _inverse_factor(gram: Tensor) -> Tensor:
 def calibration_tokens(source: str, tokenizer: FastTokenizer | None, positions: int | None, note: Note) -> torch.Tensor:
     """Windows [N, T] of token ids, evenly spaced over the text in ``source``: up to MAX_TOKENS in all, T = WINDOW.
 
+    Each begins with the special tokens of a prompt.
+
     Args:
         source: as `load_documents` takes it, and ``note``.
         positions: of the model; T where it is less. None: any number.
@@ -151,4 +154,5 @@ def calibration_tokens(source: str, tokenizer: FastTokenizer | None, positions: 
         )
     count = min(whole, MAX_TOKENS // window)
     starts = [window * (i * whole // count) for i in range(count)]
-    return torch.tensor([ids[start : start + window] for start in starts])
+    prefix = prompt_prefix(tokenizer)
+    return torch.tensor([[*prefix, *ids[start : start + window]][:window] for start in starts])

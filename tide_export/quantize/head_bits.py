@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 from tide_export.quantize.layerwise import layer_by_layer
 from tide_export.sources.loaded_model import LoadedModel
 from tide_export.sources.parameters import ParameterSource
+from tide_export.sources.source_tokenizer import prompt_prefix
 from tide_export.weights.quantized_weight import symmetric_int4
 
 TOKENS = 1024  # in windows of half of them, fewer for a model of few positions; some seconds for SmolLM2
@@ -56,7 +57,8 @@ def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> 
         note(f"head in 8 bits: the tokenizer makes {len(ids)} tokens of a text of {sum(map(len, topics.values())):,} characters")
         return loaded
     window = min(TOKENS // 2, loaded.positions or TOKENS)
-    windows = torch.tensor(ids[:TOKENS]).unfold(0, window, window)
+    prefix = prompt_prefix(loaded.tokenizer)
+    windows = torch.tensor([[*prefix, *ids[first : first + window]][:window] for first in range(0, TOKENS - window + 1, window)])
     bias = source.value(f"{name}.bias") if head.bias is not None else None
     eight, four = perplexities(loaded.model, source, windows, rounded, bias)
     text = f"{TOKENS} tokens of pydoc_data.topics, Python {python_version()}"

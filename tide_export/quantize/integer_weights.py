@@ -28,7 +28,7 @@ from tide_export.quantize.quantized_parameters import QuantizedParameters
 from tide_export.quantize.quantizers import dequantize_parameters, integer_matrices
 from tide_export.quantize.smoothing import smoothing_scales
 from tide_export.sources.loaded_model import LoadedModel
-from tide_export.sources.source_tokenizer import check_embedded
+from tide_export.sources.source_tokenizer import check_embedded, prompt_prefix
 from tide_export.weights.deferred_weight import LowBits
 from tide_export.weights.quantized_weight import INTEGER
 
@@ -119,4 +119,4 @@ def _tokens(loaded: LoadedModel, data: str | None, progress: ExportProgress) -> 
         progress.note("the inputs of products are measured on random ids: the tokenizer knows no English")
         return torch.randint(config.vocab_size, (1, window), generator=torch.Generator().manual_seed(0))
     progress.note(f"the inputs of products are measured on {window} tokens of Python {python_version()}'s documentation")
-    return torch.tensor([ids[len(ids) // 2 :][:window]])
+    return torch.tensor([[*prompt_prefix(loaded.tokenizer), *ids[len(ids) // 2 :]][:window]])

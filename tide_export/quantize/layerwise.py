@@ -66,9 +66,19 @@ def eager_pass(
     options = {"past_key_values": cache} if cache is not None else {}
     if first:
         options["position_ids"] = first + torch.arange(longest)[None]
-    with at_boundaries(model, keep), torch.no_grad():
+
+    rows = valid
+
+    def drop_padding(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        nonlocal rows
+        rows = torch.ones(1, int(valid.sum()), dtype=torch.bool)
+        return (inputs[0][valid][None], *inputs[1:])  # logits of a large vocabulary are hundreds of MB
+
+    with at_boundaries(model, keep), torch.no_grad(), ExitStack() as stack:
+        if (head := model.get_output_embeddings()) is not None:
+            stack.callback(head.register_forward_pre_hook(drop_padding).remove)
         logits = model(input_ids=ids, use_cache=cache is not None, **options).logits
-    return EagerPass(states, _values(logits, valid))
+    return EagerPass(states, _values(logits, rows))
 
 
 def last_logits_step_by_step(model: PreTrainedModel, ids: Sequence[int], count: int) -> NDArray[np.float32]:
@@ -206,12 +216,12 @@ def _head_in_parts(head: nn.Linear, places: Sequence[_Place], source: ParameterS
     most = max(1, _HEAD_BYTES // (columns * head.weight.element_size()))
 
     def in_parts(states: Tensor) -> Tensor:
-        parts = []
+        logits = states.new_empty(*states.shape[:-1], rows)
         for first in range(0, rows, most):
             with ExitStack() as held:
                 for place in places:
                     held.enter_context(place.holding(source.rows(place.name, first, min(most, rows - first))))
-                parts.append(forward(states))
-        return torch.cat(parts, -1)
+                logits[..., first : first + most] = forward(states)
+        return logits
 
     return in_parts

@@ -70,6 +70,14 @@ def check_embedded(largest: int, model: PreTrainedModel, source: str) -> None:
         )
 
 
+def prompt_prefix(tokenizer: FastTokenizer) -> list[int]:
+    """The special tokens that the tokenizer puts in front of a prompt, such as BOS; text that measures a model begins so."""
+    with_special = tokenizer("a")["input_ids"]
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    starts = (i for i in range(len(with_special)) if with_special[i : i + len(plain)] == plain)
+    return list(with_special[: next(starts, 0)])
+
+
 def _from_pretrained(source: str, config: PreTrainedConfig | None, options: Mapping[str, Any]) -> FastTokenizer:
     folder = Path(source)
     if folder.is_dir() and not any(file for pattern in _FILES for file in folder.glob(pattern)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
+from onnx.external_data_helper import uses_external_data
 from tide_runtime.backends.graph_contract import written_name
 from tide_runtime.backends.onnxruntime.invariance import MIN_PADDING
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
@@ -19,6 +21,7 @@ from tide_runtime.errors import VerificationError
 
 from tide_export.passes.attention_packed import is_kept
 
+_DENSE_BYTES = 1 << 29  # of a matrix in fp32, above which an exact session has it in parts
 FP32_ACTIVATIONS = 1  # accuracy_level of MatMulNBits and QMoE
 _DTYPES: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 
@@ -27,13 +30,15 @@ def open_session(file: Path, exact: bool = False) -> ort.InferenceSession:
     """A session of the graph in ``file``.
 
     ``exact``: products with low-bit weights do not round their activations to int8. Nor are weights packed, which takes as much
-    memory as they do: the session serves one pass.
+    memory as they do: the session serves one pass. A product then makes its matrix in fp32; a large one, such as the head, some
+    rows at a time.
 
     Raises VerificationError if ONNX Runtime refuses the graph.
     """
     model = onnx.load(file, load_external_data=False)
     if exact:
         _without_rounding(model.graph)
+        _in_row_parts(model.graph)
     for node in model.graph.node:
         for attribute in node.attribute:
             if exact and node.op_type in ("MatMulNBits", "QMoE") and attribute.name == "accuracy_level":
@@ -63,6 +68,58 @@ def _without_rounding(graph: onnx.GraphProto) -> None:
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _in_row_parts(graph: onnx.GraphProto) -> None:
+    """Each MatMulNBits whose matrix has more than `_DENSE_BYTES` in fp32 becomes several of some of its rows each."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    nodes = list[onnx.NodeProto]()
+    for node in graph.node:
+        sizes = {one.name: one.i for one in node.attribute}
+        rows = sizes.get("N", 0)
+        count = -(-4 * rows * sizes.get("K", 0) // _DENSE_BYTES)
+        parts = [node]
+        if (
+            node.op_type == "MatMulNBits"
+            and count > 1
+            and all(_can_split(weights.get(one), rows) for one in node.input[1:] if one)
+        ):
+            most = -(-rows // count)
+            parts = [_rows_of(node, weights, graph, first, min(most, rows - first)) for first in range(0, rows, most)]
+            joined = onnx.helper.make_node("Concat", [part.output[0] for part in parts], node.output, axis=-1)
+            parts.append(joined)
+        nodes += parts
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _can_split(tensor: onnx.TensorProto | None, rows: int) -> bool:
+    return tensor is not None and uses_external_data(tensor) and math.prod(tensor.dims) % rows == 0
+
+
+def _rows_of(
+    node: onnx.NodeProto, weights: dict[str, onnx.TensorProto], graph: onnx.GraphProto, first: int, count: int
+) -> onnx.NodeProto:
+    """The product ``node`` with ``count`` rows of its matrix from ``first`` on, whose parts are added to the graph's weights."""
+    part = onnx.NodeProto()
+    part.CopyFrom(node)
+    part.output[0] = f"{node.output[0]}.{first}"
+    for attribute in part.attribute:
+        if attribute.name == "N":
+            rows = attribute.i
+            attribute.i = count
+    for number, name in enumerate(node.input[1:], 1):
+        if name:
+            part.input[number] = f"{name}.{first}"
+            tensor = graph.initializer.add()
+            tensor.CopyFrom(weights[name])
+            tensor.name = part.input[number]
+            tensor.dims[0] = tensor.dims[0] // rows * count
+            place = {entry.key: entry for entry in tensor.external_data}
+            size = int(place["length"].value) // rows
+            place["offset"].value = str(int(place["offset"].value) + first * size)
+            place["length"].value = str(count * size)
+    return part
 
 
 class TextPass:
@@ -95,16 +152,17 @@ class TextPass:
                 sizes = [size if isinstance(size, int) else self._slots for size in value.shape[1:]]
                 caches[value.name] = np.zeros((len(self._texts), *sizes), _DTYPES[value.type])
         names = [value.name for value in session.get_outputs()]
-        made: list[NDArray[np.float32]] = []
+        packed: NDArray[np.float32] | None = None
         for step in self._steps:
             feeds = step.feeds(session, ids, states) | caches
             outputs = dict(zip(names, session.run(names, feeds), strict=True))
             caches = {name: outputs[written_name(name)] for name in caches}
-            result = outputs[output or ("hidden_out" if "hidden_out" in outputs else "logits")]
-            made.append(result[0, : len(step.rows)].reshape(len(step.rows), -1).astype(np.float32))
-        packed = np.empty((self._tokens, made[0].shape[1]), np.float32)
-        for step, rows in zip(self._steps, made, strict=True):
+            result = outputs.pop(output or ("hidden_out" if "hidden_out" in outputs else "logits"))
+            rows = result[0, : len(step.rows)].reshape(len(step.rows), -1)
+            if packed is None:
+                packed = np.empty((self._tokens, rows.shape[1]), np.float32)
             packed[step.rows] = rows
+        assert packed is not None
         return packed
 
 

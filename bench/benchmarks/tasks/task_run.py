@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from statistics import median
-from time import perf_counter
 
 from tide_bench.arms.process import ArmProcess
 from tide_runtime import Engine, Generation, GenerationParams
 
 from benchmarks.tasks.task_set import Task, TaskKind
-
-_salts = count()
 
 
 @dataclass(frozen=True)
@@ -39,17 +36,18 @@ class Conversation:
 
 @dataclass
 class PairedTask:
-    """A task under `full` and under another policy, and by a peer, measured in turn.
+    """A task under `full` and under another policy, and by peers, measured in turn.
 
     Args:
-        full, other, peer: seconds of decoding in each round; no peer: no seconds.
+        full, other: seconds of decoding in each round.
+        peers: peer → the same; of all that ran.
     """
 
     kind: str
-    id: str
+    task: Task
     full: list[float] = field(default_factory=list)
     other: list[float] = field(default_factory=list)
-    peer: list[float] = field(default_factory=list)
+    peers: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     full_run: Conversation | None = None
     other_run: Conversation | None = None
 
@@ -59,9 +57,14 @@ class PairedTask:
         return _ratio(self.full, self.other)
 
     @property
-    def over_peer(self) -> float | None:
-        """Median over the rounds of the peer's decode time over the other policy's."""
-        return _ratio(self.peer, self.other) if self.peer else None
+    def over_peers(self) -> dict[str, float]:
+        """Peer → median over the rounds of its decode time over the other policy's."""
+        return {name: _ratio(seconds, self.other) for name, seconds in self.peers.items()}
+
+    @property
+    def solved(self) -> bool | None:
+        assert self.other_run is not None
+        return self.task.solved_by(self.other_run.replies[-1].text or "")
 
 
 def _ratio(slower: Sequence[float], faster: Sequence[float]) -> float:
@@ -83,17 +86,19 @@ def converse(engine: Engine, kind: TaskKind, task: Task, salt: str) -> Conversat
 
 
 def run_round(
-    paired: PairedTask, engines: tuple[Engine, Engine], peer: ArmProcess | None, kind: TaskKind, task: Task, salt: str
+    paired: PairedTask, engines: tuple[Engine, Engine], peers: Mapping[str, ArmProcess], kind: TaskKind, salt: str
 ) -> None:
-    """One more round of a task: `full`, the other engine, then the peer on the same prompts for as many tokens. Replies without a
-    second token count as equally fast."""
+    """One more round of a task: `full`, the other engine, then each peer on the same prompts for as many tokens.
+
+    Replies without a second token count as equally fast.
+    """
     full, other = engines
-    paired.full_run, paired.other_run = converse(full, kind, task, salt), converse(other, kind, task, salt)
+    paired.full_run, paired.other_run = converse(full, kind, paired.task, salt), converse(other, kind, paired.task, salt)
     decoded = paired.full_run.decoded_tokens
     paired.full.append(paired.full_run.decode_s if decoded else 1.0)
     paired.other.append(paired.other_run.decode_s if decoded else 1.0)
-    if peer is not None:
-        paired.peer.append(peer_seconds(peer, paired.other_run) if decoded else 1.0)
+    for name, peer in peers.items():
+        paired.peers[name].append(peer_seconds(peer, paired.other_run) if decoded else 1.0)
 
 
 def peer_seconds(peer: ArmProcess, known: Conversation) -> float:
@@ -104,56 +109,6 @@ def peer_seconds(peer: ArmProcess, known: Conversation) -> float:
         if (count := len(reply.token_ids)) > 1:
             seconds += peer.generate([list(prompt)], count).decode_s
     return seconds
-
-
-@dataclass(frozen=True)
-class PairedBatch:
-    """Tasks of several kinds in one batch: seconds of decoding under `full` and another policy, and how many tokens differ."""
-
-    ids: tuple[str, ...]
-    full_s: float
-    other_s: float
-    differing_tokens: int
-
-    @property
-    def speedup(self) -> float:
-        return self.full_s / self.other_s
-
-
-def mixed_groups(kinds: Sequence[TaskKind], size: int) -> list[list[tuple[TaskKind, Task]]]:
-    """Groups of ``size`` tasks, as different as there are kinds; the last group may be smaller, and is left out."""
-    mixed = [(kind, kind.tasks[i]) for i in range(max(len(k.tasks) for k in kinds)) for kind in kinds if i < len(kind.tasks)]
-    return [mixed[begin : begin + size] for begin in range(0, len(mixed) - size + 1, size)]
-
-
-def run_batch(full: Engine, other: Engine, group: Sequence[tuple[TaskKind, Task]], rounds: int = 2) -> PairedBatch:
-    """The first turns of ``group``, submitted together; the median over ``rounds`` of the time behind the last first token."""
-    seconds: dict[Engine, list[float]] = {full: [], other: []}
-    tokens: dict[Engine, list[list[int]]] = {}
-    for number in range(rounds):
-        for engine in (full, other) if number % 2 else (other, full):
-            taken, done = _generate_together(engine, group)
-            seconds[engine].append(taken)
-            tokens[engine] = [list(one.token_ids) for one in done]
-    different = sum(differing_tokens(a, b) for a, b in zip(tokens[full], tokens[other], strict=True))
-    return PairedBatch(tuple(task.id for _, task in group), median(seconds[full]), median(seconds[other]), different)
-
-
-def _generate_together(engine: Engine, group: Sequence[tuple[TaskKind, Task]]) -> tuple[float, list[Generation]]:
-    salt = f"batch {next(_salts)}"
-    prompts = []
-    for kind, task in group:
-        messages = [{"role": "system", "content": kind.system}] if kind.system is not None else []
-        prompts.append(engine.chat_prompt([*messages, {"role": "user", "content": task.turns[0]}]))
-    limits = [kind.max_new_tokens for kind, _ in group]
-    start = perf_counter()
-    handles = [
-        engine.submit(prompt, GenerationParams(max_new_tokens=limit, cache_salt=salt), streamed=False)
-        for prompt, limit in zip(prompts, limits, strict=True)
-    ]
-    done = [handle.result() for handle in handles]
-    seconds = perf_counter() - start
-    return seconds - max(one.stats.time_to_first_token for one in done), done
 
 
 def differing_tokens(own: Sequence[int], reference: Sequence[int]) -> int:

@@ -1,14 +1,16 @@
-"""Tasks of eight kinds of work, read from one JSON file a kind: what the user says.
+"""Tasks of ten kinds of work, read from one JSON file a kind: what the user says, and what a right answer contains.
 
     {"kind": "chat", "max_new_tokens": 128, "system": "optional",
-     "tasks": [{"id": "chat-1", "turns": ["the user's message", ...]}, ...]}
+     "tasks": [{"id": "chat-1", "turns": ["the user's message", ...], "expects": ["a regular expression", ...]}, ...]}
 
-A text is a string or a list of pieces that are concatenated. All texts were written for this repository.
+A text is a string or a list of pieces that are concatenated. A task is solved when every expression of ``expects`` matches in the
+last reply, without regard to case; without ``expects`` nobody knows. All texts were written for this repository.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,11 @@ class Task:
 
     id: str
     turns: tuple[str, ...]
+    expects: tuple[str, ...] = ()
+
+    def solved_by(self, reply: str) -> bool | None:
+        """Whether the last ``reply`` has all that a right answer contains; None: the task does not say."""
+        return all(re.search(one, reply, re.IGNORECASE | re.DOTALL) for one in self.expects) if self.expects else None
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,10 @@ def load_tasks(folder: Path = PROMPTS) -> list[TaskKind]:
 
 
 def _kind(content: dict[str, Any]) -> TaskKind:
-    tasks = tuple(Task(task["id"], tuple(_text(turn) for turn in task["turns"])) for task in content["tasks"])
+    tasks = tuple(
+        Task(task["id"], tuple(_text(turn) for turn in task["turns"]), tuple(task.get("expects", ())))
+        for task in content["tasks"]
+    )
     system = _text(content["system"]) if "system" in content else None
     return TaskKind(content["kind"], content["max_new_tokens"], tasks, system)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -29,11 +29,18 @@ class LlamacppArm:
     """Its KV caches hold the requested sequences and tokens: a call that needs larger ones first loads the model again, untimed.
 
     llama.cpp never samples an end-of-sequence id, where other arms may write one and go on; texts part there.
+
+    Args:
+        folder: the GGUF file.
+        flags: further ones of the compiled server, such as those of its drafts; the wheel's takes none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._flags = tuple(flags)
         self._native = native_server()
+        if flags and self._native is None:
+            raise ArmError(f"{' '.join(flags)} is for the compiled server; make llamacpp-native")
         self._library: Any = None if self._native else _wheel()
         self._server: Any = None
         self._sizes = (0, 0)
@@ -88,7 +95,7 @@ class LlamacppArm:
 
     def _start_native(self, rows: int, slots: int, keep_prefixes: bool) -> NativeServer:
         assert self._native is not None
-        flags = ["--threads", cores(), "--parallel", rows, "--ctx-size", slots, "--fit", "off"]
+        flags = ["--threads", cores(), "--parallel", rows, "--ctx-size", slots, "--fit", "off", *self._flags]
         if not keep_prefixes:
             flags += ["--no-cache-prompt", "--cache-ram", 0, "--no-cache-idle-slots"]
         return NativeServer(self._native, self.folder, [str(flag) for flag in flags])

@@ -16,7 +16,7 @@ from tide_calibrate.config import CalibrationConfig
 from tide_export.calibration.calibration_file import DataInfo
 from tide_export.documents import Document, Note, load_documents
 from tide_export.sources.loaded_model import LoadedModel
-from tide_export.sources.source_tokenizer import check_embedded
+from tide_export.sources.source_tokenizer import check_embedded, prompt_prefix
 
 SplitName = Literal["train", "threshold", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
@@ -134,7 +134,7 @@ def windows(
     Every window begins with the special tokens that the tokenizer puts in front of a prompt (such as BOS). A document's last
     window may be shorter, and is dropped under 16 tokens. Raises DataError when a split gets fewer than 299 tokens.
     """
-    prefix = _prompt_prefix(tokenizer)
+    prefix = prompt_prefix(tokenizer)
     pieces: list[tuple[int, list[int]]] = []
     for index, document in enumerate(documents):
         ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -168,14 +168,6 @@ def _balance(sizes: Sequence[int], fractions: Sequence[float]) -> list[int]:
 
 
 # --- windows
-
-
-def _prompt_prefix(tokenizer: FastTokenizer) -> list[int]:
-    """The special tokens that the tokenizer puts in front of a prompt."""
-    with_special = tokenizer("a")["input_ids"]
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    starts = (i for i in range(len(with_special)) if with_special[i : i + len(plain)] == plain)
-    return with_special[: next(starts, 0)]
 
 
 def _spread(split: NDArray[np.int8], limit: int, seed: int) -> list[int]:

@@ -10,13 +10,13 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.errors import TargetError
 
 
-def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
+def _onnxruntime(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int, share: bool) -> Backend:
     from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
 
-    return OnnxRuntimeBackend.load(bundle, target, threads)
+    return OnnxRuntimeBackend.load(bundle, target, threads, share)
 
 
-def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
+def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int, share: bool) -> Backend:
     from tide_runtime.backends.device.cuda_device import CudaDevice
     from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend, cuda_provider
     from tide_runtime.backends.required_memory import require_room
@@ -26,7 +26,7 @@ def _onnxruntime_cuda(bundle: Bundle, target: str, threads: ThreadOptions, kind:
     return OnnxRuntimeCudaBackend.load(bundle, target, threads, device, cuda_provider(device))
 
 
-def _tensorrt(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
+def _tensorrt(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int, share: bool) -> Backend:
     from tide_runtime.backends.device.cuda_device import CudaDevice
     from tide_runtime.backends.required_memory import require_room
     from tide_runtime.backends.tensorrt.backend import TensorRtBackend
@@ -36,7 +36,7 @@ def _tensorrt(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, or
     return TensorRtBackend.load(bundle, target, device)
 
 
-def _torch(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int) -> Backend:
+def _torch(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordinal: int, share: bool) -> Backend:
     try:
         from tide_runtime.backends.torch.backend import TorchBackend
     except ImportError as error:
@@ -44,7 +44,7 @@ def _torch(bundle: Bundle, target: str, threads: ThreadOptions, kind: str, ordin
     return TorchBackend.load(bundle, target, threads, kind, ordinal)
 
 
-BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions, str, int], Backend]] = {
+BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions, str, int, bool], Backend]] = {
     "onnxruntime-cpu": _onnxruntime,
     "onnxruntime-cuda": _onnxruntime_cuda,
     "tensorrt-rtx": _tensorrt,
@@ -53,10 +53,14 @@ BACKENDS: dict[str, Callable[[Bundle, str, ThreadOptions, str, int], Backend]] =
 }
 
 
-def load_backend(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int = 0, kind: str = "auto") -> Backend:
+def load_backend(
+    bundle: Bundle, target: str, threads: ThreadOptions, ordinal: int = 0, kind: str = "auto", share_weights: bool = False
+) -> Backend:
     """Load ``target`` of the bundle; ``ordinal`` selects the GPU of a GPU target.
 
-    ``kind``: ``auto``, ``cuda`` or ``cpu``, for targets that run on both.
+    Args:
+        kind: ``auto``, ``cuda`` or ``cpu``, for targets that run on both.
+        share_weights: see `EngineOptions`.
 
     Raises TargetError when the bundle lacks the target or this runtime cannot run it.
     """
@@ -75,4 +79,4 @@ def load_backend(bundle: Bundle, target: str, threads: ThreadOptions, ordinal: i
             f"target {target!r} cannot run this model: its recurrent layers keep states, which this runtime holds in host memory "
             "only; use target cpu"
         )
-    return BACKENDS[backend](bundle, target, threads, kind, ordinal)
+    return BACKENDS[backend](bundle, target, threads, kind, ordinal, share_weights)

@@ -200,7 +200,7 @@ class ReplicaConfig:
         depth = _checked(DepthOptions, "engine.depth", values.pop("depth", {}))
         # One thread pool for the engine's graphs, as a replica's process runs no other sessions.
         threads = ThreadOptions(self.threads, shared=True)
-        return _checked(EngineOptions, "engine", {**values, "depth": depth, "threads": threads})
+        return _checked(EngineOptions, "engine", {"share_weights": True, **values, "depth": depth, "threads": threads})
 
 
 def load_app(config: ServeConfig, otel: bool, user_config: Mapping[str, Any]) -> tuple[Engine, FastAPI]:

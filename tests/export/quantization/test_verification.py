@@ -10,6 +10,7 @@ import pytest
 from export.architectures import MAX_POSITIONS, tiny_model
 from numpy.typing import NDArray
 from tide_runtime.backends.step_arrays import StepPositions
+from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.errors import VerificationError
 
 from tide_export.config import ExportConfig
@@ -17,6 +18,7 @@ from tide_export.export import write_bundle
 from tide_export.load import quantized
 from tide_export.progress import ExportProgress
 from tide_export.sources.loaded_model import LoadedModel
+from tide_export.verify import text_pass
 from tide_export.verify.verify_bundle import GraphCheck, PromptCheck, check_bundle, mean_divergence, verify_bundle
 
 Exported = tuple[LoadedModel, Path]
@@ -107,3 +109,18 @@ def test_divergence_is_that_of_the_distributions() -> None:
     other = np.log(np.array([[0.25, 0.75], [0.9, 0.1]], np.float32)) + np.float32(3)
     assert mean_divergence(logits, other) == pytest.approx(0.5 * (0.5 * np.log(2) + 0.5 * np.log(2 / 3)), abs=1e-6)
     assert mean_divergence(logits, logits) == 0
+
+
+def test_a_large_matrix_is_made_in_parts(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head of a 7B takes 2 GB in fp32; parts with the wrong rows would refuse every bundle of such a model."""
+    _, directory = exported
+    manifest = read_manifest(directory)
+    run = text_pass.TextPass(manifest, [[1, 2, 3, 4], [5, 6]])
+    file = directory / manifest.targets["cpu"].graphs["segment_0"]
+    whole = run.run(text_pass.open_session(file, exact=True))
+    monkeypatch.setattr(text_pass, "_DENSE_BYTES", 4096)
+    parts = text_pass.open_session(file, exact=True)
+    np.testing.assert_allclose(run.run(parts), whole, rtol=1e-5, atol=1e-6)
+    graph = onnx.load(file, load_external_data=False).graph
+    text_pass._in_row_parts(graph)
+    assert sum(node.op_type == "Concat" and node.name == "" and len(node.input) > 1 for node in graph.node)

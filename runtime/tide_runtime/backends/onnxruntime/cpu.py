@@ -45,8 +45,8 @@ class OnnxRuntimeBackend(HostSessions):
     adapters: Sequence[LoraAdapter] = ()
 
     @classmethod
-    def load(cls, bundle: Bundle, target: str, threads: ThreadOptions) -> OnnxRuntimeBackend:
-        """Load the graphs of ``target``.
+    def load(cls, bundle: Bundle, target: str, threads: ThreadOptions, share_weights: bool = False) -> OnnxRuntimeBackend:
+        """Load the graphs of ``target``. ``share_weights``: see `EngineOptions`.
 
         Raises BundleError when ONNX Runtime refuses a graph, it breaks the contract, or its attention is not padded, as in
         bundles of versions before the first release.
@@ -60,7 +60,7 @@ class OnnxRuntimeBackend(HostSessions):
         layers = decoder_layers(manifest, files)
         whole = {graph for graph, count in layers.items() if count == manifest.model.num_layers}
         whole.add(LOOP)  # of one sequence's steps the only graph
-        packed = packed_weights(bundle, target, threads)
+        packed = packed_weights(bundle, target, threads, shared=share_weights)
 
         def load(name: str, shared: PackedWeights | AdaptedWeights = packed) -> ort.InferenceSession:
             options = session_options(threads, chained=name not in whole)

@@ -1,14 +1,18 @@
 """Weights in ONNX Runtime's packed layout, in the machine's cache: every session and process maps one copy.
 
 At session creation ONNX Runtime repacks the constant operand of each product into private memory: two forms of a segment, or two
-processes, would hold the weights twice, beside the file. An initializer may locate packed layouts in its file, in entries
-``prepacked_N`` of its external data: ``OPERATOR+HASH|offset;length;checksum``, as ONNX Runtime writes them
+processes, would hold the weights twice, beside the file. So they are kept packed where a process loads several graphs with the
+same weights, or where `EngineOptions.share_weights` or adapters ask for it. One graph in one process gains nothing: a load packs
+all weights in any case, and the copy would take the disk of a second model.
+
+An initializer may locate packed layouts in its file, in entries ``prepacked_N`` of its external data:
+``OPERATOR+HASH|offset;length;checksum``, as ONNX Runtime writes them
 (``session.save_external_prepacked_constant_initializers``, onnxruntime/core/framework/tensor_external_data_info.cc). At load it
 still packs each weight. If an entry of the *graph* has the hash of the result, it maps that (since 1.32 after comparing both)
 and frees its own copy. So one initializer may have the entries of all weights, and lie in another file than the weights.
 
-The first process that loads a target writes the packed weights into ``$TIDE_CACHE_DIR/packed`` or ``~/.cache/tide/packed``, under
-a name that depends on the weights, the graphs, the processor and the release of ONNX Runtime. It packs one graph after the other:
+The first process that shares a target's weights writes them into ``$TIDE_CACHE_DIR/packed`` or ``~/.cache/tide/packed``, under a
+name that depends on the weights, the graphs, the processor and the release of ONNX Runtime. It packs one graph after the other:
 no more than one segment's are held in memory. Processes that start meanwhile run without, and so does every process where the
 cache cannot be written: the same bits, in more memory. Graphs are loaded from changed bytes that locate the weights from the root
 of the file system, because ONNX Runtime reads external data only below one folder.
@@ -36,7 +40,7 @@ import onnxruntime as ort
 from tide_runtime.backends.onnxruntime.model_proto import external_entries, with_location, with_output
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions, session_options
 from tide_runtime.bundle import Bundle, sha256_of
-from tide_runtime.bundle.manifest import DRAFT
+from tide_runtime.bundle.manifest import DRAFT, LOOP
 from tide_runtime.cached_folders import LIMIT_VARIABLE, CachedFolders
 from tide_runtime.machine_cache import cache_folder, processor
 
@@ -69,12 +73,17 @@ class PackedWeights:
 
 
 def packed_weights(
-    bundle: Bundle, target: str, threads: ThreadOptions, advance: Callable[[int, int], None] = lambda done, total: None
+    bundle: Bundle,
+    target: str,
+    threads: ThreadOptions,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+    shared: bool = False,
 ) -> PackedWeights:
-    """The packed weights of a target, from the cache, where they are written first if there are none.
+    """The packed weights of a target, from the cache; where it has none, they are written first if they are to be shared.
 
     Args:
         advance: called with the number of graphs that are packed, and of all.
+        shared: other processes or adapters use them too, not only several graphs of this bundle.
     """
     info = bundle.manifest.targets[target]
     weights = bundle.path(info.weights) if info.weights is not None else None
@@ -87,6 +96,8 @@ def packed_weights(
         folders = CachedFolders(cache_folder("packed"))
         name = _name(bundle, target)
         folder = folders.find(name)
+        if folder is None and not shared and not _has_several_forms(bundle, target):
+            return PackedWeights(weights)
         if folder is None:
             packing.check_room(folders)
             folder = folders.make(name, packing.write)
@@ -96,6 +107,11 @@ def packed_weights(
         return PackedWeights(weights.resolve(), folder / DATA, tuple(entries))
     except Exception as error:  # ONNX Runtime raises bare classes of its own; a broken graph is reported where it is loaded
         return PackedWeights(weights, reason=str(error).partition("\n")[0])
+
+
+def _has_several_forms(bundle: Bundle, target: str) -> bool:
+    """Whether an engine loads several graphs with the same weights: those of exits, of a loop, or of a draft head."""
+    return bundle.manifest.calibration is not None or not {LOOP, DRAFT}.isdisjoint(bundle.manifest.targets[target].graphs)
 
 
 def packed_folder(bundle: Bundle, target: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +13,12 @@ from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.backends.onnxruntime import packed_weights as module
 from tide_runtime.backends.onnxruntime.cpu import OnnxRuntimeBackend
 from tide_runtime.backends.onnxruntime.model_proto import external_entries, with_location, with_output
-from tide_runtime.backends.onnxruntime.packed_weights import DATA, ENTRIES, PACKED_OUTPUT, PackedWeights, packed_weights
+from tide_runtime.backends.onnxruntime.packed_weights import DATA, ENTRIES, PACKED_OUTPUT, PackedWeights
 from tide_runtime.bundle import Bundle
 
 THREADS = ThreadOptions(1)
 NUMPY = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
+packed_weights = partial(module.packed_weights, shared=True)
 INTEGERS = {"input_ids": 5, "total_sequence_length": 1, "query_seqlens": 1}  # of one token at slot 0; others are 0
 
 
@@ -116,12 +118,18 @@ def test_foreign_entries_change_nothing(opened: Bundle, packed: PackedWeights) -
     assert equal(run(loaded(opened, "uncut", foreign)), run(loaded(opened, "uncut", None)))
 
 
+def test_one_graph_in_one_process_keeps_its_weights_to_itself(opened: Bundle, cache: Path) -> None:
+    """Every model would take its size twice on the disk, and the first answer would wait for the copy."""
+    found = module.packed_weights(opened, "cpu", THREADS)
+    assert found.data is None and found.reason == "" and not any(cache.glob("*"))
+
+
 def test_an_engine_generates_the_same_with_and_without(bundle: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     """The cache would change texts; or an engine refuse the graphs, whose interface has another output."""
     texts = []
     for least in (0, 2**40):
         monkeypatch.setattr(module, "MIN_BYTES", least)
-        with Engine.load(bundle, EngineOptions(threads=THREADS, policy="full")) as engine:
+        with Engine.load(bundle, EngineOptions(threads=THREADS, policy="full", share_weights=True)) as engine:
             texts.append(engine.generate("def add", GenerationParams(max_new_tokens=8, ignore_eos=True))[0].token_ids)
             assert engine.backend.private_weights == ""
     assert texts[0] == texts[1] and cache.is_dir()
@@ -130,7 +138,7 @@ def test_an_engine_generates_the_same_with_and_without(bundle: Path, monkeypatch
 def test_a_cache_that_cannot_be_written(opened: Bundle, bundle: Path, cache: Path) -> None:
     """A read-only home folder would make every load fail; the reason has to be shown."""
     cache.parent.write_text("a file", encoding="utf-8")
-    backend = OnnxRuntimeBackend.load(opened, "cpu", THREADS)
+    backend = OnnxRuntimeBackend.load(opened, "cpu", THREADS, share_weights=True)
     assert "File exists" in backend.private_weights or "Not a directory" in backend.private_weights
 
 
