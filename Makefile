@@ -65,7 +65,6 @@ bench: $(READY) ## the published benchmarks, one after the other
 	$(BIN)/python -m benchmarks.restart --json docs/results/$(DATE)-restart.json
 	$(BIN)/python -m benchmarks.serve_hostile --json docs/results/$(DATE)-serve_hostile.json
 	$(BIN)/python -m benchmarks.integer_products --json docs/results/$(DATE)-integer_products.json
-	$(BIN)/python -m benchmarks.quantised_decode --json docs/results/$(DATE)-quantised_decode.json
 	$(BIN)/python -m benchmarks.quantised_fidelity --json docs/results/$(DATE)-quantised_fidelity.json
 	$(BIN)/python -m benchmarks.same_text --json docs/results/$(DATE)-same_text.json
 	$(BIN)/python -m benchmarks.certainty --json docs/results/$(DATE)-certainty.json

@@ -28,29 +28,18 @@ def main(
 ) -> None:
     """Export, chat, compare."""
     from benchmarks.models.gguf_files import smollm2_file
-    from benchmarks.quantised_decode import own_form
 
     _run("1. Export a GGUF file", "tide_export.cli", str(smollm2_file()), "--out", str(out), "--max-seq-len", "2048", "--force")
     _run("2. What is in the bundle", "tide_runtime.cli.inspect", str(out))
     console.rule("3. Chat")
     console.print(question, style="bold", markup=False)
     _run("", "tide_runtime.cli.run", str(out), question, "--chat", "--max-new-tokens", "96", "--stats")
-    form = own_form(out)
-    arms = f"{form}-same,{form}-exact,eager,genai-int4,llamacpp"
     _run(
         "4. Ways to run it",
-        "benchmarks.quantised_decode",
-        "--arms",
-        arms,
-        "--minutes",
-        str(minutes),
-        "--places",
-        "b1",
-        "--no-perplexity",
-        "--bundle",
+        "tide_bench.cli",
         str(out),
-        "--json",
-        "build/demo.json",
+        *("--policy", "full,exact", "--vs", "eager,genai-int4,llamacpp", "--gguf", str(smollm2_file()), "--batch", "1"),
+        *("--minutes", str(minutes), "--cache", "build/bench-cache", "--json", "build/demo.json"),
     )
 
 

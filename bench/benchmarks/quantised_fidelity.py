@@ -54,8 +54,7 @@ class Form:
     quantizer: str | None = None
 
     def bundle(self, cache: Path, files: PeerFiles | None) -> Path:
-        """A bundle of ``files``, else of SmolLM2; exported where ``cache`` has none. SmolLM2's by the default quantizer are
-        `benchmarks.quantised_decode`'s."""
+        """A bundle of ``files``, else of SmolLM2; exported where ``cache`` has none."""
         if files is not None:
             return files.of(f"tide-{self.weights}")
         if self.quantizer is None:

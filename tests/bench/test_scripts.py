@@ -11,7 +11,7 @@ from benchmarks.gpu import kit
 
 SCRIPTS = (
     *("agent_session", "architectures", "certainty", "certificate", "export_scale", "gpu.shapes", "integer_products"),
-    *("lm_eval_policies", "looped", "quantised_decode", "quantised_fidelity", "restart", "same_text.__main__"),
+    *("lm_eval_policies", "looped", "quantised_fidelity", "restart", "same_text.__main__"),
     *("serve_hostile", "serve_load", "target_identity", "tasks.__main__"),
 )
 

@@ -10,7 +10,8 @@
 Each task runs under `full` and under `auto` of the same bundle in turn, with the model's chat template, greedy, then by peers on
 the same prompts for as many tokens: w8a8 beside onnxruntime-genai int4 (made from the same dequantised weights by its own
 defaults, on all cores, which is the faster of its settings), beside llama.cpp on the file, without drafts and with its own
-(ngram-mod), and beside OpenVINO GenAI on the file; int4 beside onnxruntime-genai, source beside llama.cpp.
+(ngram-mod), and beside OpenVINO GenAI on the file, or in 8 bits where it cannot read it; int4 beside onnxruntime-genai, source
+beside llama.cpp.
 Times are of decoding, behind the first token of each reply. A round runs every task once, in a fixed order and under a cache
 salt of its own, so that what drafts for a task is its own text and the engine's replies to the tasks before it, never another
 run of the task. A task says what a right reply contains (see `benchmarks.tasks.task_set`). A model that fails a task often
@@ -218,7 +219,10 @@ def _start(name: str, files: PeerFiles) -> ArmProcess:
         return ArmProcess("genai-int4", files.of("genai-int4"))
     if name == "llamacpp_drafts":
         return ArmProcess(name, files.file, load=partial(LlamacppArm, flags=("--spec-type", "ngram-mod")))
-    return ArmProcess(name, files.file)
+    try:
+        return ArmProcess(name, files.file)
+    except ArmError:  # OpenVINO reads few of a GGUF file's types
+        return ArmProcess(name, files.of("openvino-q8"))
 
 
 def measure(

@@ -49,12 +49,6 @@ class TideArm:
         with load_engine(self.folder, self.device) as engine:
             engine.generate(prompts, GenerationParams(max_new_tokens=new_tokens, ignore_eos=True))
 
-    def read(
-        self, text: Sequence[int], prompt_tokens: int, policy: str, threshold: float | None = None, bits: str = "same"
-    ) -> Reading:
-        """The policy's token at every place of ``text`` after the first ``prompt_tokens`` (see `Reading`)."""
-        return read_text(self._engine(policy, threshold, 1, bits), text, prompt_tokens)
-
     def gap(self, text: Sequence[int], one: int, other: int) -> float:
         """Distance of two tokens' logits behind ``text``, every layer run."""
         return logits_gap(self._engine("full", None, 1), text, one, other)
