@@ -1,6 +1,8 @@
-"""Whether texts and logits are the same on processors that this machine is not: ONNX Runtime's kernels for AVX2, AVX and SSE4.
+"""Whether texts and logits are the same on processors that this machine is not: ONNX Runtime's kernels for AVX2, AVX, SSE4
+and Arm.
 
 Newer instruction sets are hidden (`benchmarks.cpu_mask`); where that cannot be had, qemu emulates (Debian's package qemu-user).
+It always emulates Arm (`runtime.arm_python`).
 
 A tiny random Llama is exported in fp32, int8 and int4, and a model of each kind of recurrent layer in fp32. On each processor
 their texts, greedy and sampled, are made in several ways (`benchmarks.same_text.ways`); tokens and log-probabilities have to be
@@ -20,9 +22,11 @@ from pathlib import Path
 
 from benchmarks import cpu_mask
 from benchmarks.same_text.ways import REFERENCE, Ask, Way, outcomes
+from runtime.arm_python import ROOT, arm_command
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 
 EMULATOR = "qemu-x86_64"
+ARM = "NEON"
 CPUS = dict(zip(cpu_mask.SETS[1:], ("Haswell", "SandyBridge", "Denverton"), strict=True))  # → qemu's model; it has no AVX512
 FORMS = {"fp32": "source", "w8a8": "w8a8", "int8": "int8", "int4": "int4"}  # → --weights of tide-export
 RECURRENT = ("lfm2", "qwen3_5", "mamba")  # convolutions, the gated delta rule, a gated scan without attention
@@ -121,12 +125,15 @@ def on_processor(kind: str, bundles: Mapping[str, Path], folder: Path) -> Iterat
     """
     arguments = [f"{form}={bundle}" for form, bundle in bundles.items()]
     command = [os.path.realpath(sys.executable), "-m", "runtime.other_processors", *arguments]
-    if cpu_mask.unavailable() is None:
+    if kind == ARM:
+        command, environment = arm_command(command[1:], ROOT / "build" / "arm")
+    elif cpu_mask.unavailable() is None:
         environment = cpu_mask.masked_environment(kind, folder)
     else:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "TIDE_CACHE_DIR": str(folder / kind)}
         command = [EMULATOR, "-cpu", CPUS[kind], *command]
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    if kind != ARM:
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{kind}: {done.stderr.strip().splitlines()[-1:]}")

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
-from runtime.other_processors import CPUS, FORMS, export_forms, on_processor, unavailable
+from runtime.other_processors import ARM, CPUS, FORMS, export_forms, on_processor, unavailable
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))]
+from runtime import arm_python
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 # Rows that launches and sequences are padded to: what invariance.py says of each instruction set, and what would pass unseen if
 # this machine's own kernels ran.
@@ -15,6 +17,7 @@ PADDINGS = {
     "AVX2": {"fp32": (ANY, ONE_MORE), "int8": (ANY, ONE_MORE), "int4": (TWO, ONE_MORE)},
     "AVX": {"fp32": (ANY, ONE_MORE), "int8": (TWO, ONE_MORE), "int4": (TWO, ONE_MORE)},
     "SSE4": {form: (ANY, ONE_MORE) for form in FORMS},
+    ARM: {form: (ANY, ONE_MORE) for form in FORMS},
 }
 PADDINGS = {kind: forms | {"w8a8": (ANY, ONE_MORE)} for kind, forms in PADDINGS.items()}  # integer products
 
@@ -24,9 +27,11 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return export_forms(tmp_path_factory.mktemp("forms"))
 
 
-@pytest.mark.parametrize("kind", CPUS)
+@pytest.mark.parametrize("kind", [*CPUS, ARM])
 def test_texts_are_the_same_in_company_and_under_drafts(kind: str, bundles: dict[str, Path], tmp_path: Path) -> None:
     """On most desktops a text would change when a second caller joins, and `exact` would change it or switch itself off."""
+    if reason := arm_python.unavailable() if kind == ARM else unavailable():
+        pytest.skip(reason)
     for texts in on_processor(kind, bundles, tmp_path):
         if texts.form in FORMS:
             launch, sequence = PADDINGS[kind][texts.form]
