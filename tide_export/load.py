@@ -45,8 +45,8 @@ from tide_export.quantize.quantized_parameters import QuantizedParameters
 from tide_export.quantize.quantizers import dequantize_parameters, quantize_model
 from tide_export.sources.accounting import check_names, check_values, read_headers, weight_files
 from tide_export.sources.checkpoint_parameters import CheckpointParameters
-from tide_export.sources.gguf.gguf_file import is_gguf
-from tide_export.sources.gguf.gguf_source import first_line, load_gguf
+from tide_export.sources.gguf.file import is_gguf
+from tide_export.sources.gguf.source import first_line, load_gguf
 from tide_export.sources.loaded_model import LoadedModel
 from tide_export.sources.quantised.checkpoints import find_settings, load_quantized_checkpoint
 from tide_export.sources.source_tokenizer import load_tokenizer

@@ -19,9 +19,7 @@ from tide_runtime.errors import TideError
 
 from tide_export.config import ExportConfig
 from tide_export.export import export
-from tide_export.sources.gguf import gguf_blocks
-from tide_export.sources.gguf.gguf_file import GgufTensor
-from tide_export.sources.gguf.gguf_metadata import Metadata
+from tide_export.sources.gguf.file import _FORMATS, GgufTensor, Metadata
 
 LAYER = 1  # of the faults in one layer
 Tensors = dict[str, GgufTensor]
@@ -59,17 +57,17 @@ def tensor(name: str, edit: Callable[[NDArray[Any]], NDArray[Any]]) -> Callable[
     def change(_values: dict[str, Any], tensors: Tensors) -> None:
         tensors[name] = replace(tensors[name], data=edit(tensors[name].data))
 
-    return lambda: read_otherwise("gguf_source", change)
+    return lambda: read_otherwise("source", change)
 
 
 def of_other_tensor(name: str, other: str) -> Callable[[], AbstractContextManager[Any]]:
     def change(_values: dict[str, Any], tensors: Tensors) -> None:
         tensors[name] = replace(tensors[other], name=name)
 
-    return lambda: read_otherwise("gguf_source", change)
+    return lambda: read_otherwise("source", change)
 
 
-def key(name: str, edit: Callable[[Any], Any], module: str = "gguf_source") -> Callable[[], AbstractContextManager[Any]]:
+def key(name: str, edit: Callable[[Any], Any], module: str = "source") -> Callable[[], AbstractContextManager[Any]]:
     """``module`` reads another value of the key ``name``."""
 
     def change(values: dict[str, Any], _tensors: Tensors) -> None:
@@ -79,7 +77,7 @@ def key(name: str, edit: Callable[[Any], Any], module: str = "gguf_source") -> C
 
 
 def without_factors() -> AbstractContextManager[Any]:
-    return read_otherwise("gguf_source", lambda _values, tensors: tensors.pop("rope_freqs.weight"))
+    return read_otherwise("source", lambda _values, tensors: tensors.pop("rope_freqs.weight"))
 
 
 @contextmanager
@@ -87,8 +85,8 @@ def zero_points_off() -> Iterator[None]:
     """Off by one in one block of each matrix, in the form that the bundle has."""
 
     def off(read: Callable) -> Callable:
-        def damaged(data: NDArray[np.uint8]) -> Any:
-            weight = read(data)
+        def damaged(kind: str, blocks: NDArray[np.uint8]) -> Any:
+            weight = read(kind, blocks)
             default = np.full(weight.scales.shape, 1 << (weight.bits - 1), np.uint8)
             zeros = default if weight.zero_points is None else weight.zero_points.copy()
             zeros[len(zeros) // 2, -1] ^= 1
@@ -96,7 +94,7 @@ def zero_points_off() -> Iterator[None]:
 
         return damaged
 
-    with patch.dict(gguf_blocks._FORMATS, {kind: off(read) for kind, read in gguf_blocks._FORMATS.items()}):
+    with patch.dict(_FORMATS, {kind: off(read) for kind, read in _FORMATS.items()}):
         yield
 
 
@@ -135,7 +133,7 @@ TENSORS = (
     Fault("the norm of another layer", of_other_tensor(_layer("ffn_norm"), _layer("ffn_norm", 0)), "values: "),
     Fault("the final norm is ones", tensor("output_norm.weight", np.ones_like), "values: "),
     Fault("two tokens of the embedding swapped", tensor("token_embd.weight", lambda d: d[[1, 0, *range(2, len(d))]]), "values: "),
-    Fault("a tensor is not read", lambda: read_otherwise("gguf_source", lambda _v, t: t.pop(_layer("ffn_up"))), "has no tensor"),
+    Fault("a tensor is not read", lambda: read_otherwise("source", lambda _v, t: t.pop(_layer("ffn_up"))), "has no tensor"),
 )
 KEYS = (
     Fault("theta a tenth", key("llama.rope.freq_base", lambda base: base / 10), "rotary embedding: "),
@@ -144,10 +142,10 @@ KEYS = (
     Fault("kernel tables wrong at late positions", late_angles, "rotary embedding: "),
 )
 TOKENS = (
-    Fault("token ids shifted by one", key("tokenizer.ggml.tokens", lambda t: [*t[1:], t[0]], "gguf_tokenizer"), "tokens: "),
-    Fault("two tokens swapped", key("tokenizer.ggml.tokens", lambda t: [t[1], t[0], *t[2:]], "gguf_tokenizer"), "tokens: "),
-    Fault("control tokens are plain", key("tokenizer.ggml.token_type", lambda t: [1] * len(t), "gguf_tokenizer"), "tokens: "),
-    Fault("the last merge is lost", key("tokenizer.ggml.merges", lambda m: m[:-1], "gguf_tokenizer"), "tokens: the merges"),
+    Fault("token ids shifted by one", key("tokenizer.ggml.tokens", lambda t: [*t[1:], t[0]], "tokenizer"), "tokens: "),
+    Fault("two tokens swapped", key("tokenizer.ggml.tokens", lambda t: [t[1], t[0], *t[2:]], "tokenizer"), "tokens: "),
+    Fault("control tokens are plain", key("tokenizer.ggml.token_type", lambda t: [1] * len(t), "tokenizer"), "tokens: "),
+    Fault("the last merge is lost", key("tokenizer.ggml.merges", lambda m: m[:-1], "tokenizer"), "tokens: the merges"),
 )
 BLOCKS = (Fault("a zero point off by one", zero_points_off, ""),)
 FACTORS = (Fault("frequency factors dropped", without_factors, "rotary embedding: "),)

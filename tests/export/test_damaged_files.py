@@ -9,7 +9,7 @@ from export.quantization.tiny_gguf import tiny
 from tide_runtime.errors import TideError
 
 from tide_export.load import load_model
-from tide_export.sources.gguf.gguf_file import read_file
+from tide_export.sources.gguf.file import read_file
 
 COUNT = 150  # of GGUF files
 LOADED = 25  # of those whose header is read are also loaded, and twice as many safetensors files

@@ -16,8 +16,8 @@ from export.quantization.llamacpp import LlamaCpp
 from export.quantization.tokenizer_files import write_byte_pairs, write_sentencepiece
 from numpy.typing import NDArray
 
-from tide_export.sources.gguf.gguf_pretokenizers import PRE_TOKENIZERS
-from tide_export.sources.gguf.gguf_tokenizer import read_gguf_tokenizer
+from tide_export.sources.gguf.segmentation import PRE_TOKENIZERS
+from tide_export.sources.gguf.tokenizer import read_gguf_tokenizer
 
 VOCAB, POSITIONS, THETA = 300, 128, 10000.0
 BLOCKS = ("F32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")

@@ -6,7 +6,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from tide_export.sources.gguf.gguf_blocks import mapped
+from tide_export.sources.gguf.file import mapped
 
 # Where a block holds its fp16 scales; bits; block size; whether a format has minima, whose sum with the scale is rounded.
 FORMATS: dict[str, tuple[tuple[int, ...], int, int, bool]] = {

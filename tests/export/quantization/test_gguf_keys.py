@@ -22,11 +22,10 @@ from slow_cases import slow_but
 from tide_runtime.errors import TideError
 from transformers import PreTrainedModel
 
-from tide_export.sources.gguf import gguf_architectures
-from tide_export.sources.gguf.gguf_architectures import read_config
-from tide_export.sources.gguf.gguf_file import read_file
-from tide_export.sources.gguf.gguf_metadata import Metadata
-from tide_export.sources.gguf.gguf_source import UNREADABLE
+from tide_export.sources.gguf.architectures import ARCHITECTURES as READ
+from tide_export.sources.gguf.architectures import read_config
+from tide_export.sources.gguf.file import Metadata, read_file
+from tide_export.sources.gguf.source import UNREADABLE
 
 TOLERANCE = 1e-3
 KEYS = [
@@ -117,7 +116,7 @@ def sweep() -> Iterator[Sweep]:
     found = Sweep()
     yield found
     found.reference.close()
-    print(f"\nRESULT gguf_architectures={len(gguf_architectures.ARCHITECTURES)}")
+    print(f"\nRESULT gguf_architectures={len(READ)}")
     print(f"RESULT gguf_keys_compared={len(found.differences)}")
     print(f"RESULT gguf_keys_unread_by_llamacpp={found.unread}")
     print(f"RESULT gguf_keys_different={sum(not difference < TOLERANCE for difference in found.differences)}")
@@ -127,7 +126,7 @@ def sweep() -> Iterator[Sweep]:
 def test_every_architecture_is_swept() -> None:
     """Keys of one that is left out could mean anything."""
     swept = {name.split()[0] for name in ARCHITECTURES} | {architecture for architecture, *_ in MODELS.values()}
-    assert swept == {*gguf_architectures.ARCHITECTURES}
+    assert swept == {*READ}
 
 
 @pytest.mark.parametrize("name", slow_but([*ARCHITECTURES, *MODELS], "llama"))

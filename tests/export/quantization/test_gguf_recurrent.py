@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from tide_export.model.fake_parameters import materialise
 from tide_export.model.traced_recurrence import with_limits_of_config
-from tide_export.sources.gguf.gguf_parameters import GgufParameters
-from tide_export.sources.gguf.gguf_source import load_gguf
+from tide_export.sources.gguf.source import GgufParameters, load_gguf
 
 IDS = np.random.default_rng(0).integers(0, 256, 60).tolist()
 

@@ -18,8 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from tide_export import cli
 from tide_export.load import fingerprint, load_model
 from tide_export.model.fake_parameters import without_parameters
-from tide_export.sources.gguf.gguf_file import GgufTensor, read_file
-from tide_export.sources.gguf.gguf_parameters import GgufParameters
+from tide_export.sources.gguf.file import GgufTensor, read_file
+from tide_export.sources.gguf.source import GgufParameters
 
 HEADS, KV_HEADS = 4, 2
 IDS = torch.tensor([[5, 90, 7, 7, 280, 3]])

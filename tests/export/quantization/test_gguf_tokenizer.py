@@ -23,9 +23,8 @@ from export.quantization.tokenizer_files import texts, write_byte_pairs
 from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 
 from tide_export.load import load_model
-from tide_export.sources.gguf.gguf_pretokenizers import PRE_TOKENIZERS
-from tide_export.sources.gguf.gguf_tokenizer import read_gguf_tokenizer
-from tide_export.sources.gguf.spm_merges import spm_merges
+from tide_export.sources.gguf.segmentation import PRE_TOKENIZERS, spm_merges
+from tide_export.sources.gguf.tokenizer import read_gguf_tokenizer
 
 needs_llamacpp = pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
 

@@ -1,14 +1,17 @@
-"""The tokenizer that a GGUF file's metadata describe, built so that texts get the ids that llama.cpp gives them.
+"""The tokenizer that a GGUF file's metadata describe, so that texts get the ids that llama.cpp gives them, and where texts end.
 
 Formats: src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp. Like it, no text is normalised (not even where the model's
 own tokenizer does), and tokens of the types control, user-defined and unknown are found in a text before the rest is cut into
 words. Two differences remain: characters of Unicode 16, which llama.cpp's tables lack, and of two special tokens that overlap in
 a text the leftmost is taken, not the longest.
+
+The ids that end a text: `llama_vocab::impl::load`. A file names one or two of them; a chat ends with another one, which only its
+text tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -17,11 +20,10 @@ from typing import Any
 
 from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from tide_export.sources.gguf.gguf_file import read_file
-from tide_export.sources.gguf.gguf_pretokenizers import PRE_TOKENIZERS, PreTokenizer
-from tide_export.sources.gguf.spm_merges import OTHER, Merge, spm_merges
+from tide_export.sources.gguf.file import Metadata, read_file
+from tide_export.sources.gguf.segmentation import OTHER, PRE_TOKENIZERS, Merge, PreTokenizer, spm_merges
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
@@ -32,12 +34,14 @@ _DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unk": 0},
     "gpt2": {"bos": 11, "eos": 11},
 }
+# Tokens that end a generation, whatever the file says of them.
+_ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>",
+    "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
+    "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+)  # fmt: skip
 # Tokens that llama.cpp treats as control tokens whatever their type in the file is.
-_CONTROL_TEXTS = (
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
-    "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ "
-    "<|ifm|im_end|>"
-)
+_CONTROL_TEXTS = (*_ENDS, "<|ifm|im_end|>")
 # The same for fill-in-the-middle, where the file does not name the token by its id.
 _FILL_TEXTS = {
     "fim_pre prefix": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>",
@@ -47,6 +51,14 @@ _FILL_TEXTS = {
     "fim_rep": "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>",
     "fim_sep": "<|file_sep|>",
 }
+# Advice that the runtime has no counterpart for → what it does.
+_NOT_APPLIED = {
+    "general.sampling.sequence": "the order of the samplers",
+    "general.sampling.xtc_probability": "the likeliest tokens are left out at random",
+    "general.sampling.penalty_last_n": "repetitions count in the last tokens only",
+    "general.sampling.mirostat": "draws have an even surprise",
+}
+_NO_ID = 0xFFFFFFFF  # -1, which converters write for "none"
 _CHANNEL_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # of gpt-oss: part of the text
 
 
@@ -81,7 +93,7 @@ class _Vocabulary:
         """The type of each token as llama.cpp changes it."""
         types = self._each("token_type", _NORMAL)
         fill = [text for keys, texts in _FILL_TEXTS.items() if not self._names(keys) for text in texts.split()]
-        for text in (*_CONTROL_TEXTS.split(), *fill):
+        for text in (*_CONTROL_TEXTS, *fill):
             if text in self.ids and types[self.ids[text]] != _USER_DEFINED:
                 types[self.ids[text]] = _CONTROL
         in_text = list(_CHANNEL_TEXTS)
@@ -130,7 +142,7 @@ def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast | None:
 
     Raises UnsupportedModelError, with the name of what is not known, for a tokenizer that cannot be built exactly.
     """
-    vocabulary = _read(path)
+    vocabulary = _Vocabulary(path.name, read_file(path)[0].starting_with("tokenizer.", "general."))
     if vocabulary.model in ("no_vocab", "none", ""):
         return None
     if not vocabulary.tokens:
@@ -150,10 +162,6 @@ def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast | None:
     _add_tokens(backend, vocabulary)
     _add_ends(backend, vocabulary, add_bos)
     return _wrapped(backend, vocabulary)
-
-
-def _read(path: Path) -> _Vocabulary:
-    return _Vocabulary(path.name, read_file(path)[0].starting_with("tokenizer.", "general."))
 
 
 def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
@@ -280,15 +288,66 @@ def _add_ends(backend: Tokenizer, vocabulary: _Vocabulary, add_bos: bool) -> Non
 def _wrapped(backend: Tokenizer, vocabulary: _Vocabulary) -> PreTrainedTokenizerFast:
     named = vocabulary.special if vocabulary.model == "llama" else vocabulary.named
     special = {f"{name}_token": vocabulary.tokens[token_id] for name, token_id in named.items()}
-    templates = dict(_templates(vocabulary))
+    templates = {
+        key.removeprefix(_TEMPLATE).removeprefix(".") or "default": str(text)
+        for key, text in vocabulary.values.items()
+        if key == _TEMPLATE or key.startswith(f"{_TEMPLATE}.")
+    }
     if templates:
         special["chat_template"] = templates["default"] if list(templates) == ["default"] else templates
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
-def _templates(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
-    for key, text in vocabulary.values.items():
-        if key == _TEMPLATE:
-            yield "default", str(text)
-        elif key.startswith(f"{_TEMPLATE}."):
-            yield key.removeprefix(f"{_TEMPLATE}."), str(text)
+def end_of_generation(keys: Metadata, vocabulary: int) -> list[int]:
+    """The ids that end a generation, the file's own first. Raises ModelFilesError for an id outside the ``vocabulary``."""
+    tokens = [str(token) for token in keys.full("tokenizer.ggml.tokens") or ()]
+    ids = {token: number for number, token in enumerate(tokens)}
+    known = max(len(tokens), vocabulary)
+    named = [_id(keys, name, known) for name in ("eos", "eot", "eom")]
+    if named[0] is None and keys.full("tokenizer.ggml.model") == "llama":
+        named[0] = _DEFAULT_IDS["llama"]["eos"]
+    found = [number for number in named if number is not None]
+    for name in ("fim_pad", "fim_rep", "fim_sep"):
+        number = _id(keys, name, known)
+        texts = _FILL_TEXTS[name].split()
+        found += [number] if number is not None else [ids[text] for text in tokens if text in texts][:1]
+    found += [ids[text] for text in _ENDS if text in ids]
+    ends = {tokens[number] for number in found if number < len(tokens)}
+    parts = {"</s>"} if "<|tool_response>" in ends else set()  # in these vocabularies a token of the list ends only a part
+    if ends & {"<|return|>", "<|flush|>"} and ends & {"<|call|>", "<|calls|>"}:
+        parts.add("<|end|>")
+    return [n for n in dict.fromkeys(found) if n < vocabulary and (n >= len(tokens) or tokens[n] not in parts)]
+
+
+def _id(keys: Metadata, name: str, known: int) -> int | None:
+    number: Any = keys.full(f"tokenizer.ggml.{name}_token_id")
+    if number is None or number == _NO_ID:
+        return None
+    if not 0 <= number < known:
+        raise ModelFilesError(
+            f"{keys.file} has tokenizer.ggml.{name}_token_id = {number}, and {known} tokens; convert the model again"
+        )
+    return number
+
+
+def generation_config(keys: Metadata, vocabulary: int) -> GenerationConfig:
+    """The end ids, the tokens that are never written, and how the file advises to choose the others (general.sampling):
+    llama.cpp's defaults for it."""
+    names = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    draws = {name: value for name, key in names.items() if (value := keys.full(f"general.sampling.{key}")) is not None}
+    penalised = keys.full("general.sampling.penalty_last_n") != 0
+    return GenerationConfig(
+        eos_token_id=end_of_generation(keys, vocabulary) or None,
+        suppress_tokens=keys.full("tokenizer.ggml.suppress_tokens"),
+        repetition_penalty=keys.full("general.sampling.penalty_repeat") if penalised else None,
+        do_sample=bool(draws) and draws.get("temperature", 1) > 0,
+        **draws,
+    )
+
+
+def sampling_note(keys: Metadata) -> str | None:
+    """A sentence on the file's advice that the runtime does not apply; None where there is none."""
+    ignored = [f"{name} ({effect})" for name, effect in _NOT_APPLIED.items() if keys.full(name)]
+    if not ignored:
+        return None
+    return f"the file sets {', '.join(ignored)}, which TIDE does not apply: llama.cpp may write other texts"
