@@ -55,36 +55,24 @@ _NO_EFFECT = {
     r"\w+\.rope\.scaling\.finetuned": "says that the weights were trained with the scaling",
     r"[\w-]+\.rope\.scaling\.original_context_length": "YaRN takes it; other scalings have none",
 }  # fmt: skip
-# Keys of the architecture whose effect is nil at these values; others change the model in a way that it has no place for.
+# Keys whose effect is nil at some values; others change the model in a way that it has no place for.
+_NIL_AT_0 = (
+    "attention.max_alibi_bias", "attention.clamp_kqv", "attention.scale", "attention.sliding_window", "attn_logit_softcapping",
+    "final_logit_softcapping", "router_logit_softcapping", "expert_count", "expert_used_count", "expert_shared_count",
+    "leading_dense_block_count", "nextn_predict_layers", "n_deepstack_layers", "attention.shared_kv_layers", "pooling_type",
+    "rope.scaling.alpha", "rope.scaling.yarn_log_multiplier",
+)  # fmt: skip
+_NIL_AT_0_AND_1 = (
+    "attention.output_scale", "logit_scale", "residual_scale", "embedding_scale", "expert_group_count", "expert_group_used_count",
+    "expert_weights_scale",
+)  # fmt: skip
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_NIL_AT_0, (0,)),
+    **dict.fromkeys(_NIL_AT_0_AND_1, (0, 1)),
     "general.type": ("model",),
     "general.quantization_version": (2,),
     "attention.causal": (True,),
-    "attention.max_alibi_bias": (0,),
-    "attention.clamp_kqv": (0,),
-    "attention.scale": (0,),
-    "attention.output_scale": (0, 1),
-    "attention.sliding_window": (0,),
-    "attn_logit_softcapping": (0,),
-    "final_logit_softcapping": (0,),
-    "router_logit_softcapping": (0,),
-    "logit_scale": (0, 1),
-    "residual_scale": (0, 1),
-    "embedding_scale": (0, 1),
-    "expert_count": (0,),
-    "expert_used_count": (0,),
-    "expert_shared_count": (0,),
-    "expert_group_count": (0, 1),
-    "expert_group_used_count": (0, 1),
-    "expert_weights_scale": (0, 1),
-    "leading_dense_block_count": (0,),
-    "nextn_predict_layers": (0,),
-    "n_deepstack_layers": (0,),
-    "attention.shared_kv_layers": (0,),
-    "pooling_type": (0,),
     "tensor_data_layout": ("Meta AI original pth",),  # rows of query and key as the architecture llama has them
-    "rope.scaling.alpha": (0,),
-    "rope.scaling.yarn_log_multiplier": (0,),
     # llama.cpp drops other values of these in most architectures, so what they mean for a file is open.
     "rope.scaling.yarn_attn_factor": (1,),
     "rope.scaling.yarn_beta_fast": (32,),

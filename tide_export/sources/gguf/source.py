@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -107,133 +107,147 @@ class GgufParameters:
     """
 
     def __init__(self, file: str, model: PreTrainedModel, architecture: str, tensors: Mapping[str, GgufTensor]) -> None:
-        self._file, self._tensors = file, tensors
         self._first = first_names(model)
-        self._expected: dict[str, torch.Tensor] = {name: model.get_parameter(name) for name in self._first}
+        expected: dict[str, torch.Tensor] = {name: model.get_parameter(name) for name in self._first}
         buffers = {name: model.get_buffer(name) for name in model.state_dict() if name not in self._first}
-        self._expected |= buffers
-        self._forms = self._assigned(model, architecture, tensor_forms(architecture, model.config, model.state_dict(), tensors))
-        self._orders = {name: self._row_order(name) for name in self._forms}
-        for name, buffer in buffers.items():
-            buffer.copy_(self._dequantized(name))
+        expected |= buffers
+        forms = tensor_forms(architecture, model.config, model.state_dict(), tensors)
+        _check_tensors(file, model, architecture, forms, tensors)
+        filled = {self._first.get(n, n): form for n, form in forms.items() if all(t in tensors for t in form.tensors)}
+        if differing := filled.keys() ^ {self._first.get(name, name) for name in expected}:
+            raise UnsupportedModelError(
+                f"{file}: nothing says which tensor of the architecture {architecture!r} is {min(differing)}; export the "
+                "HuggingFace checkpoint that the file was made from"
+            )
+        self._stored = {
+            name: _Stored(file, name, expected[name], tuple(tensors[tensor] for tensor in form.tensors), form)
+            for name, form in filled.items()
+        }
         self.low_bits, self.notes = self._low_bit_weights()
+        for name, buffer in buffers.items():
+            buffer.copy_(self._stored[name].value())
 
     def names(self) -> Collection[str]:
         return self._first.keys()
 
     def value(self, name: str) -> torch.Tensor:
-        return self._dequantized(self._first[name]).to(self._expected[name].dtype)
+        return self._stored[self._first[name]].value()
 
     def rows(self, name: str, first: int, count: int) -> torch.Tensor:
-        order = self._orders[self._first[name]]
-        form = self._forms[self._first[name]]
-        if order is None or len(form.tensors) > 1 or form.columns is not None:
-            return self.value(name)[first : first + count].clone()  # a view would hold the matrix
-        tensor = self._tensors[form.tensors[0]]
-        return torch.from_numpy(tensor.dequantized(order[first : first + count])).to(self._expected[name].dtype)
+        return self._stored[self._first[name]].rows(first, count)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         weight = self.low_bits.get(name)
         return weight.made() if weight is not None else None
 
-    def _assigned(self, model: PreTrainedModel, architecture: str, forms: Mapping[str, Form]) -> dict[str, Form]:
-        """First name of each parameter, and name of each buffer → its form."""
-        names = {tensor: name for name, form in forms.items() for tensor in form.tensors}
-        unknown = [name for name in self._tensors if name not in names and not without_effect(name, architecture)]
-        layers = model.config.get_text_config().num_hidden_layers
-        beyond = [name for name in unknown if (found := _BLOCK.match(name)) and int(found[1]) >= layers]
-        if beyond:
-            raise ModelFilesError(f"{self._file} has the tensor {min(beyond)}, but its config says {layers} layers; {_REMEDY}")
-        tied = model.get_expanded_tied_weights_keys(all_submodels=True)
-        missing = {tensor for tensor, name in names.items() if tensor not in self._tensors and name not in tied}
-        if missing:
-            raise ModelFilesError(
-                f"{self._file} has no tensor {min(missing)} for {names[min(missing)]}, which its config expects; {_REMEDY}"
-            )
-        if unknown:
-            raise ModelFilesError(
-                f"{self._file} has the tensor {min(unknown)}, which the architecture {architecture!r} has no place for, so the "
-                "bundle would be another model; export the HuggingFace checkpoint that the file was made from"
-            )
-        filled = {self._first.get(n, n): form for n, form in forms.items() if all(t in self._tensors for t in form.tensors)}
-        expected = {self._first.get(name, name) for name in self._expected}
-        if differing := filled.keys() ^ expected:
-            raise UnsupportedModelError(
-                f"{self._file}: nothing says which tensor of the architecture {architecture!r} is {min(differing)}; export the "
-                "HuggingFace checkpoint that the file was made from"
-            )
-        return filled
+    def _low_bit_weights(self) -> tuple[dict[str, DeferredWeight], list[str]]:
+        found: dict[str, DeferredWeight] = {}
+        lost: Counter[tuple[str, str]] = Counter()
+        recent = RecentWeights()
+        for name, stored in self._stored.items():
+            reason = stored.not_in_blocks
+            if reason is None:
+                first = stored.tensors[0]
+                shape = (sum(tensor.shape[0] for tensor in stored.tensors), first.shape[1])
+                sample = mapped(first.data[:1], first.kind)
+                assert sample is not None
+                found[name] = deferred(sample, shape, partial(recent.get, name, stored.in_blocks))
+                continue
+            for tensor in stored.tensors:
+                if tensor.kind not in PLAIN:
+                    lost[tensor.kind, "holds the matrices of several experts" if tensor.data.ndim == 3 else reason] += 1
+        notes = [f"{count} tensors of type {kind} were dequantised: that {why}" for (kind, why), count in sorted(lost.items())]
+        return {name: found[first] for name, first in self._first.items() if first in found}, notes
 
-    def _dequantized(self, name: str) -> torch.Tensor:
-        """fp32, of the parameter's shape."""
-        form = self._forms[name]
-        tensors = [self._tensors[tensor] for tensor in form.tensors]
-        made = form.value(*(tensor.dequantized() for tensor in tensors))
-        check_shapes(self._file, [(name, made.shape, self._expected[name].shape)])
-        return torch.from_numpy(np.require(made, np.float32, ["C", "W"]))
 
-    def _row_order(self, name: str) -> NDArray[np.int64] | None:
+def _check_tensors(
+    file: str, model: PreTrainedModel, architecture: str, forms: Mapping[str, Form], stored: Collection[str]
+) -> None:
+    """Raise ModelFilesError unless the file has the tensors of ``forms``, by parameter name, and no others with an effect."""
+    names = {tensor: name for name, form in forms.items() for tensor in form.tensors}
+    unknown = [name for name in stored if name not in names and not without_effect(name, architecture)]
+    layers = model.config.get_text_config().num_hidden_layers
+    beyond = [name for name in unknown if (found := _BLOCK.match(name)) and int(found[1]) >= layers]
+    if beyond:
+        raise ModelFilesError(f"{file} has the tensor {min(beyond)}, but its config says {layers} layers; {_REMEDY}")
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+    missing = {tensor for tensor, name in names.items() if tensor not in stored and name not in tied}
+    if missing:
+        raise ModelFilesError(
+            f"{file} has no tensor {min(missing)} for {names[min(missing)]}, which its config expects; {_REMEDY}"
+        )
+    if unknown:
+        raise ModelFilesError(
+            f"{file} has the tensor {min(unknown)}, which the architecture {architecture!r} has no place for, so the bundle "
+            "would be another model; export the HuggingFace checkpoint that the file was made from"
+        )
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The parameter or buffer ``name``, of the shape and dtype of ``like``, which ``form`` makes of ``tensors``."""
+
+    file: str
+    name: str
+    like: torch.Tensor
+    tensors: tuple[GgufTensor, ...]
+    form: Form
+
+    def value(self) -> torch.Tensor:
+        made = self.form.make(*(tensor.dequantized() for tensor in self.tensors))
+        made = made if self.form.columns is None else made[:, self.form.columns]
+        check_shapes(self.file, [(self.name, made.shape, self.like.shape)])
+        return torch.from_numpy(np.require(made, np.float32, ["C", "W"])).to(self.like.dtype)
+
+    def rows(self, first: int, count: int) -> torch.Tensor:
+        if self.order is None or len(self.tensors) > 1 or self.form.columns is not None:
+            return self.value()[first : first + count].clone()  # a view would hold the matrix
+        return torch.from_numpy(self.tensors[0].dequantized(self.order[first : first + count])).to(self.like.dtype)
+
+    @cached_property
+    def order(self) -> NDArray[np.int64] | None:
         """The row, of its tensors one above the other, for each row of the parameter; None where it is no matrix of such rows."""
-        form = self._forms[name]
-        shapes = [self._tensors[tensor].shape for tensor in form.tensors]
-        if self._expected[name].ndim != 2 or any(len(shape) != 2 for shape in shapes) or len({k for _, k in shapes}) > 1:
+        shapes = [tensor.shape for tensor in self.tensors]
+        if self.like.ndim != 2 or any(len(shape) != 2 for shape in shapes) or len({k for _, k in shapes}) > 1:
             return None
         rows = np.arange(sum(count for count, _ in shapes))
         numbers = np.stack([2 * rows, 2 * rows + 1], 1)  # two columns: a transposed matrix is not taken for its rows
-        made = form.make(*np.split(numbers, np.cumsum([count for count, _ in shapes])[:-1]))
+        made = self.form.make(*np.split(numbers, np.cumsum([count for count, _ in shapes])[:-1]))
         if made.shape != numbers.shape:
             return None
         order = made[:, 0] // 2
         if not np.array_equal(np.sort(order), rows) or not np.array_equal(made, numbers[order]):
             return None
-        check_shapes(self._file, [(name, (len(rows), shapes[0][1]), self._expected[name].shape)])
+        check_shapes(self.file, [(self.name, (len(rows), shapes[0][1]), self.like.shape)])
         return order
 
-    def _low_bit_weights(self) -> tuple[dict[str, DeferredWeight], list[str]]:
-        found: dict[str, DeferredWeight] = {}
-        lost: Counter[tuple[str, str]] = Counter()
-        recent = RecentWeights()
-        for name, form in self._forms.items():
-            tensors = [self._tensors[tensor] for tensor in form.tensors]
-            sample = mapped(tensors[0].data[:1], tensors[0].kind) if tensors[0].data.ndim == 2 else None
-            if sample is not None and (reason := self._not_in_blocks(name, sample)) is None:
-                make = partial(recent.get, name, partial(_in_order, tensors, self._orders[name], form.columns))
-                rows = sum(tensor.shape[0] for tensor in tensors)
-                found[name] = deferred(sample, (rows, tensors[0].shape[1]), make)
-                continue
-            for tensor in [tensor for tensor in tensors if tensor.kind not in PLAIN]:
-                if tensor.data.ndim == 3:
-                    lost[tensor.kind, "holds the matrices of several experts"] += 1
-                else:
-                    lost[tensor.kind, "has no layout that the kernels take" if sample is None else str(reason)] += 1
-        notes = [f"{count} tensors of type {kind} were dequantised: that {why}" for (kind, why), count in sorted(lost.items())]
-        return {name: found[first] for name, first in self._first.items() if first in found}, notes
-
-    def _not_in_blocks(self, name: str, sample: QuantizedWeight) -> str | None:
-        """Why the blocks of a matrix in ``sample``'s form cannot be kept; None where they can."""
-        form = self._forms[name]
-        if len({self._tensors[tensor].kind for tensor in form.tensors}) > 1:
+    @cached_property
+    def not_in_blocks(self) -> str | None:
+        """Why the tensors' blocks cannot be kept; None where they can."""
+        order = self.order
+        first = self.tensors[0]
+        sample = mapped(first.data[:1], first.kind) if first.data.ndim == 2 else None
+        if sample is None:
+            return "has no layout that the kernels take"
+        if len({tensor.kind for tensor in self.tensors}) > 1:
             return "is one matrix with a tensor of another type"
-        if self._orders[name] is None:
+        if order is None:
             return "is stored in another form than transformers' parameter"
-        if form.columns is not None and block_order(form.columns, sample.block_size) is None:
+        if self.form.columns is not None and block_order(self.form.columns, sample.block_size) is None:
             return "has blocks of other columns than the parameter's"
         return None
 
-
-def _in_order(
-    tensors: Sequence[GgufTensor], order: NDArray[np.int64] | None, columns: NDArray[np.int64] | None
-) -> QuantizedWeight:
-    parts = [weight for tensor in tensors if (weight := mapped(tensor.data, tensor.kind)) is not None]
-    weight = parts[0] if len(parts) == 1 else stacked(parts)
-    assert weight is not None and order is not None
-    if not np.array_equal(order, np.arange(len(order))):
-        weight = weight.rows(order)
-    if columns is None:
-        return weight
-    blocks = block_order(columns, weight.block_size)
-    assert blocks is not None
-    return weight.blocks(blocks)
+    def in_blocks(self) -> QuantizedWeight:
+        parts = [weight for tensor in self.tensors if (weight := mapped(tensor.data, tensor.kind)) is not None]
+        weight = parts[0] if len(parts) == 1 else stacked(parts)
+        assert weight is not None and self.order is not None
+        if not np.array_equal(self.order, np.arange(len(self.order))):
+            weight = weight.rows(self.order)
+        if self.form.columns is None:
+            return weight
+        blocks = block_order(self.form.columns, weight.block_size)
+        assert blocks is not None
+        return weight.blocks(blocks)
 
 
 Make = Callable[..., NDArray[Any]]
@@ -257,10 +271,6 @@ class Form:
     tensors: tuple[str, ...]
     make: Make = _as_it_is
     columns: NDArray[np.int64] | None = None
-
-    def value(self, *arrays: NDArray) -> NDArray:
-        made = self.make(*arrays)
-        return made if self.columns is None else made[:, self.columns]
 
 
 def tensor_forms(
@@ -334,26 +344,25 @@ _MODULES = {
     "mixer.fc2_latent_proj": "ffn_latent_up",
 }
 _TENSOR = {module: tensor for modules, tensor in _MODULES.items() for module in modules.split()}
-_EXPERTS = ["mlp.experts", "feed_forward.experts", "block_sparse_moe.experts", "mixer.experts"]
+# Parameters that are no module's weight or bias, by the last part of their name where nothing before it matters.
 _WHOLE: Mapping[str, tuple[str, ...]] = {
-    **{f"{place}.dt_bias": ("ssm_dt.bias",) for place in ("mamba", "mixer", "linear_attn")},
-    **{f"{place}.A_log": ("ssm_a",) for place in ("mamba", "mixer", "linear_attn")},
-    **{f"{place}.D": ("ssm_d",) for place in ("mamba", "mixer")},
-    **{f"{place}.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight") for place in _EXPERTS},
-    **{f"{place}.up_proj": ("ffn_up_exps.weight",) for place in _EXPERTS},
-    **{f"{place}.down_proj": ("ffn_down_exps.weight",) for place in _EXPERTS},
-    "linear_attn.in_proj_qkvz.weight": ("attn_qkv.weight", "attn_gate.weight"),
-    "feed_forward.expert_bias": ("exp_probs_b.bias",),
-    "mixer.gate.e_score_correction_bias": ("exp_probs_b.bias",),
-    "pre_ff_layernorm.weight": ("ffn_norm",),
-    "self_attn.sinks": ("attn_sinks.weight",),
+    "dt_bias": ("ssm_dt.bias",),
+    "A_log": ("ssm_a",),
+    "D": ("ssm_d",),
+    "gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+    "up_proj": ("ffn_up_exps.weight",),
+    "down_proj": ("ffn_down_exps.weight",),
+    "gate_up_proj_bias": ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
+    "down_proj_bias": ("ffn_down_exps.bias",),
+    "expert_bias": ("exp_probs_b.bias",),
+    "e_score_correction_bias": ("exp_probs_b.bias",),
+    "sinks": ("attn_sinks.weight",),
     "layer_scalar": ("layer_output_scale.weight",),
-    "router.scale": ("ffn_gate_inp.scale",),
-    "router.per_expert_scale": ("ffn_down_exps.scale",),
-    "experts.gate_up_proj": ("ffn_gate_up_exps.weight",),
-    "experts.down_proj": ("ffn_down_exps.weight",),
-    "mlp.experts.gate_up_proj_bias": ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
-    "mlp.experts.down_proj_bias": ("ffn_down_exps.bias",),
+    "scale": ("ffn_gate_inp.scale",),
+    "per_expert_scale": ("ffn_down_exps.scale",),
+    "experts.gate_up_proj": ("ffn_gate_up_exps.weight",),  # Gemma 4's
+    "linear_attn.in_proj_qkvz.weight": ("attn_qkv.weight", "attn_gate.weight"),
+    "pre_ff_layernorm.weight": ("ffn_norm",),
 }
 _JOINED = {
     ("ffn_gate_exps.weight", "ffn_up_exps.weight"): "ffn_gate_up_exps.weight",
@@ -362,9 +371,9 @@ _JOINED = {
 
 
 def _tensors(architecture: str, config: PreTrainedConfig, name: str) -> tuple[str, ...] | None:
-    if name in _WHOLE:
-        return _WHOLE[name]
     module, _, suffix = name.rpartition(".")
+    if (whole := _WHOLE.get(name, _WHOLE.get(suffix))) is not None:
+        return whole
     if architecture == "granitehybrid" and module.startswith("shared_mlp."):
         end = "_shexp" if config.num_local_experts else ""
         parts = ("gate", "up") if module.endswith("input_linear") else ("down",)
