@@ -90,10 +90,9 @@ def load_model(
         notes = tuple(parameters.notes)
         made = {"notes": notes, "streamed": parameters, "probed": layers, "embedding": embedding}
         loaded = LoadedModel(model, own, source, None, files, low_bits, **made)
-        loaded = loaded if stream else in_memory(loaded)
     else:
         loaded = _load_huggingface(source, dtype, revision, trust_remote_code, tokenizer, stream, note)
-        loaded = loaded if stream else in_memory(loaded)
+    loaded = loaded if stream else in_memory(loaded)
     return replace(loaded, quantized={}, weights=weights, notes=()) if weights in TORCH_DTYPES else loaded
 
 
