@@ -13,7 +13,6 @@ from tide_export.export import write_bundle
 from tide_export.load import quantized
 from tide_export.progress import ExportProgress
 from tide_export.quantize.gptq import gptq, visit_inputs
-from tide_export.quantize.quantizers import quantize_model
 from tide_export.sources.loaded_model import LoadedModel
 from tide_export.verify.verify_bundle import verify_bundle
 from tide_export.weights.quantized_weight import QuantizedWeight
@@ -104,9 +103,10 @@ def test_a_matrix_that_the_text_does_not_reach_is_rounded() -> None:
     model = tiny_model("llama")
     last = model.model.layers[-1]
     last.forward = lambda hidden_states, **_: hidden_states
-    found, notes = quantize_model(model, 4, "gptq", {}, tokens=torch.arange(64).reshape(2, 32) % VOCAB)
-    origins = {name: weight.origin for name, weight in found.items()}
-    assert not notes and origins["model.layers.3.mlp.up_proj.weight"] == "int4 rtn"
+    tokens = torch.arange(64).reshape(2, 32) % VOCAB
+    loaded = quantized(LoadedModel(model, None, "llama"), "int4", "gptq", tokens=tokens)
+    origins = {name: weight.origin for name, weight in loaded.quantized.items()}
+    assert not loaded.notes and origins["model.layers.3.mlp.up_proj.weight"] == "int4 rtn"
     assert origins["model.layers.2.mlp.up_proj.weight"] == "int4 gptq" and origins["lm_head.weight"] == "int8 rtn"
 
 

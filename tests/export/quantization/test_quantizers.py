@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from tide_export.load import quantized
-from tide_export.quantize.quantizers import quantize_model, round_to_nearest
+from tide_export.quantize.quantizers import round_to_nearest
 from tide_export.sources.loaded_model import LoadedModel
 
 
@@ -41,7 +41,7 @@ def test_a_tied_head_shares_the_embeddings_weight() -> None:
             tie_word_embeddings=True,
         )
     )
-    found, _ = quantize_model(model, 4, "rtn", {})
+    found = quantized(LoadedModel(model, None, "llama"), "int4", "rtn").quantized
     assert found["lm_head.weight"] is found["model.embed_tokens.weight"]
 
 
@@ -71,12 +71,11 @@ def test_a_width_that_blocks_do_not_divide_is_left_alone_and_said() -> None:
 
 def test_stored_weights_of_the_wanted_bits_stay() -> None:
     """A GGUF file in 4 bits, rounded once more, loses what rounding costs a second time."""
-    model = tiny_model("llama")
-    first, _ = quantize_model(model, 4, "rtn", {})
-    again, _ = quantize_model(model, 4, "rtn", first)
-    assert all(again[name] is weight for name, weight in first.items())
-    finer, _ = quantize_model(model, 8, "rtn", first)
-    assert {weight.bits for weight in finer.values()} == {8}
+    first = quantized(LoadedModel(tiny_model("llama"), None, "llama"), "int4", "rtn")
+    again = quantized(first, "int4", "rtn")
+    assert all(again.quantized[name] is weight for name, weight in first.quantized.items())
+    finer = quantized(first, "int8", "rtn")
+    assert {weight.bits for weight in finer.quantized.values()} == {8}
 
 
 @pytest.mark.parametrize(("bits", "symmetric"), [(4, False), (8, True)])
