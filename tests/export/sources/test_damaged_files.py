@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from export.architectures import tiny_model
-from export.quantization.tiny_gguf import tiny
+from export.sources.gguf.tiny_gguf import tiny
 from tide_runtime.errors import TideError
 
 from tide_export.load import load_model

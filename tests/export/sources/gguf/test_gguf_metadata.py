@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from export.quantization.llamacpp import LlamaCpp
-from export.quantization.tiny_gguf import ARCHITECTURES, CONTEXT, VOCAB, GgufFile, byte_tokens, tiny
+from export.sources.gguf.llamacpp import LlamaCpp
+from export.sources.gguf.tiny_gguf import ARCHITECTURES, CONTEXT, VOCAB, GgufFile, byte_tokens, tiny
 from numpy.typing import NDArray
 from tide_runtime.bundle.manifest import GenerationInfo
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError

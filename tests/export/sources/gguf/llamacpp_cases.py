@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from export.quantization.llama_gguf import write_llama
-from export.quantization.llamacpp import LlamaCpp
-from export.quantization.tokenizer_files import write_byte_pairs, write_sentencepiece
+from export.sources.gguf.llama_gguf import write_llama
+from export.sources.gguf.llamacpp import LlamaCpp
+from export.sources.gguf.tokenizer_files import write_byte_pairs, write_sentencepiece
 from numpy.typing import NDArray
 
 from tide_export.sources.gguf.segmentation import PRE_TOKENIZERS

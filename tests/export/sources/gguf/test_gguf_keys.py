@@ -13,11 +13,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from export.quantization.llamacpp import LlamaCppProcess
-from export.quantization.test_gguf_metadata import IDS, YARN, log_probs
-from export.quantization.test_gguf_recurrent import loaded
-from export.quantization.tiny_gguf import ARCHITECTURES, CONTEXT, VOCAB, GgufFile, tiny
-from export.quantization.tiny_recurrent import MODELS, tiny_recurrent
+from export.sources.gguf.llamacpp import LlamaCppProcess
+from export.sources.gguf.test_gguf_metadata import IDS, YARN, log_probs
+from export.sources.gguf.test_gguf_recurrent import loaded
+from export.sources.gguf.tiny_gguf import ARCHITECTURES, CONTEXT, VOCAB, GgufFile, tiny
+from export.sources.gguf.tiny_recurrent import MODELS, tiny_recurrent
 from slow_cases import slow_but
 from tide_runtime.errors import TideError
 from transformers import PreTrainedModel

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from benchmarks.tiny_configs import tiny_config
 from export.architectures import tiny_model
-from export.planted_faults import BLOCKS, FACTORS, KEYS, TENSORS, TOKENS, Fault, caught_by
-from export.quantization.test_gguf_source import written
-from export.quantization.tiny_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
-from export.quantization.tiny_gguf import VOCAB, byte_tokens, tiny
-from export.quantization.tiny_recurrent import MODELS, tiny_recurrent
+from export.sources.gguf.test_gguf_source import written
+from export.sources.gguf.tiny_gguf import ARCHITECTURES as GGUF_ARCHITECTURES
+from export.sources.gguf.tiny_gguf import VOCAB, byte_tokens, tiny
+from export.sources.gguf.tiny_recurrent import MODELS, tiny_recurrent
+from export.verify.planted_faults import BLOCKS, FACTORS, KEYS, TENSORS, TOKENS, Fault, caught_by
 from tide_runtime import Engine, EngineOptions, ThreadOptions
 from tide_runtime.bundle.manifest import NOT_YET, Manifest, read_manifest
 from tide_runtime.errors import VerificationError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from cli_in_process import Done, cli_runner
-from export.quantization.llama_gguf import gguf_name, write_llama
-from export.quantization.test_gguf_blocks import FORMATS, random_blocks
+from export.sources.gguf.llama_gguf import gguf_name, write_llama
+from export.sources.gguf.test_gguf_blocks import FORMATS, random_blocks
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError

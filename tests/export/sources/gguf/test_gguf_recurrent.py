@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from export.quantization.llamacpp import LlamaCpp
-from export.quantization.tiny_gguf import CONTEXT, VOCAB, GgufFile
-from export.quantization.tiny_recurrent import MODELS, tiny_recurrent
+from export.sources.gguf.llamacpp import LlamaCpp
+from export.sources.gguf.tiny_gguf import CONTEXT, VOCAB, GgufFile
+from export.sources.gguf.tiny_recurrent import MODELS, tiny_recurrent
 from numpy.typing import NDArray
 from tide_runtime.errors import ModelFilesError, TideError, UnsupportedModelError
 from transformers import PreTrainedModel

@@ -10,8 +10,8 @@ import pytest
 import torch
 from cuda_in_fp32 import cuda_in_fp32
 from export.architectures import VOCAB
-from export.quantization.tiny_gguf import GgufFile, tiny
-from export.test_padded_attention import logits
+from export.passes.test_padded_attention import logits
+from export.sources.gguf.tiny_gguf import GgufFile, tiny
 from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, GenerationParams
 from tide_runtime.errors import TargetError, UnsupportedModelError, VerificationError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from export.architectures import GEMMA4, VOCAB, WINDOW, random_model
-from export.test_padded_attention import PLANS, check
+from export.passes.test_padded_attention import PLANS, check
 from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.manifest import Manifest, read_manifest

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from export.quantization.tiny_gguf import CONTEXT, VOCAB, GgufFile
+from export.sources.gguf.tiny_gguf import CONTEXT, VOCAB, GgufFile
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 

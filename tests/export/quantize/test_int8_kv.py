@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from export.architectures import FEW_LAYERS, LAYERS, MAX_POSITIONS, VOCAB, tiny_model
-from export.test_padded_attention import PLANS, check
+from export.passes.test_padded_attention import PLANS, check
 from runtime.backends.torch.test_backend import SimulatedStream
 from runtime.simulated_gpu import SimulatedGpu
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from export.architectures import ARCHITECTURES, FEW_LAYERS, GEMMA3, LAYERS, MISTRAL3, tiny_model
-from export.quantization.test_gguf_source import written
-from export.quantization.tiny_gguf import tiny
+from export.sources.gguf.test_gguf_source import written
+from export.sources.gguf.tiny_gguf import tiny
 from safetensors.torch import load_file, save_file
 from slow_cases import slow_but
 from tide_runtime.errors import ModelFilesError

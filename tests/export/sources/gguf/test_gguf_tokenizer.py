@@ -7,8 +7,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from export.quantization.llamacpp import LlamaCpp
-from export.quantization.llamacpp_cases import (
+from export.sources.gguf.llamacpp import LlamaCpp
+from export.sources.gguf.llamacpp_cases import (
     BLOCKS,
     ROPE,
     VOCAB,
@@ -19,7 +19,7 @@ from export.quantization.llamacpp_cases import (
     rope_case,
     tokenizer_kinds,
 )
-from export.quantization.tokenizer_files import texts, write_byte_pairs
+from export.sources.gguf.tokenizer_files import texts, write_byte_pairs
 from tide_runtime.errors import ModelFilesError, UnsupportedModelError
 
 from tide_export.load import load_model

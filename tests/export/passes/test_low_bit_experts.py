@@ -9,8 +9,8 @@ import onnx
 import pytest
 import torch
 from export.architectures import VOCAB, random_model
+from export.passes.test_padded_attention import PLANS, check
 from export.test_architectures import prompt_logits
-from export.test_padded_attention import PLANS, check
 from runtime.backends.uneven_steps import uneven_logits
 from slow_cases import slow_but
 from tide_runtime import Engine, EngineOptions, ThreadOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_in_process import Done, cli_runner
-from export.quantization.tiny_gguf import VOCAB, GgufFile, tiny
+from export.sources.gguf.tiny_gguf import VOCAB, GgufFile, tiny
 from export.tiny_embedding import CONFIG, POOLINGS, write_pooling
 from numpy.typing import NDArray
 from tide_runtime import Engine, EngineOptions, ThreadOptions

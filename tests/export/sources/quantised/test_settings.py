@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from export.architectures import tiny_model
-from export.quantization.test_checkpoints import (
+from export.sources.quantised.test_checkpoints import (
     Checkpoint,
     awq,
     awq_settings,
@@ -18,7 +18,7 @@ from export.quantization.test_checkpoints import (
     pack_quantized,
     same_matrices,
 )
-from export.quantization.test_checkpoints import checkpoint as checkpoint  # a fixture
+from export.sources.quantised.test_checkpoints import checkpoint as checkpoint  # a fixture
 from safetensors.torch import load_file, save_file
 from tide_runtime.errors import TideError
 
