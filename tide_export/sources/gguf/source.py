@@ -145,13 +145,11 @@ class GgufParameters:
         lost: Counter[tuple[str, str]] = Counter()
         recent = RecentWeights()
         for name, stored in self._stored.items():
-            reason = stored.not_in_blocks
+            reason = stored.not_in_blocks()
             if reason is None:
-                first = stored.tensors[0]
-                shape = (sum(tensor.shape[0] for tensor in stored.tensors), first.shape[1])
-                sample = mapped(first.data[:1], first.kind)
-                assert sample is not None
-                found[name] = deferred(sample, shape, partial(recent.get, name, stored.in_blocks))
+                assert stored.sample is not None
+                shape = (sum(tensor.shape[0] for tensor in stored.tensors), stored.tensors[0].shape[1])
+                found[name] = deferred(stored.sample, shape, partial(recent.get, name, stored.in_blocks))
                 continue
             for tensor in stored.tensors:
                 if tensor.kind not in PLAIN:
@@ -222,18 +220,21 @@ class _Stored:
         return order
 
     @cached_property
+    def sample(self) -> QuantizedWeight | None:
+        """One row of the first tensor, in blocks; None where it is no matrix in a low-bit form of ours."""
+        first = self.tensors[0]
+        return mapped(first.data[:1], first.kind) if first.data.ndim == 2 else None
+
     def not_in_blocks(self) -> str | None:
         """Why the tensors' blocks cannot be kept; None where they can."""
-        order = self.order
-        first = self.tensors[0]
-        sample = mapped(first.data[:1], first.kind) if first.data.ndim == 2 else None
-        if sample is None:
+        order = self.order  # raises for a matrix of another shape than the parameter's
+        if self.sample is None:
             return "has no layout that the kernels take"
         if len({tensor.kind for tensor in self.tensors}) > 1:
             return "is one matrix with a tensor of another type"
         if order is None:
             return "is stored in another form than transformers' parameter"
-        if self.form.columns is not None and block_order(self.form.columns, sample.block_size) is None:
+        if self.form.columns is not None and block_order(self.form.columns, self.sample.block_size) is None:
             return "has blocks of other columns than the parameter's"
         return None
 
@@ -416,10 +417,6 @@ _TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_do
 _TILED = ("qwen35", "qwen35moe")
 
 
-def _flat(values: NDArray) -> NDArray:
-    return values.reshape(-1)
-
-
 def _less_one(values: NDArray) -> NDArray:
     return values - 1
 
@@ -431,22 +428,13 @@ def _log_decay(values: NDArray) -> NDArray:
     return np.log(-values).reshape(-1)
 
 
-def _taps(values: NDArray) -> NDArray:
-    """A convolution's weights [C, W] → [C, 1, W]."""
-    return values[:, None]
-
-
-def _row(values: NDArray) -> NDArray:
-    return values[None]
-
-
 _SHAPED: Mapping[str, Make] = {
     "ssm_a": _log_decay,
-    "ssm_d": _flat,
-    "ssm_norm.weight": _flat,
-    "ssm_conv1d.weight": _taps,
-    "shortconv.conv.weight": _taps,
-    "ffn_gate_inp_shexp.weight": _row,
+    "ssm_d": np.ravel,
+    "ssm_norm.weight": np.ravel,
+    "ssm_conv1d.weight": lambda values: values[:, None],  # [C, W] → [C, 1, W]
+    "shortconv.conv.weight": lambda values: values[:, None],
+    "ffn_gate_inp_shexp.weight": lambda values: values[None],
 }
 
 
