@@ -11,6 +11,7 @@ from torch import Tensor
 from tide_export.config import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.load import quantized
+from tide_export.model.probe import probe_layers
 from tide_export.progress import ExportProgress
 from tide_export.quantize.gptq import gptq, visit_inputs
 from tide_export.sources.loaded_model import LoadedModel
@@ -101,10 +102,11 @@ def test_each_matrix_is_given_the_inputs_that_those_before_it_leave() -> None:
 def test_a_matrix_that_the_text_does_not_reach_is_rounded() -> None:
     """It would stay in full precision unannounced, or fail the export."""
     model = tiny_model("llama")
+    loaded = LoadedModel(model, None, "llama", probed=probe_layers(model))
     last = model.model.layers[-1]
     last.forward = lambda hidden_states, **_: hidden_states
     tokens = torch.arange(64).reshape(2, 32) % VOCAB
-    loaded = quantized(LoadedModel(model, None, "llama"), "int4", "gptq", tokens=tokens)
+    loaded = quantized(loaded, "int4", "gptq", tokens=tokens)
     origins = {name: weight.origin for name, weight in loaded.quantized.items()}
     assert not loaded.notes and origins["model.layers.3.mlp.up_proj.weight"] == "int4 rtn"
     assert origins["model.layers.2.mlp.up_proj.weight"] == "int4 gptq" and origins["lm_head.weight"] == "int8 rtn"

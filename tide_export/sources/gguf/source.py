@@ -456,7 +456,8 @@ def _transposed(*parts: NDArray) -> NDArray:
 
 def _halves(heads: int, values: NDArray) -> NDArray:
     """Rows that rotate together, side by side in each head → the halves of the head."""
-    return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    pairs = len(values) // heads // 2
+    return values.reshape(heads, pairs, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def _by_key_head(heads: int, keys: int, joined: NDArray, gate: NDArray) -> NDArray:
