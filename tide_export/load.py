@@ -36,17 +36,17 @@ import tide_export.model.looped_models  # registers its classes with transformer
 import tide_export.model.mimo  # noqa: F401  # registers its classes with transformers
 from tide_export.config import reads_text, weights_title
 from tide_export.model.embedding_model import give_states, read_embedding
-from tide_export.model.fake_parameters import materialise, without_parameters
+from tide_export.model.fake_parameters import without_parameters
 from tide_export.model.long_rotary import LONGROPE
 from tide_export.model.probe import probe_layers
 from tide_export.model.remote_code import check_remote_code, code_digests
 from tide_export.model.traced_recurrence import with_limits_of_config
-from tide_export.quantize.quantized_parameters import QuantizedParameters
-from tide_export.quantize.quantizers import dequantize_parameters, quantize_model
+from tide_export.quantize.quantized_parameters import QuantizedParameters, in_memory
+from tide_export.quantize.quantizers import quantize_for_text
 from tide_export.sources.accounting import check_names, check_values, read_headers, weight_files
 from tide_export.sources.checkpoint_parameters import CheckpointParameters
-from tide_export.sources.gguf.gguf_file import is_gguf
-from tide_export.sources.gguf.gguf_source import first_line, load_gguf
+from tide_export.sources.gguf.file import is_gguf
+from tide_export.sources.gguf.source import first_line, load_gguf
 from tide_export.sources.loaded_model import LoadedModel
 from tide_export.sources.quantised.checkpoints import find_settings, load_quantized_checkpoint
 from tide_export.sources.source_tokenizer import load_tokenizer
@@ -90,10 +90,9 @@ def load_model(
         notes = tuple(parameters.notes)
         made = {"notes": notes, "streamed": parameters, "probed": layers, "embedding": embedding}
         loaded = LoadedModel(model, own, source, None, files, low_bits, **made)
-        loaded = loaded if stream else in_memory(loaded)
     else:
         loaded = _load_huggingface(source, dtype, revision, trust_remote_code, tokenizer, stream, note)
-        loaded = loaded if stream else in_memory(loaded)
+    loaded = loaded if stream else in_memory(loaded)
     return replace(loaded, quantized={}, weights=weights, notes=()) if weights in TORCH_DTYPES else loaded
 
 
@@ -102,16 +101,6 @@ def held_in_memory(loaded: LoadedModel, reason: str, note: Callable[[str], None]
     if loaded.streamed is not None:
         note(_in_memory_note(loaded.model, reason))
     return in_memory(loaded)
-
-
-def in_memory(loaded: LoadedModel) -> LoadedModel:
-    """A streamed model with its parameters and low-bit weights in memory; the same model's object. Others as they are."""
-    if loaded.streamed is None:
-        return loaded
-    materialise(loaded.model, loaded.streamed.value)
-    made: dict[int, QuantizedWeight] = {}
-    quantized = {name: made.get(id(one)) or made.setdefault(id(one), one.made()) for name, one in loaded.quantized.items()}
-    return replace(loaded, quantized=quantized, streamed=None)
 
 
 def quantized(
@@ -129,17 +118,17 @@ def quantized(
     if weights not in ("int4", "int8"):
         return loaded
     bits = int(weights.removeprefix("int"))
-    if loaded.streamed is not None and not reads_text(bits, quantizer):
-        parameters = QuantizedParameters(loaded.streamed, loaded.model, bits, loaded.quantized)
-        title = weights_title(weights, quantizer)
-        notes = tuple(parameters.notes)
-        return replace(loaded, quantized=parameters.low_bits, weights=title, notes=notes, streamed=parameters)
-    loaded = in_memory(loaded)
-    stored = {name: weight.made() for name, weight in loaded.quantized.items()}
-    found, notes = quantize_model(loaded.model, bits, quantizer, stored, advance, tokens, loaded.loops)
-    dequantize_parameters(loaded.model, found)
+    done: dict[str, QuantizedWeight] = {}
+    if reads_text(bits, quantizer):
+        assert tokens is not None
+        loaded = in_memory(loaded)
+        done = quantize_for_text(loaded.model, quantizer, loaded.quantized, tokens, loaded.loops, advance)
     text = hashlib.sha256(tokens.numpy().tobytes()).hexdigest() if tokens is not None else ""
-    return replace(loaded, quantized=found, weights=weights_title(weights, quantizer), text=text, notes=tuple(notes))
+    parameters = QuantizedParameters(loaded.parameters, loaded.model, bits, loaded.quantized, done=done)
+    title = weights_title(weights, quantizer)
+    notes = tuple(parameters.notes)
+    changed = replace(loaded, quantized=parameters.low_bits, weights=title, text=text, notes=notes, streamed=parameters)
+    return changed if loaded.streamed is not None else in_memory(changed, advance)
 
 
 def _with_tied(model: PreTrainedModel, quantized: Mapping[str, QuantizedWeight]) -> dict[str, QuantizedWeight]:

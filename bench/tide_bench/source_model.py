@@ -70,7 +70,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    from tide_export.sources.gguf.gguf_tokenizer import read_gguf_tokenizer
+    from tide_export.sources.gguf.tokenizer import read_gguf_tokenizer
 
     logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)

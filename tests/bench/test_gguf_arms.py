@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from export.quantization.llama_gguf import write_llama
+from export.sources.gguf.llama_gguf import write_llama
 from tide_bench.arm_folders import ArmFolders
 from tide_bench.arm_pool import ArmPool
 from tide_bench.arms import OTHER_ARMS

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 import typer
 
-from tide_export.sources.gguf.gguf_architectures import ARCHITECTURES
+from tide_export.sources.gguf.architectures import ARCHITECTURES
 from tide_export.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 import pytest
-from export.quantization.tiny_gguf import tiny
+from export.sources.gguf.tiny_gguf import tiny
 from tide_runtime import Engine, EngineOptions, GenerationParams, ThreadOptions
 from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.cli.exported_model import bundle_of

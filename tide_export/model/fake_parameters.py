@@ -51,6 +51,11 @@ def fake_mode(model: nn.Module) -> AbstractContextManager[object]:
     return parameter.fake_mode if isinstance(parameter, FakeTensor) else nullcontext()
 
 
+def is_fake(model: nn.Module) -> bool:
+    """Whether its parameters have no values."""
+    return isinstance(next(model.parameters(), None), FakeTensor)
+
+
 def convert(model: nn.Module, dtype: torch.dtype) -> None:
     """Give fake parameters of floating-point numbers another ``dtype``."""
 

@@ -24,8 +24,8 @@ from tide_export.progress import ExportProgress
 from tide_export.quantize.gptq import calibration_tokens
 from tide_export.quantize.head_bits import documentation, perplexity
 from tide_export.quantize.layerwise import layer_by_layer
-from tide_export.quantize.quantized_parameters import QuantizedParameters
-from tide_export.quantize.quantizers import dequantize_parameters, integer_matrices
+from tide_export.quantize.quantized_parameters import QuantizedParameters, in_memory
+from tide_export.quantize.quantizers import integer_matrices
 from tide_export.quantize.smoothing import smoothing_scales
 from tide_export.sources.loaded_model import LoadedModel
 from tide_export.sources.source_tokenizer import check_embedded, prompt_prefix
@@ -53,13 +53,9 @@ def in_integers(loaded: LoadedModel, data: str | None, progress: ExportProgress)
         smoothing = {name: found.get(name, _ones(module)) for name, module in modules.items()}
     parameters = QuantizedParameters(source, model, 8, loaded.quantized, smoothing)
     text = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
-    changed = replace(loaded, quantized=parameters.low_bits, weights=INTEGER, text=text, notes=tuple(parameters.notes))
-    if loaded.streamed is not None:
-        changed = replace(changed, streamed=parameters)
-    else:
-        made = {name: weight.made() for name, weight in parameters.low_bits.items()}
-        dequantize_parameters(model, made)
-        changed = replace(changed, quantized=made)
+    notes = tuple(parameters.notes)
+    changed = replace(loaded, quantized=parameters.low_bits, weights=INTEGER, text=text, notes=notes, streamed=parameters)
+    changed = changed if loaded.streamed is not None else in_memory(changed)
     return replace(changed, rounding=partial(_rounding, changed, smoothing, tokens[0]))
 
 

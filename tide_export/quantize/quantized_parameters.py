@@ -1,8 +1,9 @@
-"""Parameters in low bits by a quantizer that takes one matrix at a time, so that each is quantised when it is written."""
+"""Parameters in low bits, each quantised when it is written or all at once, for a model that is held in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,19 +11,22 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from tide_export.quantize.quantizers import BLOCK_SIZE, Matrix, matrices_of, round_to_nearest
+from tide_export.model.fake_parameters import is_fake, materialise
+from tide_export.quantize.quantizers import BLOCK_SIZE, Matrix, dequantize_parameters, matrices_of, round_to_nearest
 from tide_export.sources.accounting import first_names
+from tide_export.sources.loaded_model import LoadedModel
 from tide_export.sources.parameters import ParameterSource
 from tide_export.weights.deferred_weight import LowBits, RecentWeights, deferred, deferred_integer
 from tide_export.weights.quantized_weight import QuantizedWeight, integer_rows
 
 
 class QuantizedParameters:
-    """A `ParameterSource` of the matrices of another one in ``bits``, head and embedding in 8; see `quantize_model`.
+    """A `ParameterSource` of the matrices of another one in ``bits``, head and embedding in 8.
 
     Args:
-        stored: low-bit weights of the source. Those of the wanted bits stay as they are.
+        stored: low-bit weights of the source. Those of the wanted bits stay as they are: rounding them again would add its error.
         smoothing: by parameter name, of the matrices that become products of integers.
+        done: low-bit weights by parameter name that stay as they are, in whatever bits.
 
     Attributes:
         low_bits: by parameter name.
@@ -36,6 +40,7 @@ class QuantizedParameters:
         bits: int,
         stored: Mapping[str, LowBits],
         smoothing: Mapping[str, NDArray[np.float32]] | None = None,
+        done: Mapping[str, QuantizedWeight] | None = None,
     ) -> None:
         self._inner = inner
         self._model = model
@@ -50,7 +55,9 @@ class QuantizedParameters:
         found: dict[str, LowBits] = {}
         for name, matrix in distinct.items():
             kept = stored.get(name)
-            if (scales := self._smoothing.get(name)) is not None:
+            if done is not None and name in done:
+                found[name] = done[name]
+            elif (scales := self._smoothing.get(name)) is not None:
                 found[name] = deferred_integer(matrix.shape, scales, partial(recent.get, name, partial(self._quantize, matrix)))
                 (self._made_whole if matrix.transposed else self._row_by_row).add(name)
             elif kept is not None and kept.bits == matrix.bits:
@@ -98,3 +105,24 @@ class QuantizedParameters:
 
 
 _SAMPLE = np.linspace(-1, 1, 2 * BLOCK_SIZE, dtype=np.float32)[None]
+
+
+def in_memory(loaded: LoadedModel, advance: Callable[[int, int], None] | None = None) -> LoadedModel:
+    """A streamed model with its parameters and low-bit weights in memory; the same model's object. Others as they are.
+
+    ``advance``: called with the number of low-bit weights made, and of all.
+    """
+    if loaded.streamed is None:
+        return loaded
+    distinct = {id(weight): weight for weight in loaded.quantized.values()}
+    made: dict[int, QuantizedWeight] = {}
+    for key, weight in distinct.items():
+        made[key] = weight.made()
+        if advance is not None:
+            advance(len(made), len(distinct))
+    quantized = {name: made[id(weight)] for name, weight in loaded.quantized.items()}
+    if is_fake(loaded.model):
+        materialise(loaded.model, loaded.streamed.value)
+    else:
+        dequantize_parameters(loaded.model, quantized)
+    return replace(loaded, quantized=quantized, streamed=None)

@@ -11,7 +11,7 @@ The head and the embedding are in 8 bits: look-ups need few bytes of the embeddi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,10 @@ from transformers.activations import SiLUActivation
 from transformers.integrations.moe import _default_apply_gate
 from transformers.pytorch_utils import Conv1D
 
-from tide_export.config import reads_text
 from tide_export.model.looped_models import GATE
 from tide_export.quantize.gptq import gptq, visit_inputs
 from tide_export.quantize.sensitivity import divergences, most_sensitive
+from tide_export.weights.deferred_weight import LowBits
 from tide_export.weights.quantized_weight import QuantizedWeight
 
 _ROUNDED_AT_A_TIME = 1 << 22  # numbers
@@ -74,86 +74,56 @@ class Matrix:
         return id(self.parameter)
 
 
-def quantize_model(
+def quantize_for_text(
     model: PreTrainedModel,
-    bits: int,
     quantizer: str,
-    stored: Mapping[str, QuantizedWeight],
+    stored: Mapping[str, LowBits],
+    tokens: torch.Tensor,
+    loops: int,
     advance: Callable[[int, int], None] | None = None,
-    tokens: torch.Tensor | None = None,
-    loops: int = 1,
-) -> tuple[dict[str, QuantizedWeight], list[str]]:
-    """Low-bit weights of ``model`` by parameter name, and a note on the matrices left as they are.
+) -> dict[str, QuantizedWeight]:
+    """Low-bit weights by parameter name, which are also dequantised into ``model``: what a quantizer that `reads_text` makes.
+
+    gptq takes the matrices in the order in which the model reaches them, each with inputs of those before it; gptq_mixed rounds
+    the most sensitive ones to 8 bits first. Embedding, head and matrices that the text does not reach are left out.
 
     Args:
-        bits: of the layers' matrices, 4 or 8; head and embedding have 8.
-        stored: low-bit weights of the source. Those of the wanted bits stay as they are: rounding them again would add its error.
-        advance: called with the number of matrices done, and of all; tied ones count once.
-        tokens: [B, T] ids of a text, where `reads_text`. The dequantised weights are then put into the model.
+        stored: low-bit weights of the source. Those of 4 bits are left out, too: rounding them again would add its error.
+        tokens: [B, T] ids of a text.
         loops: how many times the layers run.
+        advance: called with the number of matrices done, and of all.
     """
-    matrices = list(matrices_of(model, bits))
-    distinct = {matrix.key: matrix for matrix in reversed(matrices)}
-    done: dict[int, QuantizedWeight | None] = {}
+    fitting = [m for m in matrices_of(model, 4) if m.bits == 4 and m.fits]
+    fitting = [m for m in fitting if not is_experts(m.module)]  # the text reaches each of those by some of its tokens
+    fitting = [m for m in fitting if m.name not in stored or stored[m.name].bits != 4]
+    distinct = {matrix.key: matrix for matrix in reversed(fitting)}
+    named = {matrix.name: matrix for matrix in distinct.values()}
+    done: dict[str, QuantizedWeight] = {}
 
-    def finish(matrix: Matrix, weight: QuantizedWeight | None) -> None:
-        done[matrix.key] = weight
+    def put(matrix: Matrix, weight: QuantizedWeight) -> None:
+        matrix.values.copy_(torch.from_numpy(weight.dequantized()))
+        done[matrix.name] = weight
         if advance is not None:
             advance(len(done), len(distinct))
 
-    for matrix in distinct.values():
-        kept = stored.get(matrix.name)
-        if kept is not None and kept.bits == matrix.bits:
-            finish(matrix, kept)
-    if reads_text(bits, quantizer):
-        assert tokens is not None
-        fitting = [m for m in distinct.values() if m.bits == 4 and m.key not in done and m.fits]
-        fitting = [m for m in fitting if not is_experts(m.module)]  # the text reaches each of those by some of its tokens
-        _quantize_for_text(model, fitting, quantizer == "gptq_mixed", tokens, loops, finish)
-    for matrix in distinct.values():
-        if matrix.key not in done:
-            finish(matrix, round_to_nearest(matrix.values.float().numpy(), matrix.bits) if matrix.fits else None)
-    found = {matrix.name: weight for matrix in matrices if (weight := done[matrix.key]) is not None}
-    left = len(matrices) - len(found)
-    return found, [f"{left} matrices whose input is no multiple of {BLOCK_SIZE} wide keep their precision"] if left else []
-
-
-def _quantize_for_text(
-    model: PreTrainedModel,
-    matrices: Sequence[Matrix],
-    mixed: bool,
-    tokens: torch.Tensor,
-    loops: int,
-    finish: Callable[[Matrix, QuantizedWeight], None],
-) -> None:
-    """Quantise ``matrices`` by gptq in the order in which the model reaches them, each with inputs of those before it.
-
-    ``mixed``: first round the most sensitive ones to 8 bits.
-    """
-    named = {matrix.name: matrix for matrix in matrices}
-    if mixed:
-        modules, changes = {m.name: m.module for m in matrices}, {m.name: _change(m) for m in matrices}
+    if quantizer == "gptq_mixed":
+        modules, changes = {m.name: m.module for m in named.values()}, {m.name: _change(m) for m in named.values()}
         costs = divergences(model, modules, changes, tokens[::2])  # half of the text tells them apart
-        for name in most_sensitive(costs, {m.name: m.module.weight.numel() for m in matrices}):
+        for name in most_sensitive(costs, {m.name: m.module.weight.numel() for m in named.values()}):
             matrix = named.pop(name)
-            finish(matrix, _put(matrix, round_to_nearest(matrix.values.float().numpy(), 8)))
+            put(matrix, round_to_nearest(matrix.values.float().numpy(), 8))
 
     def quantize(name: str, gram: torch.Tensor) -> None:
-        finish(named[name], _put(named[name], gptq(named[name].values, gram, 4, BLOCK_SIZE)))
+        put(named[name], gptq(named[name].values, gram, 4, BLOCK_SIZE))
 
     visit_inputs(model, {name: matrix.module for name, matrix in named.items()}, tokens, quantize, loops)
+    return done
 
 
 def _change(matrix: Matrix) -> torch.Tensor:
     """What rounding to 4 bits adds to the matrix [N, K]."""
     rounded = round_to_nearest(matrix.values.float().numpy(), 4)
     return torch.from_numpy(rounded.dequantized()).to(matrix.values.dtype) - matrix.values
-
-
-def _put(matrix: Matrix, weight: QuantizedWeight) -> QuantizedWeight:
-    """``weight``, which is also dequantised into the model."""
-    matrix.values.copy_(torch.from_numpy(weight.dequantized()))
-    return weight
 
 
 def dequantize_parameters(model: PreTrainedModel, weights: dict[str, QuantizedWeight]) -> None:

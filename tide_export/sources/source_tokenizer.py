@@ -12,9 +12,9 @@ from tide_runtime.errors import DataError, ModelFilesError, UnsupportedModelErro
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
-from tide_export.sources.gguf.gguf_file import is_gguf
-from tide_export.sources.gguf.gguf_source import first_line
-from tide_export.sources.gguf.gguf_tokenizer import read_gguf_tokenizer
+from tide_export.sources.gguf.file import is_gguf
+from tide_export.sources.gguf.source import first_line
+from tide_export.sources.gguf.tokenizer import read_gguf_tokenizer
 
 NO_TOKENIZER = "none"
 _FILE = "tokenizer.json"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,28 +140,14 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     first = weights[0]
     if any((w.bits, w.block_size, w.shape[1]) != (first.bits, first.block_size, first.shape[1]) for w in weights):
         return None
-    zeros = [w.zero_points for w in weights]
-    offsets = [w.offsets for w in weights]
-    if all(z is None for z in zeros):
-        zero_points = None
-    else:
-        default = 1 << (first.bits - 1)
-        zero_points = np.concatenate(
-            [np.full(w.scales.shape, default, np.uint8) if z is None else z for w, z in zip(weights, zeros, strict=True)]
-        )
-    if all(o is None for o in offsets):
-        joined_offsets = None
-    else:
-        joined_offsets = np.concatenate(
-            [np.zeros_like(w.scales) if o is None else o for w, o in zip(weights, offsets, strict=True)]
-        )
-    return replace(
-        first,
-        values=np.concatenate([w.values for w in weights]),
-        scales=np.concatenate([w.scales for w in weights]),
-        zero_points=zero_points,
-        offsets=joined_offsets,
-    )
+    absent = {"zero_points": np.uint8(1 << (first.bits - 1)), "offsets": np.float32(0)}  # what None stands for
+    joined: dict[str, NDArray[Any]] = {}
+    for name in ("values", "scales", *absent):
+        parts = [getattr(weight, name) for weight in weights]
+        if any(part is not None for part in parts):
+            filled = [np.full(w.scales.shape, absent[name]) if p is None else p for w, p in zip(weights, parts, strict=True)]
+            joined[name] = np.concatenate(filled)
+    return replace(first, **joined)
 
 
 def by_rows(rows: int, work: Callable[[slice], None]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from tide_runtime.bundle.manifest import Manifest
 
 from tide_export.load import quantization_method
-from tide_export.sources.gguf.gguf_file import is_gguf, read_file
+from tide_export.sources.gguf.file import is_gguf, read_file
 from tide_export.sources.loaded_model import LoadedModel
 from tide_export.sources.parameters import ParameterSource
 from tide_export.verify.checks import rotary

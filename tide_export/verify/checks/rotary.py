@@ -25,9 +25,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tide_export.model.long_rotary import BothFactors
-from tide_export.sources.gguf.gguf_file import GgufTensor
-from tide_export.sources.gguf.gguf_metadata import Metadata
-from tide_export.sources.gguf.gguf_rope import LONG_FACTORS, SHORT_FACTORS
+from tide_export.sources.gguf.config import LONG_FACTORS, SHORT_FACTORS
+from tide_export.sources.gguf.file import GgufTensor, Metadata
 
 Array = NDArray[np.float64]
 _TABLES = {"GroupQueryAttention": (7, 8), "RotaryEmbedding": (2, 3)}  # inputs with cos and sin

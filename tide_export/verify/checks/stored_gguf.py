@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tide_export.sources.gguf.gguf_file import GgufTensor, read_file
+from tide_export.sources.gguf.file import GgufTensor, read_file
 from tide_export.verify.checks.stored_values import Rows, StoredTensor
 
 Numbers = NDArray[np.float32]

@@ -14,7 +14,7 @@ from typing import Any
 from tide_runtime.errors import VerificationError
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
-from tide_export.sources.gguf.gguf_metadata import Metadata
+from tide_export.sources.gguf.file import Metadata
 
 TEXTS = (
     "The quick brown fox, 1 2 3; it's 12:30 — isn't it?",
