@@ -103,7 +103,7 @@ def _rows_of(
     """The product ``node`` with ``count`` rows of its matrix from ``first`` on, whose parts are added to the graph's weights."""
     part = onnx.NodeProto()
     part.CopyFrom(node)
-    part.output[0] = f"{node.output[0]}.{first}"
+    part.name = part.output[0] = f"{node.output[0]}.{first}"
     for attribute in part.attribute:
         if attribute.name == "N":
             rows = attribute.i
