@@ -27,11 +27,9 @@ class Steps:
         """True once the user has pressed Ctrl-C."""
         return self._owner.interrupted
 
-    def begin(self, total: int) -> None:
-        self._bar.update(self._task, total=total, completed=0)
-
-    def reach(self, step: int) -> None:
-        self._bar.update(self._task, completed=step)
+    def reach(self, step: int, total: int | None = None) -> None:
+        """``step`` steps are done, of ``total``; None: of as many as before."""
+        self._bar.update(self._task, completed=step, total=total)
 
 
 class ExportProgress:

@@ -155,15 +155,9 @@ def _draft_head(
             layer = draft_head_layer(model.num_layers)
             replies = write_replies(loaded, text, [layer, model.num_layers], count, config.seed, advance)
         with progress.phase("train the draft head"), progress.steps("train the draft head") as steps:
-
-            def on_step(done: int, total: int) -> None:
-                if done == 1:
-                    steps.begin(total)
-                steps.reach(done)
-
             seconds = 60 * config.minutes * _DRAFT_HEAD_SHARE
             max_steps = round(_DRAFT_HEAD_STEPS * share)
-            trained = train_draft_head(model, captured, replies, layer, seconds, max_steps, config.seed, on_step)
+            trained = train_draft_head(model, captured, replies, layer, seconds, max_steps, config.seed, steps.reach)
     except UnsupportedModelError as error:
         progress.note(f"no draft head: {error}")
         return None

@@ -73,7 +73,8 @@ def _options(kind: Any) -> dict[str, inspect.Parameter]:
         if one.metadata:
             form = dict(one.metadata["form"])
             default = form.pop("command_default", one.default)
-            annotation = Annotated[form.pop("kind", hints[one.name]), typer.Option(*one.metadata["names"], **form)]
+            hint: Any = form.pop("kind", hints[one.name])
+            annotation = Annotated[hint, typer.Option(*one.metadata["names"], **form)]
             options[one.name] = inspect.Parameter(one.name, _KEYWORD, default=default, annotation=annotation)
     return options
 
