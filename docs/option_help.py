@@ -1,4 +1,4 @@
-"""A griffe extension: on the page of the Python API, fields made by `option` have their default, and their help as description."""
+"""A griffe extension: fields made by `option` have their default and their help on the page of the Python API."""
 
 from __future__ import annotations
 

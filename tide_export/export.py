@@ -33,8 +33,8 @@ from tide_export.sources.source_tokenizer import check_embedded
 from tide_export.targets.base import Target
 from tide_export.targets.choice import buildable, check_options, choose_targets
 from tide_export.trace.trace_model import TracedModel
+from tide_export.verify.check_results import Check
 from tide_export.verify.checks import check_loaded
-from tide_export.verify.verify_bundle import Check
 from tide_export.weights.quantized_weight import INTEGER
 
 

@@ -45,7 +45,7 @@ from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.engines import step_profiles
 from tide_export.targets.lower import explain
 from tide_export.trace.trace_model import TracedModel, trace
-from tide_export.verify.verify_bundle import Check
+from tide_export.verify.check_results import Check
 from tide_export.verify.verify_targets import Verified, unverified, verify_targets
 
 _TOOLS = ("tide-llm", "torch", "transformers", "onnx", "onnxscript", "onnx-ir")

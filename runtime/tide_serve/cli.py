@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
-from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.errors import run_app, stderr
 from tide_runtime.cli.exported_model import (
     MAX_SEQ_LEN_HELP,
     MODEL_HELP,
@@ -268,7 +267,7 @@ def _warn(config: ServeConfig, loopback: bool, keys_in_command: bool) -> None:
 
 
 def _print_warning(text: str) -> None:
-    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    console = stderr()
     console.print("warning: ", style="yellow", end="")
     console.print(text)
 

@@ -17,7 +17,7 @@ from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.cli.conversation import KEYS, converse
 from tide_runtime.cli.depth_view import html_view, terminal_view
-from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.errors import run_app, stderr
 from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, VERBOSE_HELP, WEIGHTS_HELP, bundle_of, load_engine
 from tide_runtime.cli.exporter_process import Verifications
 from tide_runtime.cli.form import APP, COMMAND, with_options
@@ -255,7 +255,7 @@ def _report(manifest: Manifest, generation: Generation) -> None:
 
 
 def _note(text: str) -> None:
-    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(text, style="dim")
+    stderr().print(text, style="dim")
 
 
 def _as_json(engine: Engine, generation: Generation) -> dict[str, Any]:
