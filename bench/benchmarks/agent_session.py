@@ -139,7 +139,9 @@ def main(
     model = smollm2_weights(cache)
     file = smollm2_file()
     source = smollm2_file() if weights == "source" else model
-    bundle = export_bundle(source, smollm2_identity(), cache / "smollm2" / f"agent_{weights}", max_seq_len=CONTEXT, form=weights)
+    bundle = export_bundle(
+        source, smollm2_identity(), cache / "smollm2" / f"agent_{weights}", max_seq_len=CONTEXT, weights=weights
+    )
     script = session(Tokenizer.from_file(str(model / "tokenizer.json")))
     cells = list[list[str]]()
     try:
