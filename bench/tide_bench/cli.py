@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
@@ -83,8 +82,8 @@ def bench(
         rivals=default_rivals(place.kind) if vs is None else _names(vs),
         baselines=BASELINES[place.kind],
         policies=_names(policy),
-        batches=_numbers(batch, int, "--batch"),
-        prompt_tokens=_numbers(prompt_tokens, int, "--prompt-tokens"),
+        batches=_numbers(batch, "--batch"),
+        prompt_tokens=_numbers(prompt_tokens, "--prompt-tokens"),
     )
     report = Report(
         "tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, targets=place.targets, **asdict(config)
@@ -107,9 +106,9 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _numbers(text: str, kind: Callable[[str], Any], option: str) -> tuple[Any, ...]:
+def _numbers(text: str, option: str) -> tuple[int, ...]:
     try:
-        return tuple(kind(part) for part in text.split(","))
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ParamsError(f"{option} is {text!r}; give numbers separated by commas") from None
 
