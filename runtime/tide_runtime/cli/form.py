@@ -80,4 +80,5 @@ def _options(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def _hashable(value: Any) -> Any:
+    """An option that is repeatable gives a list."""
     return tuple(value) if isinstance(value, list) else value
