@@ -15,8 +15,8 @@ def option(default: Any, help: str, *names: str, one_of: Sequence[str] | None = 
     Args:
         names: the option's; none: ``--field-name``, and ``--no-field-name`` too for True or False.
         one_of: the allowed values, which `check_choices` checks.
-        form: keywords of `typer.Option`, and where the command line differs from the field: ``kind``, the type that it is read
-            as, ``read``, which makes the field's value of that, and ``command_default``.
+        form: keywords of `typer.Option`, and where the command line differs from the field: ``kind``, the type that it is read as
+            (``list[str]`` for a tuple: repeatable), and ``command_default``.
     """
     return field(default=default, metadata={"names": names, "one_of": one_of, "form": {"help": help, **form}})
 
