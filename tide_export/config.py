@@ -69,7 +69,7 @@ class TrtOptions:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Options of one export, as `tide-export` takes them: ``weights`` auto is its default.
+    """Options of one export, as `tide-export` takes them; the default of its ``--weights`` is auto.
 
     The field ``quantizer`` names one of `tide_export.quantize.quantizers`; ``draft_head`` one of `tide_export.drafters`.
     """
