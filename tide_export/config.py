@@ -10,6 +10,7 @@ from tide_runtime.bundle.architectures import ARCHITECTURES
 from tide_runtime.bundle.calibration import CalibrationInfo
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError, TargetError
+from tide_runtime.option import check_choices, option
 
 AUTO = "auto"  # of an export, which knows the machine that it is for; a calibration takes one of the others
 WEIGHTS = ("source", *DTYPES, "int8", "int4", "w8a8")
@@ -68,71 +69,109 @@ class TrtOptions:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """Options of one export.
+    """Options of one export, as `tide-export` takes them; the default of its ``--weights`` is auto.
 
-    Args:
-        dtype: precision of weights and caches, fp32, fp16 or bf16.
-        weights: ``auto``, the default of the commands, chooses for the model and this machine, see `tide_export.chosen_weights`;
-            ``source`` keeps weights as they are stored, in low bits or not; ``w8a8`` makes products of integers, see
-            `tide_export.quantize.integer_weights`; ``int8`` and ``int4`` quantise all matrices with
-            ``quantizer``, embedding and head (but see ``head_bits``) in 8 bits, and leave those that have these bits already; a
-            precision dequantises them, and is ``dtype`` too.
-        quantizer: see `tide_export.quantize.quantizers`.
-        head_bits: of the head with ``weights`` int4: ``auto`` takes 4 where that costs little perplexity; see
-            `tide_export.quantize.head_bits`.
-        text: that the quantizer gptq and w8a8 read, as ``data``; without it they read ``data``, and w8a8 without either Python's
-            documentation.
-        kv: ``model`` keeps keys and values in ``dtype``, ``int8`` rounds them; see `tide_export.quantize.kv_scales`.
-        checkpoints: where to cut, in layers run before the cut: ``"6,12,18"``, ``"every:6"``, ``"none"`` or
-            ``"auto"`` (the exits of the calibration; four even segments without one).
-        max_seq_len: KV cache slots per sequence (prompt and output together), in tokens; None takes the model's own
-            maximum, at most 4096.
-        targets: kinds of machine to compile for; ``auto`` is the CPU and targets for the GPU present, if any; ``all``
-            is every target that this machine can compile for.
-        verify: compare the finished bundle with the eager model and refuse to finish on a mismatch.
-        explain: print where lowering passes did not apply, and the reasons.
-        calibration: a directory that ``tide-calibrate`` wrote for this model; its exits go into the bundle.
-        data: text to calibrate on first: a file, a directory or a hub data set, as ``tide-calibrate --data`` takes it. The
-            quantizer gptq reads it too.
-        max_batch: most sequences in one step of an engine; other targets take any number.
-        force_rebuild: build engines even if the cache has them.
-        tokenizer: the directory, tokenizer.json, GGUF file or hub id of the tokenizer; ``none`` writes a bundle without one. None
-            takes the model's own.
-        hardware_compatible, version_compatible, strip_weights: options of TensorRT engines; see TrtOptions.
-        draft_head: ``eagle3:DIR``, the EAGLE-3 head in a folder, or ``mtp``, the layer for further tokens that the checkpoint
-            has; see `tide_export.drafters`.
+    The field ``quantizer`` names one of `tide_export.quantize.quantizers`; ``draft_head`` one of `tide_export.drafters`.
     """
 
-    dtype: str = "fp32"
-    checkpoints: str = "auto"
-    max_seq_len: int | None = None
-    targets: tuple[str, ...] = ("auto",)
-    verify: bool = True
-    explain: bool = False
-    calibration: str | None = None
-    data: str | None = None
-    max_batch: int = 16
-    force_rebuild: bool = False
-    hardware_compatible: bool = False
-    version_compatible: bool = False
-    strip_weights: bool = False
-    weights: str = "source"
-    quantizer: str = QUANTIZERS[0]
-    head_bits: str = HEAD_BITS[0]
-    text: str | None = None
-    kv: str = KV[0]
-    tokenizer: str | None = None
-    draft_head: str | None = None
+    dtype: str = option("fp32", "Precision of weights and caches: fp32, fp16 or bf16.", one_of=DTYPES)
+    weights: str = option(
+        "source",
+        "Precision of the matrices: auto (w8a8 where it fits this machine's memory, else 4 bits; source for GPUs), w8a8 "
+        "(products of integers on processors, 8 bits a weight), source (as stored; blocks of GGUF, GPTQ, AWQ, "
+        "compressed-tensors are kept), int8 or int4 (quantised here; embedding in 8 bits, head: --head-bits), fp32, fp16 or "
+        "bf16 (dequantised). auto takes what a --calibration was made for.",
+        command_default=AUTO,
+    )
+    quantizer: str = option(
+        QUANTIZERS[0],
+        "With --weights int4 (int8 is always rounded to nearest): rtn, "
+        "gptq (minutes, reads text: --text), gptq_mixed (gptq, but the eighth of the weights whose "
+        "rounding changes the output most has 8 bits: the most accurate, a tenth larger).",
+    )
+    head_bits: str = option(
+        HEAD_BITS[0],
+        "Of the head with --weights int4: 4, 8, or auto, which takes 4 where the head is a tenth of the model or more "
+        "and the perplexity of a fixed text rises by at most 1%; the manifest has the figures.",
+        one_of=HEAD_BITS,
+    )
+    text: str | None = option(
+        None,
+        "Text like what the model will write: a file, a directory or a hub data set. --weights w8a8 reads 256 tokens "
+        "of it, by default of Python's documentation; --quantizer gptq and gptq_mixed need some 16,000. With --data they "
+        "read that. With --calibration give the text that tide-calibrate read.",
+        metavar="SOURCE",
+    )
+    kv: str = option(
+        KV[0],
+        "Precision of the KV cache: model (that of --dtype) or int8 (targets cpu and torch: a quarter of the memory of "
+        "fp32; prompts take longer).",
+        one_of=KV,
+    )
+    checkpoints: str = option(
+        "auto",
+        "Where to cut, in layers run before the cut: 6,12,18 or every:6 or none or auto (where the calibration has "
+        "its exits; four even segments without one).",
+    )
+    max_seq_len: int | None = option(
+        None, "KV cache slots per sequence: prompt and output together, in tokens. Default: the model's own, at most 4096."
+    )
+    calibration: str | None = option(
+        None,
+        "Exits for this model, as `tide-calibrate MODEL --data DATA --out DIR` made them: where tokens may stop, how "
+        "sure a router must be, and what that gains. Without them every token takes every layer.",
+        metavar="DIR",
+    )
+    data: str | None = option(
+        None,
+        "Calibrate exits first, on text like what the model will write: a file, a directory or a hub data set. Minutes; "
+        "run `tide-calibrate` yourself to keep its files, choose its options, or export one calibration twice.",
+        metavar="SOURCE",
+    )
+    draft_head: str | None = option(
+        None,
+        "A trained drafter for policy exact: eagle3:DIR, an EAGLE-3 head for this model (config.json and *.safetensors "
+        "as SpecForge, EAGLE or speculators write them), or mtp, the multi-token-prediction layer in the checkpoint itself. "
+        "No calibration is needed; how it is read best is tried on replies of the model, which is in memory for that.",
+        metavar="eagle3:DIR|mtp",
+    )
+    targets: tuple[str, ...] = option(
+        ("auto",),
+        "What to compile for; repeatable, all in one bundle. auto: the CPU and what fits the GPU present, if any; all: "
+        "what this machine can compile for. --list-targets shows the table. A target that fails does not spoil the others: "
+        "the bundle is written without it, and the exit code is 3.",
+        "--target",
+        kind=list[str],
+    )
+    max_batch: int = option(16, "Most sequences in one step of TensorRT and TensorRT-RTX engines; other targets take any number.")
+    force_rebuild: bool = option(
+        False,
+        "Build engines anew. By default those whose graph, precision, steps and tool are unchanged come from "
+        "$TIDE_CACHE_DIR/engines or ~/.cache/tide/engines.",
+        "--force-rebuild",
+    )
+    hardware_compatible: bool = option(
+        False, "TensorRT, sm_80 and newer: engines for all GPUs from Ampere on; slower.", "--hardware-compatible"
+    )
+    version_compatible: bool = option(
+        False, "TensorRT: engines that later releases of the same major version load.", "--version-compatible"
+    )
+    strip_weights: bool = option(
+        False, "TensorRT: engines without weights, which lie beside them and are put in at load.", "--strip-weights"
+    )
+    tokenizer: str | None = option(
+        None,
+        "Take the tokenizer and its chat template from here: a directory with tokenizer.json, such a file, a .gguf file "
+        "or a hub id. none: a bundle without tokenizer, whose prompts are token ids. Default: the model's own.",
+        metavar="DIR",
+    )
+    verify: bool = option(True, "Compare the bundle with the eager model on real prompts before finishing.")
+    explain: bool = option(False, "Print where a lowering pass did not apply, and why.", "--explain")
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ParamsError(f"dtype is {self.dtype!r}; set it to one of: {', '.join(DTYPES)}")
+        check_choices(self)
         weights = ExportConfig.weights if self.weights == AUTO else self.weights
         object.__setattr__(self, "dtype", dtype_with(weights, self.quantizer, self.dtype, ExportConfig.dtype))
-        if self.kv not in KV:
-            raise ParamsError(f"kv is {self.kv!r}; set it to one of: {', '.join(KV)}")
-        if self.head_bits not in HEAD_BITS:
-            raise ParamsError(f"head_bits is {self.head_bits!r}; set it to one of: {', '.join(HEAD_BITS)}")
         if self.head_bits == "4" and self.weights != "int4":
             raise ParamsError("head_bits is 4, which needs weights int4; leave it out or choose those")
         if self.max_seq_len is not None and self.max_seq_len < 1:

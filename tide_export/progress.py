@@ -11,11 +11,21 @@ from types import FrameType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class Steps:
-    """A progress bar whose total is set later and that any thread may update."""
+    """A progress bar that any thread may update."""
 
     def __init__(self, bar: Progress, task: TaskID, owner: ExportProgress) -> None:
         self._bar = bar
@@ -27,11 +37,12 @@ class Steps:
         """True once the user has pressed Ctrl-C."""
         return self._owner.interrupted
 
-    def begin(self, total: int) -> None:
-        self._bar.update(self._task, total=total, completed=0)
+    def reach(self, step: int, total: int | None = None) -> None:
+        """``step`` steps are done, of ``total``; None: of as many as before."""
+        self._bar.update(self._task, completed=step, total=total)
 
-    def reach(self, step: int) -> None:
-        self._bar.update(self._task, completed=step)
+    def advance(self, steps: float) -> None:
+        self._bar.advance(self._task, steps)
 
 
 class ExportProgress:
@@ -68,11 +79,9 @@ class ExportProgress:
     @contextmanager
     def phase(self, name: str, total_bytes: int | None = None) -> Iterator[Callable[[int], None]]:
         """Show one phase. With ``total_bytes`` the yielded function advances the bar by a number of bytes."""
-        columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
-        if total_bytes is not None:
-            columns[2:2] = [BarColumn(), DownloadColumn()]
+        columns = [] if total_bytes is None else [BarColumn(), DownloadColumn()]
         start = perf_counter()
-        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
+        with self._bar("{task.description}", *columns) as bar:
             task = bar.add_task(name, total=total_bytes)
             yield lambda done: bar.advance(task, done)
         if self.interrupted:
@@ -90,13 +99,16 @@ class ExportProgress:
         self.console.print(f"  [red]✗[/red] {escape(self.failures[target])}", highlight=False)
 
     @contextmanager
-    def steps(self, name: str) -> Iterator[Steps]:
-        """Show work that counts its own steps and sets the total later; not inside `phase`, which has a bar already."""
-        columns = [SpinnerColumn(), TextColumn("    {task.description}"), BarColumn(), TimeElapsedColumn()]
-        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar:
-            yield Steps(bar, bar.add_task(name, total=None), self)
+    def steps(self, name: str, total: float | None = None, done: float = 0) -> Iterator[Steps]:
+        """Show work that counts its own steps, ``done`` of ``total`` so far; None: `Steps.reach` gets the total."""
+        with self._bar("    {task.description}", BarColumn(), TaskProgressColumn(), TimeRemainingColumn()) as bar:
+            yield Steps(bar, bar.add_task(name, total=total, completed=done), self)
         if self.interrupted:
             raise KeyboardInterrupt
+
+    def _bar(self, *columns: str | ProgressColumn) -> Progress:
+        shown = (SpinnerColumn(), *columns, TimeElapsedColumn())
+        return Progress(*shown, console=self.console, transient=True, disable=not self.console.is_terminal)
 
     def note(self, text: str) -> None:
         if not self._brief:

@@ -138,8 +138,8 @@ def main(
     names = chosen_names(dialects, DIALECTS, "dialects")
     files = peer_files(str(model or smollm2_file()), cache)
     report = Report("agent_session", model=files.title, weights=weights, dialects=dialects, rounds=rounds, context=CONTEXT)
-    bundle = export_bundle(files.file, files.identity, files.folder / f"agent_{weights}", max_seq_len=CONTEXT, form=weights)
-    script = session(Tokenizer.from_file(str(bundle / "tokenizer.json")))
+    bundle = export_bundle(files.file, files.identity, files.folder / f"agent_{weights}", max_seq_len=CONTEXT, weights=weights)
+    script = session(Tokenizer.from_file(str(bundle / "tokenizer" / "tokenizer.json")))
     cells = list[list[str]]()
     try:
         with Progress(console=console()) as progress:

@@ -76,7 +76,7 @@ CROWDS = (Way("8 callers", 8), Way("32 callers", 32))
 
 
 def tide_servers(files: PeerFiles, scratch: Path) -> list[Server]:
-    bundle = export_bundle(files.file, files.identity, files.folder / "bundle_certainty", max_seq_len=CONTEXT, form="w8a8")
+    bundle = export_bundle(files.file, files.identity, files.folder / "bundle_certainty", max_seq_len=CONTEXT, weights="w8a8")
     token_bytes = sum(4 * kv.heads * (kv.key_dim + kv.value_dim) for kv in read_manifest(bundle).kv.values())
     scarce = CONTEXT * 3 // 2 * token_bytes
     write_adapter(bundle, scratch / ADAPTER)

@@ -64,9 +64,9 @@ class Form:
             smollm2_identity(),
             cache / "smollm2" / f"weights_{self.weights}_{self.quantizer}",
             max_seq_len=SLOTS,
-            form=self.weights,
+            weights=self.weights,
             quantizer=self.quantizer,
-            text=language_reference(cache) if reads_text(4, self.quantizer) else None,
+            text=str(language_reference(cache)) if reads_text(4, self.quantizer) else None,
         )
 
 

@@ -108,7 +108,7 @@ def main(
     """Measure chats that return."""
     report = Report("restart", chats=count, tokens=tokens)
     folder = cache / "smollm2" / f"int4_{SLOTS}"
-    bundle = export_bundle(smollm2_weights(cache), smollm2_identity(), folder, max_seq_len=SLOTS, form="int4")
+    bundle = export_bundle(smollm2_weights(cache), smollm2_identity(), folder, max_seq_len=SLOTS, weights="int4")
     with TemporaryDirectory(dir=cache) as kept:
         measure(report, bundle, Path(kept), count, tokens)
     report.finish(json)

@@ -49,7 +49,7 @@ def bundle_of(model: str, cache: Path) -> Path:
         source = smollm2_file()
         identity = smollm2_identity()
     folder = cache / model / "target_identity"
-    bundle = export_bundle(source, identity, folder, max_seq_len=SLOTS, form="fp32", targets=TARGETS)
+    bundle = export_bundle(source, identity, folder, max_seq_len=SLOTS, weights="fp32", targets=TARGETS)
     changed = folder / "exits"
     if not changed.exists():
         manifest = read_manifest(bundle)

@@ -27,33 +27,22 @@ def export_key(identity: str) -> str:
 
 
 def export_bundle(
-    weights: Path,
+    model: Path,
     identity: str,
     folder: Path,
     checkpoints: str = "auto",
     dtype: str = "fp32",
     max_seq_len: int | None = None,
-    form: str | None = None,
-    quantizer: str | None = None,
-    text: Path | None = None,
-    kv: str | None = None,
-    tokenizer: str | None = None,
-    head_bits: str | None = None,
-    targets: tuple[str, ...] | None = None,
+    **options: Any,
 ) -> Path:
-    """The bundle of the model in ``weights``, cut at ``checkpoints``, exported again when `export_key` has changed.
+    """The bundle of ``model``, cut at ``checkpoints``, exported again when `export_key` has changed.
 
-    Args:
-        form, quantizer, text, kv, tokenizer, head_bits, targets: as ``tide-export --weights``, ``--quantizer``,
-            ``--text``, ``--kv``, ``--tokenizer``, ``--head-bits`` and ``--target`` take them; None: its defaults.
+    ``options``: further fields of `ExportConfig`; None: its default.
     """
-    data = str(text) if text is not None else None
-    chosen: dict[str, Any] = {"weights": form, "quantizer": quantizer, "text": data, "kv": kv, "tokenizer": tokenizer}
-    chosen |= {"head_bits": head_bits, "targets": targets}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    options = {"checkpoints": checkpoints, "dtype": dtype, "max_seq_len": max_seq_len, **given}
+    given = {name: value for name, value in options.items() if value is not None}
     key = "\n".join([_key(identity, checkpoints, dtype, max_seq_len), *(f"{name} {value}" for name, value in given.items())])
-    return cached_folder(folder, key, lambda empty: run_in_process(_export, str(weights), empty / "bundle", options)) / "bundle"
+    given |= {"checkpoints": checkpoints, "dtype": dtype, "max_seq_len": max_seq_len}
+    return cached_folder(folder, key, lambda empty: run_in_process(_export, str(model), empty / "bundle", given)) / "bundle"
 
 
 def _key(identity: str, checkpoints: str, dtype: str, max_seq_len: int | None) -> str:
@@ -68,11 +57,11 @@ def _package(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _export(weights: str, out: Path, options: Mapping[str, Any]) -> None:
+def _export(model: str, out: Path, options: Mapping[str, Any]) -> None:
     from tide_export import export
     from tide_export.config import ExportConfig
 
-    export(weights, out, ExportConfig(verify=False, **options))
+    export(model, out, ExportConfig(verify=False, **options))
 
 
 def write_changed(bundle: Path, folder: Path, manifest: Manifest) -> Path:

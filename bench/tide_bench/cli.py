@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -12,14 +11,13 @@ from typing import Annotated, Any
 import typer
 from tide_runtime.bundle import Bundle
 from tide_runtime.cli.errors import run_app
-from tide_runtime.cli.form import APP, COMMAND
-from tide_runtime.engine_options import BITS
+from tide_runtime.cli.form import APP, COMMAND, with_options
 from tide_runtime.errors import ParamsError
 from tide_runtime.targets.select import AUTO
 
 from tide_bench.arms import OTHER_ARMS, POLICIES
 from tide_bench.bench_run import Bench
-from tide_bench.config import BASELINES, MODES, BenchConfig, default_rivals
+from tide_bench.config import BASELINES, BenchConfig, default_rivals
 from tide_bench.device_choice import choose_device
 from tide_bench.report import Phases, Report, phase_lines
 from tide_bench.results import add_results, add_tables
@@ -34,8 +32,10 @@ def _list(values: tuple[Any, ...]) -> str:
 
 
 @app.command(**COMMAND)
+@with_options(bits="prompts")
 def bench(
     bundle: Annotated[Path, typer.Argument(help="The bundle's directory, as `tide-export --out` wrote it.")],
+    *,
     model: Annotated[
         str | None, typer.Option(help="The HuggingFace model it was made from. Default: the one its manifest names.")
     ] = None,
@@ -52,7 +52,6 @@ def bench(
         ),
     ] = None,
     policy: Annotated[str, typer.Option(help=f"Depth policies, of {_list(tuple(POLICIES))}.")] = _list(_DEFAULTS.policies),
-    bits: Annotated[str, typer.Option(help=f"Of TIDE's arms: {_list(BITS)}; see `tide-run --help`.")] = _DEFAULTS.bits,
     prompts: Annotated[
         Path | None, typer.Option(help="A prompt a line, or .jsonl with `prompt` or `ids`. Default: Python's library.")
     ] = None,
@@ -63,16 +62,7 @@ def bench(
     prompt_tokens: Annotated[str, typer.Option(help="Prompts are cut to their last so many tokens.")] = _list(
         _DEFAULTS.prompt_tokens
     ),
-    new_tokens: Annotated[int, typer.Option(help="New tokens a sequence.")] = _DEFAULTS.new_tokens,
-    rounds: Annotated[int, typer.Option(help="Turns of each arm at most.")] = _DEFAULTS.rounds,
-    minutes: Annotated[float, typer.Option(help="Time for all turns together; preparing arms comes on top.")] = _DEFAULTS.minutes,
-    precision: Annotated[
-        float, typer.Option(help="End the turns early once every ratio is known to within this share of it.")
-    ] = _DEFAULTS.precision,
-    mode: Annotated[
-        str,
-        typer.Option(help=f"Of {_list(MODES)}: tokens after the first; time to the first."),
-    ] = _DEFAULTS.mode,
+    config: BenchConfig,
     long: Annotated[bool, typer.Option("--long", help="Prompts of half and of all of the cache as well.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Where graphs of other arms are kept. Default: ~/.cache/tide-bench.")] = None,
@@ -86,19 +76,14 @@ def bench(
     begin = perf_counter()
     opened = Bundle.open(bundle, verify=False)
     place = choose_device(opened.manifest, device, _names(target))
-    config = BenchConfig(
-        mode=mode,
+    config = replace(
+        config,
         device=place.kind,
         rivals=default_rivals(place.kind) if vs is None else _names(vs),
         baselines=BASELINES[place.kind],
         policies=_names(policy),
-        bits=bits,
-        batches=_numbers(batch, int, "--batch"),
-        prompt_tokens=_numbers(prompt_tokens, int, "--prompt-tokens"),
-        new_tokens=new_tokens,
-        rounds=rounds,
-        minutes=minutes,
-        precision=precision,
+        batches=_numbers(batch, "--batch"),
+        prompt_tokens=_numbers(prompt_tokens, "--prompt-tokens"),
     )
     report = Report(
         "tide_bench", model=opened.manifest.model.name, bundle=bundle.name, long=long, targets=place.targets, **asdict(config)
@@ -121,9 +106,9 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _numbers(text: str, kind: Callable[[str], Any], option: str) -> tuple[Any, ...]:
+def _numbers(text: str, option: str) -> tuple[int, ...]:
     try:
-        return tuple(kind(part) for part in text.split(","))
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ParamsError(f"{option} is {text!r}; give numbers separated by commas") from None
 

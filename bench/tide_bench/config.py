@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tide_runtime.engine_options import BITS
 from tide_runtime.errors import ParamsError
+from tide_runtime.option import check_choices, option
 
 from tide_bench.arms import CPU, CUDA, OTHER_ARMS, POLICIES
 
@@ -25,39 +26,34 @@ class BenchConfig:
     """Options of one comparison.
 
     Args:
-        mode: ``decode`` (tokens after the first) or ``prefill`` (time to the first token).
         device: ``cpu`` or ``cuda``: what all arms run on.
         rivals: other ways to run the model, names of `OTHER_ARMS` that run there, see `default_rivals`. Names are
             keys of kept results.
         policies: depth policies of the bundle; those that it cannot run are left out with the reason.
-        bits: of TIDE's arms, see `EngineOptions`.
         batches: sequences at once.
         prompt_tokens: lengths of prompts.
-        new_tokens: tokens to generate for each sequence.
-        rounds: turns of each arm, at most.
-        minutes: time for all turns together; each arm has `FEWEST_ROUNDS` turns even when that takes longer.
-        precision: turns end early once every ratio's 95% interval is within this share of it.
+        minutes: each arm has `FEWEST_ROUNDS` turns even when that takes longer.
+        precision: half the width of every ratio's 95% interval, relative to it.
         pivot: the arm that is in memory together with every other one, and whose texts theirs are compared with.
         baselines: arms over which the speed of the others is given; the first one that ran decides when turns may end.
     """
 
-    mode: str = "decode"
     device: str = CPU
     rivals: tuple[str, ...] = default_rivals(CPU)
     policies: tuple[str, ...] = tuple(POLICIES)
-    bits: str = BITS[0]
+    bits: str = option(BITS[0], f"Of TIDE's arms: {','.join(BITS)}; see `tide-run --help`.")
     batches: tuple[int, ...] = (1, 8)
     prompt_tokens: tuple[int, ...] = (64,)
-    new_tokens: int = 64
-    rounds: int = 12
-    minutes: float = 2.0
-    precision: float = 0.02
+    new_tokens: int = option(64, "New tokens a sequence.")
+    rounds: int = option(12, "Turns of each arm at most.")
+    minutes: float = option(2.0, "Time for all turns together; preparing arms comes on top.")
+    precision: float = option(0.02, "End the turns early once every ratio is known to within this share of it.")
+    mode: str = option("decode", f"Of {','.join(MODES)}: tokens after the first; time to the first.", one_of=MODES)
     pivot: str = "full"
     baselines: tuple[str, ...] = BASELINES[CPU]
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ParamsError(f"mode is {self.mode!r}; set it to one of: {', '.join(MODES)}")
+        check_choices(self)
         here = {name: arm for name, arm in OTHER_ARMS.items() if self.device in arm.devices}
         _known(self.rivals, here, f"on {self.device}, --vs")
         _known(self.policies, POLICIES, "--policy")

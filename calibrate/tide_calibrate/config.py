@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
+from tide_runtime.option import check_choices, option
 
-from tide_export.config import ExportConfig, dtype_with, loop_ends
+from tide_export.config import QUANTIZERS, WEIGHTS, ExportConfig, dtype_with, loop_ends
 
 OWN_REFERENCE = "fp32"
 
@@ -18,57 +20,69 @@ MAX_AUTO_CANDIDATES = 8
 _MAX_WINDOW = 1 << 17
 _MAX_WINDOWS = 10_000_000
 _MAX_MINUTES = 10_000
+_text = partial(option, rich_help_panel="Text")
+_training = partial(option, rich_help_panel="Training")
+_choice = partial(option, rich_help_panel="Certificate and predicted speed")
+_model = partial(option, rich_help_panel="Model")
 
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """Options of one calibration.
+    """Options of one calibration, as `tide-calibrate` takes them.
 
-    Args:
-        heads: exit heads to train: ``auto`` (identity, linear, tail:1, tail:2) or a list such as ``linear,tail:2``.
-        candidates: layers after which a token may stop, as layers run: ``"4,8,12"``, ``"every:2"`` or ``"auto"``.
-        router: the score that decides whether a token stops; ``auto`` chooses the kind by the cost model. ``gate``: the exit gate
-            that a looped model was trained with.
-        max_disagreement: ε, the share of tokens at which policy ``exit`` may differ from the full model.
-        confidence: 1 - δ, the confidence of the certificate.
-        window: tokens per window of text.
-        max_windows: maximum number of windows, all splits together.
-        rank: rank of the translators; at most the hidden size is used.
-        prompts: held-out prompts that the model continues, to predict speed; half of them are used to choose exits.
-        new_tokens: tokens per continuation.
-        minutes: what calibrating a small model on 100,000 tokens may take. A fifth of it is for training exits: where that is
-            short, heads are trained for fewer steps, and then only the kinds that agree best after the deepest candidate are
-            trained after the others; a sixth is for the draft head. More than the default allows more steps, more text to learn
-            from, and more replies for the draft head.
-        draft_head: train a draft head, which guesses tokens from the model's final state for policy ``exact``. None: train
-            it, and leave it out where policies are measured and it does not make ``exact`` faster.
-        seed: random seed of splits, windows and training.
-        dtype: precision of the model, fp32, fp16 or bf16.
-        weights, quantizer: form of the weights, as in ExportConfig. Exits are trained and certified on the dequantised weights
-            with activations that are not rounded to int8; step costs are those of the low-bit products.
-        device: what PyTorch runs on, for capture, training and traces: ``cpu``, ``cuda``, ``cuda:1``. Step costs are a target's.
-        reference: the model that the certificate compares with: ``fp32`` for the source's weights before they are rounded, or a
-            directory, GGUF file or hub id; empty for the calibrated model's own full depth.
+    ``max_disagreement`` is ε and ``confidence`` 1 - δ of the certificate. Exits are trained and certified on dequantised weights
+    with activations that are not rounded to int8; step costs are those of the low-bit products, on a target, whatever ``device``
+    is. Heads are trained for fewer steps where ``minutes`` are short, and then only the kinds that agree best after the deepest
+    candidate are trained after the others. At most the hidden size is used of ``rank``; half of the ``prompts`` choose exits.
     """
 
-    heads: str = "auto"
-    candidates: str = "auto"
-    router: str = "auto"
-    max_disagreement: float = 0.01
-    confidence: float = 0.95
-    window: int = 256
-    max_windows: int = 2000
-    rank: int = 128
-    prompts: int = 64
-    new_tokens: int = 96
-    minutes: float = 8.0
-    draft_head: bool | None = None
-    seed: int = 0
-    dtype: str = "fp32"
-    weights: str = ExportConfig.weights
-    quantizer: str = ExportConfig.quantizer
-    reference: str = ""
-    device: str = "cpu"
+    heads: str = _training("auto", "Exit heads to train: auto (identity, linear, tail:1, tail:2), or a list: linear,tail:2.")
+    candidates: str = _training(
+        "auto", "Where tokens may stop, in layers run: 4,8,12 or every:2 or auto (the first two thirds; ends of loops)."
+    )
+    router: str = _training(
+        "auto",
+        "Score that decides whether a token stops: mlp, max_probability, mlp+max_probability, gate (of a looped model "
+        "that has one), or auto.",
+        one_of=ROUTERS,
+    )
+    max_disagreement: float = _choice(
+        0.01, "Share of tokens at which policy exit may differ from the full model, or from --reference."
+    )
+    confidence: float = _choice(0.95, "Confidence of the certificate of that share.")
+    window: int = _text(256, "Tokens per window of text.")
+    max_windows: int = _text(2000, "Windows of text used at most.")
+    rank: int = _training(128, "Rank of the translators, at most 128.")
+    prompts: int = _choice(64, "Held-out prompts that the model continues; speed is predicted on these continuations.")
+    new_tokens: int = _choice(96, "Tokens of each continuation.")
+    minutes: float = _training(
+        8.0,
+        "Minutes to aim at for a small model and 100,000 tokens. Training exits takes a fifth, the draft head a sixth: "
+        "fewer mean fewer steps, and fewer kinds of exit heads at every candidate; more allow more steps and more replies.",
+    )
+    draft_head: bool | None = _training(
+        None,
+        "Train a draft head, which guesses tokens for policy exact from the model's own states. Given neither way, one "
+        "is trained, and left out again where exact is measured to be no faster with it.",
+    )
+    seed: int = _training(0, "Random seed; the same seed, data and costs give the same bytes.")
+    dtype: str = _model("fp32", "Precision the model runs in; export it in the same.", one_of=DTYPES)
+    weights: str = _model(
+        ExportConfig.weights,
+        f"Weights to calibrate for: {', '.join(WEIGHTS)}, as tide-export takes it; export with the same.",
+    )
+    quantizer: str = _model(
+        ExportConfig.quantizer,
+        f"With --weights int8 or int4: {', '.join(QUANTIZERS)}; export with the same. gptq and gptq_mixed read --data; "
+        "export with --text DATA.",
+    )
+    reference: str = _choice(
+        "",
+        "The model that the certificate compares with: fp32 (the weights before --weights rounds them), or the "
+        "directory, file or hub id of the original of a GGUF or GPTQ model. Default: the calibrated model's own last layer.",
+        show_default=False,
+    )
+    device: str = _model("cpu", "What PyTorch runs on: cpu, cuda, cuda:1.")
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -89,9 +103,7 @@ class CalibrationConfig:
         wrong = [kind for kind in self.head_kinds if not re.fullmatch(r"identity|linear|tail:[1-9]\d*", kind)]
         if wrong:
             raise ParamsError(f"{wrong[0]!r} is no exit head; known are identity, linear and tail:k with k layers (1, 2, …)")
-        for name, known in (("router", ROUTERS), ("dtype", DTYPES)):
-            if getattr(self, name) not in known:
-                raise ParamsError(f"{name} is {getattr(self, name)!r}; set it to one of: {', '.join(known)}")
+        check_choices(self)
         if self.reference == OWN_REFERENCE and self.dtype == "fp32" and self.weights in ("source", *DTYPES):
             raise ParamsError(
                 f"reference fp32 is the calibrated model itself with weights {self.weights}: nothing is rounded; add --weights "

@@ -22,7 +22,6 @@ from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.exit_heads.train import HeadTraining, step_seconds, train_head
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel, workers_on
-from tide_calibrate.progress_bars import training_bar
 from tide_calibrate.routers import MlpRouter
 from tide_calibrate.routers.train import RouterTraining, train_router
 from tide_calibrate.traces.trace import Exit
@@ -99,12 +98,14 @@ def train_exits(
     continued = plan.affordable(ranking)
     if dropped := [kind for kind in ranking if kind not in continued]:
         progress.note(f"no time for {', '.join(dropped)} after shallower candidates: give more --minutes")
-    with training_bar(progress, "train", plan.continued_work(continued)) as advance:
+    with progress.steps("train", plan.continued_work(continued)) as bar:
         going_on = [chains[kind] for kind in kinds if kind in continued and len(chains[kind]) > 1]
-        for note in in_parallel([partial(setting.train_chain, chain, plan, advance) for chain in going_on], plan.workers):
+        for note in in_parallel([partial(setting.train_chain, chain, plan, bar.advance) for chain in going_on], plan.workers):
             progress.note(note)
         trained = [key for key in exits if key[1] in continued or heads[key] is chains[key[1]][0]]
-        routers = list(in_parallel([partial(setting.train_router, heads[key], plan, advance) for key in trained], plan.workers))
+        routers = list(
+            in_parallel([partial(setting.train_router, heads[key], plan, bar.advance) for key in trained], plan.workers)
+        )
     return {key: TrainedExit(heads[key], router) for key, router in zip(trained, routers, strict=True)}
 
 
@@ -142,8 +143,8 @@ class _Setting:
 
     def train_deepest(self, heads: Sequence[ExitHead], plan: TrainingPlan, progress: ExportProgress) -> dict[str, float]:
         """Train the deepest head of each kind; returns the agreement of each kind on held-out windows."""
-        with training_bar(progress, "train the deepest heads", sum(plan.deepest_seconds(head.kind) for head in heads)) as advance:
-            found = in_parallel([partial(self._train_head, head, None, plan, advance) for head in heads], plan.workers)
+        with progress.steps("train the deepest heads", sum(plan.deepest_seconds(head.kind) for head in heads)) as bar:
+            found = in_parallel([partial(self._train_head, head, None, plan, bar.advance) for head in heads], plan.workers)
             agreements = {head.kind: agreement for head, agreement in zip(heads, found, strict=True)}
         summary = ", ".join(f"{head.kind} {agreements[head.kind]:.1%} after layer {head.checkpoint}" for head in heads)
         progress.note(f"agreement of the deepest heads: {summary}")

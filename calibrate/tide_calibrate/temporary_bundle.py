@@ -40,7 +40,6 @@ class TemporaryBundle:
         calibration: ExitCalibration | None = None,
         target: str = CPU,
     ) -> None:
-        positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or MAX_SEQ_LEN
         self._loaded = loaded
         self._directory = directory
         self._calibration = calibration
@@ -48,7 +47,7 @@ class TemporaryBundle:
         self._config = ExportConfig(
             dtype=dtype,
             checkpoints=",".join(str(cut) for cut in sorted(set(cuts))) or ExportConfig.checkpoints,
-            max_seq_len=min(max(MAX_SEQ_LEN, window), positions),
+            max_seq_len=min(max(MAX_SEQ_LEN, window), loaded.positions or MAX_SEQ_LEN),
             targets=(target,),
             verify=False,
         )

@@ -26,7 +26,6 @@ from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.exit_training import TrainedExit, train_exits, with_gates
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel, workers_on
-from tide_calibrate.progress_bars import token_bar
 from tide_calibrate.routers import MaxProbability, Router
 from tide_calibrate.temporary_bundle import TemporaryBundle
 from tide_calibrate.text.documents import SplitName, SplitText, Windows
@@ -151,19 +150,13 @@ def _draft_head(
     share = config.minutes / CalibrationConfig.minutes
     count = max(_MIN_REPLIES, round(_REPLIES * share))
     try:
-        with progress.phase(f"write {count} replies"), token_bar(progress, "write", count * REPLY_TOKENS) as advance:
+        with progress.phase(f"write {count} replies"), progress.steps("write", count * REPLY_TOKENS) as bar:
             layer = draft_head_layer(model.num_layers)
-            replies = write_replies(loaded, text, [layer, model.num_layers], count, config.seed, advance)
+            replies = write_replies(loaded, text, [layer, model.num_layers], count, config.seed, bar.advance)
         with progress.phase("train the draft head"), progress.steps("train the draft head") as steps:
-
-            def on_step(done: int, total: int) -> None:
-                if done == 1:
-                    steps.begin(total)
-                steps.reach(done)
-
             seconds = 60 * config.minutes * _DRAFT_HEAD_SHARE
             max_steps = round(_DRAFT_HEAD_STEPS * share)
-            trained = train_draft_head(model, captured, replies, layer, seconds, max_steps, config.seed, on_step)
+            trained = train_draft_head(model, captured, replies, layer, seconds, max_steps, config.seed, steps.reach)
     except UnsupportedModelError as error:
         progress.note(f"no draft head: {error}")
         return None

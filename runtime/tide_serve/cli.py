@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
-from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.errors import run_app, stderr
 from tide_runtime.cli.exported_model import (
     MAX_SEQ_LEN_HELP,
     MODEL_HELP,
@@ -26,7 +25,7 @@ from tide_runtime.cli.exported_model import (
     load_engine,
 )
 from tide_runtime.cli.exporter_process import Verifications
-from tide_runtime.cli.form import APP, COMMAND
+from tide_runtime.cli.form import APP, COMMAND, with_options
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError
 
@@ -38,34 +37,34 @@ if TYPE_CHECKING:
     from tide_serve.observe.request_record import RequestObserver
 
 app = typer.Typer(**APP)
-Config = TypeVar("Config")
-_SERVE = ServeConfig()
 _ENGINE = EngineOptions()
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _network = partial(typer.Option, rich_help_panel="Network")
 _safety = partial(typer.Option, rich_help_panel="Safety")
-_limit = partial(typer.Option, rich_help_panel="Limits of a request and of a client")
-_seconds = partial(typer.Option, rich_help_panel="Times, in seconds")
 _engine = partial(typer.Option, rich_help_panel="Engine")
 _several = partial(typer.Option, rich_help_panel="Several models")
 _watching = partial(typer.Option, rich_help_panel="Watching it")
 
 
 @app.command(**COMMAND)
+@with_options(
+    models="page",
+    memory="page",
+    idle_unload="page",
+    export="page",
+    api_key_file="cors_origins",
+    api_key="cors_origins",
+    log_format="otel",
+    log_text="otel",
+)
 def serve(
     model: Annotated[
         str | None, typer.Argument(help=f"{MODEL_HELP} Or a folder of bundles, each served under its name.", show_default=False)
     ] = None,
+    *,
     host: Annotated[str, _network(help="Address to listen on. 0.0.0.0 takes connections from every network.")] = "127.0.0.1",
     port: Annotated[int, _network(min=0, max=65535, help="0: any free one.")] = 8000,
-    tls_certificate: Annotated[
-        Path | None, _network(help="PEM file with the certificate and its chain.")
-    ] = _SERVE.tls_certificate,
-    tls_key: Annotated[Path | None, _network(help="PEM file with its private key.")] = _SERVE.tls_key,
-    model_name: Annotated[
-        list[str] | None,
-        _network(help="Name that requests give as `model`; repeatable. Default: the file's, without .gguf, or the folder's."),
-    ] = None,
+    config: ServeConfig,
     models: Annotated[
         list[str] | None, _several("--model", metavar="NAME=DIR", help="A bundle, and the name that requests give; repeatable.")
     ] = None,
@@ -80,7 +79,6 @@ def serve(
     export: Annotated[
         bool, _several("--export", help="Export .gguf files and model directories among them first, into the cache.")
     ] = False,
-    page: Annotated[bool, _network(help="Serve a chat page at /.")] = _SERVE.page,
     api_key_file: Annotated[
         Path | None,
         _safety(help=f"File with an API key a line; also: {KEYS_VARIABLE}, separated by commas. Default: no key is needed."),
@@ -89,43 +87,6 @@ def serve(
         list[str] | None,
         _safety(help="An API key; repeatable. Every user of this machine can see it in the list of processes."),
     ] = None,
-    cors_origin: Annotated[
-        list[str] | None,
-        _safety(help="Origin, such as https://example.org, whose web pages may use this server; repeatable. Default: none."),
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None,
-        _safety(help="Name that the header Host may have in addition to localhost; repeatable. Default on a network: any."),
-    ] = None,
-    requests_at_once: Annotated[
-        int, _limit(help="Of each key, or of each address without keys.")
-    ] = _SERVE.requests_at_once_per_key,
-    requests_per_minute: Annotated[int, _limit(help="Of each key or address; 0: no limit.")] = _SERVE.requests_per_minute_per_key,
-    max_tokens: Annotated[
-        int | None, _limit(help="Most new tokens of an answer. Default: what the KV cache holds.")
-    ] = _SERVE.max_tokens,
-    max_body_bytes: Annotated[int, _limit(help="Size of a request.")] = _SERVE.max_body_bytes,
-    max_choices: Annotated[int, _limit(help="Answers to a request (`n`, prompts).")] = _SERVE.max_choices,
-    max_stop_strings: Annotated[int, _limit(help="Number of `stop`.")] = _SERVE.max_stop_strings,
-    max_stop_chars: Annotated[int, _limit(help="Length of each.")] = _SERVE.max_stop_chars,
-    max_schema_bytes: Annotated[int, _limit(help="Size of a schema or grammar.")] = _SERVE.max_schema_bytes,
-    max_schema_depth: Annotated[int, _limit(help="Its nesting.")] = _SERVE.max_schema_depth,
-    request_timeout: Annotated[float, _seconds(help="An answer ends after this time with what it has.")] = _SERVE.request_timeout,
-    body_timeout: Annotated[
-        float, _seconds(help="For the headers of a request, and for its body, to arrive.")
-    ] = _SERVE.body_timeout,
-    write_timeout: Annotated[
-        float, _seconds(help="A client that reads nothing for so long is disconnected.")
-    ] = _SERVE.write_timeout,
-    drain_timeout: Annotated[
-        float,
-        _seconds(
-            help="On SIGTERM or Ctrl-C, for answers in progress; new requests get 503. A second signal ends the server at once."
-        ),
-    ] = _SERVE.drain_timeout,
-    strict_fields: Annotated[
-        bool, _limit("--strict-fields", help="Refuse fields that are not known. Default: the log names them.")
-    ] = _SERVE.strict_fields,
     policy: Annotated[
         str, _engine(help="How deep tokens go: full, exact, exit or auto; see `tide-run --help`.")
     ] = _ENGINE.policy,
@@ -162,10 +123,6 @@ def serve(
             metavar="NAME=DIR", help="A LoRA adapter in PEFT's format, which requests choose as the `model` NAME; repeatable."
         ),
     ] = None,
-    log_format: Annotated[
-        str, _watching(help="Of the log on stderr: text, json, or auto: text on a terminal, json elsewhere.")
-    ] = _SERVE.log_format,
-    log_text: Annotated[bool, _watching("--log-text", help="Write prompts and answers into the log.")] = _SERVE.log_text,
     otel: Annotated[
         bool,
         _watching("--otel", help="Send traces to OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra tracing)."),
@@ -187,23 +144,15 @@ def serve(
     from tide_serve.http.server import bound_socket, inherited_socket, is_loopback, tls_context
     from tide_serve.models.named import make_pool, model_name_of, named_paths
 
-    config = _with_same(
-        ServeConfig,
-        options,
-        model_names=tuple(model_name or ()),
-        api_keys=api_keys(api_key_file, api_key or ()),
-        requests_at_once_per_key=requests_at_once,
-        requests_per_minute_per_key=requests_per_minute,
-        cors_origins=tuple(cors_origin or ()),
-        allowed_hosts=tuple(allowed_host) if allowed_host else None,
-    )
-    engine_options = _with_same(
-        EngineOptions,
-        options,
-        kv_memory=None if kv_memory is None else _bytes("kv_memory", kv_memory),
-        prefix_disk=_bytes("prefix_disk", prefix_disk),
-        threads=ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
-        adapters=named_paths(lora or (), "adapter"),
+    config = replace(config, api_keys=api_keys(api_key_file, api_key or ()))
+    engine_options = EngineOptions(
+        **{one.name: options[one.name] for one in fields(EngineOptions) if one.name in options}
+        | {
+            "kv_memory": None if kv_memory is None else _bytes("kv_memory", kv_memory),
+            "prefix_disk": _bytes("prefix_disk", prefix_disk),
+            "threads": ThreadOptions(threads, shared=True),  # this process runs only TIDE, so all sessions share one thread pool
+            "adapters": named_paths(lora or (), "adapter"),
+        }
     )
     several = _models_of(model, models or (), config)
     alone = not several and (memory is not None or idle_unload is not None)
@@ -229,11 +178,6 @@ def serve(
             config = replace(config, model_names=config.model_names or (model_name_of(str(model)),))
             load = partial(_one_engine, bundle(str(model)), engine_options, config)
         _run(load, config, listener, tls, otel, verifications)
-
-
-def _with_same(kind: Callable[..., Config], options: Mapping[str, Any], **others: Any) -> Config:
-    """The ``kind`` whose fields are ``others``, and ``options`` of the same name."""
-    return kind(**{field.name: options[field.name] for field in fields(kind) if field.name in options} | others)  # type: ignore[arg-type]
 
 
 def _models_of(model: str | None, models: Sequence[str], config: ServeConfig) -> dict[str, str]:
@@ -323,7 +267,7 @@ def _warn(config: ServeConfig, loopback: bool, keys_in_command: bool) -> None:
 
 
 def _print_warning(text: str) -> None:
-    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    console = stderr()
     console.print("warning: ", style="yellow", end="")
     console.print(text)
 

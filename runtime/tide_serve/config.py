@@ -5,66 +5,74 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tide_runtime.errors import ParamsError
+from tide_runtime.option import check_choices, option
 
 KEYS_VARIABLE = "TIDE_API_KEYS"
 LOG_FORMATS = ("auto", "text", "json")
 _SHORT_KEY = 16  # characters; shorter keys can be guessed
+_network = partial(option, rich_help_panel="Network")
+_safety = partial(option, rich_help_panel="Safety")
+_limit = partial(option, rich_help_panel="Limits of a request and of a client")
+_seconds = partial(option, rich_help_panel="Times, in seconds")
+_watching = partial(option, rich_help_panel="Watching it")
 
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Limits and policies of one server. Times are in seconds, sizes in bytes unless a name says otherwise.
+    """Limits and policies of one server, as `tide-serve` takes them.
 
     Args:
-        model_names: names that requests may give as ``model``, the first one is shown; empty: the bundle's own name.
         api_keys: a request must carry one of them as ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY``; empty: it needs none.
-        max_body_bytes: size of a request's body.
-        max_stop_strings, max_stop_chars: number of ``stop`` strings, and length of each.
-        max_choices: number of answers (``n``) over all prompts of a request.
-        max_schema_bytes, max_schema_depth: size and nesting of a grammar or JSON schema.
-        max_tokens: most new tokens of a choice; None: as many as the KV cache holds. Also the default where a request names none.
-        requests_at_once_per_key: requests in progress for each key (or client address without keys); more are refused with 429.
-        requests_per_minute_per_key: rate of a token bucket for each key; 0: no limit.
-        request_timeout: a generation ends after this time with what it has.
-        body_timeout: for a request's headers and body to arrive.
-        write_timeout: a client that reads nothing for so long is disconnected.
-        drain_timeout: after SIGTERM, for requests in progress; later ones are refused with 503 meanwhile.
-        cors_origins: allowed browser origins; empty: none.
         allowed_hosts: the header ``Host`` must name one of them, localhost or a loopback address; None: it is not checked.
             The command `tide-serve` checks it where it listens on loopback.
-        log_format: of the log of `tide-serve`: text, json, or auto: text on a terminal, json elsewhere.
-        strict_fields: refuse requests with fields that are not known; otherwise the log names them.
-        log_text: write prompts and texts into the log.
-        page: serve the chat page at ``/``.
-        tls_certificate, tls_key: PEM files; both or neither.
     """
 
-    model_names: tuple[str, ...] = ()
+    tls_certificate: Path | None = _network(None, "PEM file with the certificate and its chain.")
+    tls_key: Path | None = _network(None, "PEM file with its private key.")
+    model_names: tuple[str, ...] = _network(
+        (),
+        "Name that requests give as `model`; repeatable. Default: the file's, without .gguf, or the folder's.",
+        "--model-name",
+        kind=list[str],
+    )
+    page: bool = _network(True, "Serve a chat page at /.")
     api_keys: tuple[str, ...] = ()
-    max_body_bytes: int = 2 * 2**20
-    max_stop_strings: int = 16
-    max_stop_chars: int = 256
-    max_choices: int = 16
-    max_schema_bytes: int = 64 * 2**10
-    max_schema_depth: int = 32
-    max_tokens: int | None = None
-    requests_at_once_per_key: int = 256
-    requests_per_minute_per_key: int = 0
-    request_timeout: float = 600.0
-    body_timeout: float = 30.0
-    write_timeout: float = 60.0
-    drain_timeout: float = 30.0
-    cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] | None = None
-    log_format: str = "auto"
-    strict_fields: bool = False
-    log_text: bool = False
-    page: bool = True
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
+    cors_origins: tuple[str, ...] = _safety(
+        (),
+        "Origin, such as https://example.org, whose web pages may use this server; repeatable. Default: none.",
+        "--cors-origin",
+        kind=list[str],
+    )
+    allowed_hosts: tuple[str, ...] | None = _safety(
+        None,
+        "Name that the header Host may have in addition to localhost; repeatable. Default on a network: any.",
+        "--allowed-host",
+        kind=list[str] | None,
+    )
+    requests_at_once_per_key: int = _limit(256, "Of each key, or of each address without keys.", "--requests-at-once")
+    requests_per_minute_per_key: int = _limit(0, "Of each key or address; 0: no limit.", "--requests-per-minute")
+    max_tokens: int | None = _limit(None, "Most new tokens of an answer. Default: what the KV cache holds.")
+    max_body_bytes: int = _limit(2 * 2**20, "Size of a request.")
+    max_choices: int = _limit(16, "Answers to a request (`n`, prompts).")
+    max_stop_strings: int = _limit(16, "Number of `stop`.")
+    max_stop_chars: int = _limit(256, "Length of each.")
+    max_schema_bytes: int = _limit(64 * 2**10, "Size of a schema or grammar.")
+    max_schema_depth: int = _limit(32, "Its nesting.")
+    request_timeout: float = _seconds(600.0, "An answer ends after this time with what it has.")
+    body_timeout: float = _seconds(30.0, "For the headers of a request, and for its body, to arrive.")
+    write_timeout: float = _seconds(60.0, "A client that reads nothing for so long is disconnected.")
+    drain_timeout: float = _seconds(
+        30.0, "On SIGTERM or Ctrl-C, for answers in progress; new requests get 503. A second signal ends the server at once."
+    )
+    strict_fields: bool = _limit(False, "Refuse fields that are not known. Default: the log names them.", "--strict-fields")
+    log_format: str = _watching(
+        "auto", "Of the log on stderr: text, json, or auto: text on a terminal, json elsewhere.", one_of=LOG_FORMATS
+    )
+    log_text: bool = _watching(False, "Write prompts and answers into the log.", "--log-text")
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_stop_strings", "max_stop_chars", "max_choices", "max_schema_bytes",
@@ -79,8 +87,7 @@ class ServeConfig:
             raise ParamsError(
                 f"requests_per_minute_per_key is {self.requests_per_minute_per_key}; set it to 0 (no limit) or more"
             )
-        if self.log_format not in LOG_FORMATS:
-            raise ParamsError(f"log_format is {self.log_format!r}; set it to one of: {', '.join(LOG_FORMATS)}")
+        check_choices(self)
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ParamsError(f"max_tokens is {self.max_tokens}; set it to an integer >= 1, or leave it out")
         for name in self.allowed_hosts or ():

@@ -1,8 +1,9 @@
 """Training in a given time: what fits and in which order things are left out, reproducible heads, and a bar that ends full."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,15 +42,15 @@ def bars(monkeypatch: pytest.MonkeyPatch, quick: None) -> list[list[float]]:
     shown: list[list[float]] = []
 
     @contextmanager
-    def bar(_progress: ExportProgress, _name: str, seconds: float) -> Iterator[Callable[[float], None]]:
+    def bar(_progress: ExportProgress, _name: str, seconds: float) -> Iterator[SimpleNamespace]:
         shown.append([seconds, 0.0])
 
         def advance(done: float) -> None:
             shown[-1][1] += done
 
-        yield advance
+        yield SimpleNamespace(advance=advance)
 
-    monkeypatch.setattr(exit_training, "training_bar", bar)
+    monkeypatch.setattr(ExportProgress, "steps", bar)
     return shown
 
 

@@ -128,7 +128,7 @@ def test_unsupported_attention_is_refused_before_the_trace(model_type, tmp_path,
     """The user would wait minutes for pages of torch.export advice."""
     config, words = UNSUPPORTED_ATTENTION[model_type]
     AutoModelForCausalLM.from_config(config()).save_pretrained(tmp_path / "model")
-    monkeypatch.setattr(sys.modules[export.__module__], "trace", lambda _: pytest.fail("the model was traced"))
+    monkeypatch.setattr("tide_export.export_run.trace", lambda _: pytest.fail("the model was traced"))
     with pytest.raises(UnsupportedModelError, match=f"not supported, because.*{words}"):
         export(str(tmp_path / "model"), tmp_path / "engine")
     assert nothing_left(tmp_path, "model")

@@ -1,12 +1,10 @@
 """Export with a calibration: the bundle has its exits; an invalid calibration is refused before any work."""
 
-import importlib
 import io
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ from tiny_tokenizer import write_byte_tokenizer
 from tide_export import ExportConfig, export
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
 from tide_export.config import checkpoint_layers
-from tide_export.export import Written, write_unverified
+from tide_export.export_run import ExportRun, Written
 from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
 from tide_export.sources.loaded_model import LoadedModel
@@ -229,19 +227,20 @@ def quick(calibration: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
 
 
 def instead_of_writing(monkeypatch: pytest.MonkeyPatch, write: Callable[..., object]) -> None:
-    monkeypatch.setattr(importlib.import_module("tide_export.export"), "write_unverified", write)
+    monkeypatch.setattr(ExportRun, "write", write)
 
 
 def test_data_calibrates_first(model, calibration, quick, tmp_path, monkeypatch):
     """--data would do nothing, calibrate another model, or leave its working files behind."""
     given: list[ExitCalibration] = []
 
-    whole = write_unverified
+    whole = ExportRun.write
 
-    def write(*arguments: Any, **options: Any) -> Written:
-        given.extend(a for a in arguments if isinstance(a, ExitCalibration))
+    def write(run: ExportRun) -> Written:
+        assert isinstance(run.calibration, ExitCalibration)
+        given.append(run.calibration)
         assert (given[0].directory / "report/index.html").is_file(), "the report is gone before it was copied"
-        return whole(*arguments, **options)
+        return whole(run)
 
     instead_of_writing(monkeypatch, write)
     export(str(model), tmp_path / "engine", ExportConfig(data="texts/", verify=False))

@@ -12,7 +12,7 @@ from tide_runtime.cli.exported_model import bundle_of
 
 from tide_export.cli import app
 from tide_export.config import ExportConfig
-from tide_export.export import _cache_slots
+from tide_export.export_run import ExportRun
 
 
 def test_a_gguf_file_becomes_a_bundle_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,9 @@ def test_a_gguf_file_becomes_a_bundle_in_the_cache(tmp_path: Path, monkeypatch: 
 def test_a_context_shorter_than_the_models_is_named() -> None:
     """Breaks: a model of 131,072 positions is cut to 4,096 tokens without a word."""
     notes: list[str] = []
+    progress: Any = SimpleNamespace(note=notes.append)
     for positions, chosen in ((131072, None), (131072, 8192), (448, None)):
         loaded: Any = SimpleNamespace(positions=positions)
-        assert _cache_slots(loaded, ExportConfig(max_seq_len=chosen), notes.append) == (chosen or min(positions, 4096))
+        run = ExportRun(loaded, Path(), ExportConfig(max_seq_len=chosen), progress)
+        assert run._cache_slots() == (chosen or min(positions, 4096))
     assert notes == ["the context is 4096 tokens of the model's 131072; --max-seq-len takes more"]

@@ -7,23 +7,22 @@ gets random ids.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from pydoc_data.topics import topics
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from tide_export.model.boundaries import at_boundaries
+from tide_export.model.generate import generate_tokens, sampled, text_ends
 from tide_export.sources.loaded_model import LoadedModel
 
 REPLIES = 16
 PROMPT_TOKENS = 48
 REPLY_TOKENS = 96
-TEMPERATURE = 0.7
 _PLACEHOLDER = "\ue000"
 
 
@@ -46,6 +45,7 @@ class Replies:
     states: dict[int, Tensor]
 
 
+@torch.inference_mode()
 def write_replies(
     loaded: LoadedModel,
     boundaries: Sequence[int],
@@ -55,27 +55,23 @@ def write_replies(
     seed: int = 0,
     on_token: Callable[[int, int], None] = lambda done, all_tokens: None,
 ) -> Replies:
-    """`reply_to` for ``count`` prompts of ``prompt_tokens`` tokens each, without the chat template's."""
-    prompts = _prompts(loaded, count, prompt_tokens, reply_tokens, seed)
-    return reply_to(prompts, loaded, boundaries, reply_tokens, seed, on_token)
-
-
-@torch.inference_mode()
-def reply_to(
-    prompts: Tensor,
-    loaded: LoadedModel,
-    boundaries: Sequence[int],
-    reply_tokens: int,
-    seed: int = 0,
-    on_token: Callable[[int, int], None] = lambda done, all_tokens: None,
-) -> Replies:
-    """Let the model, whose parameters are in memory, go on with ``prompts`` [B, S], sampled at `TEMPERATURE`.
+    """Let the model, whose parameters are in memory, go on with ``count`` prompts, sampled.
 
     Args:
         boundaries: layers run before each state that is kept.
+        prompt_tokens: of each prompt, without those of the chat template.
         on_token: called with the tokens of each reply written and all of them.
     """
-    ids = _continued(loaded.model, prompts, reply_tokens, seed, on_token)
+    prompts = _prompts(loaded, count, prompt_tokens, reply_tokens, seed)
+    first = prompts.shape[1]
+    random = torch.Generator().manual_seed(seed)
+    written = itertools.count(1)
+
+    def choose(logits: Tensor) -> Tensor:
+        on_token(next(written), reply_tokens)
+        return sampled(logits, random)
+
+    ids = generate_tokens(loaded.model, prompts, reply_tokens, choose)
     kept: dict[int, list[Tensor]] = {boundary: [] for boundary in boundaries}
     likeliest = []
 
@@ -87,7 +83,7 @@ def reply_to(
         for row in ids.split(1):  # the logits of one text are enough to hold
             likeliest.append(loaded.model(input_ids=row, use_cache=False).logits.argmax(-1))
     states = {boundary: torch.cat(parts) for boundary, parts in kept.items()}
-    return Replies(ids, prompts.shape[1], _ends(ids, prompts.shape[1], loaded), torch.cat(likeliest), states)
+    return Replies(ids, first, text_ends(loaded.model, ids, first), torch.cat(likeliest), states)
 
 
 def template_tokens(loaded: LoadedModel) -> tuple[list[int], list[int]]:
@@ -108,37 +104,10 @@ def _prompts(loaded: LoadedModel, count: int, tokens: int, reply_tokens: int, se
     tokenizer = loaded.tokenizer
     random = np.random.default_rng(seed)
     before, after = template_tokens(loaded)
-    room = (getattr(text, "max_position_embeddings", None) or 1 << 20) - reply_tokens - len(before) - len(after)
+    room = (loaded.positions or 1 << 20) - reply_tokens - len(before) - len(after)
     tokens = max(1, min(tokens, room))
     if tokenizer is None:
         return torch.from_numpy(random.integers(0, text.vocab_size, (count, tokens)))
     words = tokenizer("\n\n".join(topics[topic] for topic in sorted(topics)), add_special_tokens=False)["input_ids"]
     starts = random.integers(0, max(1, len(words) - tokens), count)
     return torch.tensor([[*before, *words[start : start + tokens], *after] for start in starts])
-
-
-def _continued(
-    model: PreTrainedModel, prompts: Tensor, new_tokens: int, seed: int, on_token: Callable[[int, int], None]
-) -> Tensor:
-    """[B, T]: the prompts and ``new_tokens`` sampled tokens of each."""
-    random = torch.Generator().manual_seed(seed)
-    last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
-    ids = prompts
-    step = prompts
-    cache = None
-    for done in range(new_tokens):
-        output = model(input_ids=step, past_key_values=cache, use_cache=True, **last_only)
-        cache = output.past_key_values
-        step = torch.multinomial((output.logits[:, -1].float() / TEMPERATURE).softmax(-1), 1, generator=random)
-        ids = torch.cat([ids, step], 1)
-        on_token(done + 1, new_tokens)
-    return ids
-
-
-def _ends(ids: Tensor, first: int, loaded: LoadedModel) -> Tensor:
-    """[B]: places behind the tokens that end a reply, or behind the last one."""
-    config = loaded.model.generation_config
-    eos = config.eos_token_id if config is not None else None
-    ended = torch.isin(ids, torch.tensor([] if eos is None else eos, dtype=ids.dtype))
-    ended[:, :first] = False
-    return torch.where(ended.any(1), ended.int().argmax(1) + 1, ids.shape[1])

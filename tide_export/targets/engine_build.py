@@ -79,7 +79,7 @@ def build_progress(trt: Any, steps: Steps) -> Any:
             with suppress(KeyboardInterrupt):
                 if self.outermost is None:
                     self.outermost = phase_name
-                    steps.begin(num_steps)
+                    steps.reach(0, num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             with suppress(KeyboardInterrupt):

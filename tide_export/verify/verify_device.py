@@ -22,16 +22,8 @@ from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import DRAFT, STATES, UNCUT, GraphInfo
 
-from tide_export.verify.verify_bundle import (
-    DECODED,
-    INT8_TOLERANCE,
-    TOLERANCE,
-    Check,
-    Reference,
-    check_graph,
-    check_prompts,
-    refuse_failed,
-)
+from tide_export.verify.check_results import INT8_TOLERANCE, TOLERANCE, Check, refuse_failed
+from tide_export.verify.verify_bundle import DECODED, Reference, check_graph, check_prompts
 
 _ALONE, _TOGETHER = "one text alone", "texts together, then token by token"
 Array = NDArray[np.float32]

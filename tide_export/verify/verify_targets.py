@@ -18,8 +18,9 @@ from tide_export.graphs.exit_graphs import ExitTensors
 from tide_export.progress import ExportProgress
 from tide_export.quantize.kv_scales import KVScales
 from tide_export.sources.loaded_model import LoadedModel
+from tide_export.verify.check_results import Check
 from tide_export.verify.checks import check_tables, stored_values
-from tide_export.verify.verify_bundle import Check, Reference, eager_reference, verify_bundle
+from tide_export.verify.verify_bundle import Reference, eager_reference, verify_bundle
 from tide_export.verify.verify_device import verify_on_device
 from tide_export.verify.verify_exits import verify_exits
 

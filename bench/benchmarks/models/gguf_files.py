@@ -34,10 +34,10 @@ def folder_of(arm: str, cache: Path) -> Path:
         return smollm2_weights(cache)
     source = smollm2_file() if arm in ("source", "unsplit") else smollm2_weights(cache)
     if arm == "unsplit":
-        return export_bundle(source, smollm2_identity(), cache / "smollm2" / arm, "none", max_seq_len=SLOTS, form="source")
+        return export_bundle(source, smollm2_identity(), cache / "smollm2" / arm, "none", max_seq_len=SLOTS, weights="source")
     form, _, bits = arm.partition("-head")
     folder = cache / "smollm2" / f"weights_{arm}"
-    return export_bundle(source, smollm2_identity(), folder, max_seq_len=SLOTS, form=form, head_bits=bits or None)
+    return export_bundle(source, smollm2_identity(), folder, max_seq_len=SLOTS, weights=form, head_bits=bits or None)
 
 
 def smollm2_file() -> Path:

@@ -41,7 +41,7 @@ class PeerFiles:
         """
         if process.startswith("tide-"):
             form = process.removeprefix("tide-")
-            return export_bundle(self.file, self.identity, self.folder / f"bundle_{form}", max_seq_len=SLOTS, form=form)
+            return export_bundle(self.file, self.identity, self.folder / f"bundle_{form}", max_seq_len=SLOTS, weights=form)
         if process == "genai-int4":
             return build_model_folder(self._weights(), self.identity, self.folder / process, "int4")
         return self._in_8_bits() if process.endswith("-q8") else self.file

@@ -19,7 +19,6 @@ from tide_calibrate.capture.forward_pass import EagerPass, ForwardPass
 from tide_calibrate.capture.store import Capture, open_capture
 from tide_calibrate.capture.writer import HIDDEN_DTYPES, CaptureSettings, CaptureWriter
 from tide_calibrate.model.frozen import LOGIT_BYTES
-from tide_calibrate.progress_bars import token_bar
 from tide_calibrate.text.documents import Windows
 from tide_export.load import fingerprint
 from tide_export.progress import ExportProgress
@@ -76,12 +75,12 @@ def capture(
         tokens_done = sum(int(windows.lengths[indices].sum()) for indices in batches[:done])
         left = batches[done:]
         forward = make_pass() if make_pass is not None and left else EagerPass(model, settings.candidates, logit_bytes)
-        with token_bar(progress or ExportProgress(quiet=True), "capture", windows.total_tokens, tokens_done) as advance:
+        with (progress or ExportProgress(quiet=True)).steps("capture", windows.total_tokens, tokens_done) as bar:
             for indices in left:
                 lengths = windows.lengths[indices]
                 with writer.batch(indices) as batch:
                     forward.run(windows.tokens[indices, : lengths.max()], lengths, batch)
-                advance(int(windows.lengths[indices].sum()))
+                bar.advance(int(windows.lengths[indices].sum()))
     return open_capture(directory)
 
 

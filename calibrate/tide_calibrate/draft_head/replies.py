@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,13 +27,13 @@ from tide_calibrate.capture.store import Capture
 from tide_calibrate.parallel import Check, in_parallel, workers_on
 from tide_calibrate.text.documents import SplitText, Windows
 from tide_export.drafters.replies import template_tokens
+from tide_export.model.generate import generate_tokens, sampled, text_ends
 from tide_export.sources.loaded_model import LoadedModel
 
 PROMPT_TOKENS = 64
 REPLY_TOKENS = 128
 _BATCH = 48
 _TOP_K = 16
-_TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ def write_replies(
     """
     before, after = template_tokens(loaded)
     own = count // 2 if before else 0
-    positions = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20
-    room = positions - len(before) - len(after)
+    room = (loaded.positions or 1 << 20) - len(before) - len(after)
     piece_tokens = min(PROMPT_TOKENS, text.windows.tokens.shape[1] // 2, room // 2)
     pieces = _prompts(text.windows, text.split, before, after, piece_tokens, count - own, seed)
     new_tokens = min(REPLY_TOKENS, room - piece_tokens)
@@ -76,8 +75,7 @@ def write_replies(
     # Registered before the threads start: torch's modules are not to be given hooks while they run.
     with hidden_states(loaded.model, sorted(boundaries), lambda _, state: kept.states.append(state[:, -1].half())):
         parts = list(in_parallel(jobs, workers_on(loaded.model.device)))
-    tokens, states, top_ids, top_logits, total = (np.concatenate(part) for part in zip(*parts, strict=True))
-    lengths = _lengths(tokens, loaded)
+    tokens, lengths, states, top_ids, top_logits, total = (np.concatenate(part) for part in zip(*parts, strict=True))
     lengths[len(pieces) :] = tokens.shape[1]  # conversations go on after the end of a turn
     capture = Capture(
         tokens=tokens,
@@ -118,40 +116,31 @@ def _reply(
     seed: int,
     on_batch: Callable[[int], None],
     check: Check,
-) -> tuple[NDArray[np.int32], NDArray[np.float16], NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-    """Tokens [B, 1 + T] from the prompts' last one on, and for each the states [B, 1 + T, boundaries, H], the largest
-    logits and the logarithm of the sum of all. The model's hooks append to ``kept.states``, once for each boundary."""
+) -> tuple[NDArray[Any], ...]:
+    """Tokens [B, 1 + T] from the prompts' last one on, those up to the end of each reply [B], and for each token the states
+    [B, 1 + T, boundaries, H], the largest logits and the logarithm of the sum of all. The model's hooks append to
+    ``kept.states``, once for each boundary."""
     model = loaded.model
-    random = torch.Generator(loaded.model.device).manual_seed(seed)
-    last_only = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
+    random = torch.Generator(model.device).manual_seed(seed)
     states = kept.states = list[Tensor]()
-    step = torch.from_numpy(prompts).to(model.device)
-    tokens = [step[:, -1:]]
     tops = []
     sums = []
-    cache = None
-    for _ in range(new_tokens):
+
+    def choose(logits: Tensor) -> Tensor:
         check()
-        output = model(input_ids=step, past_key_values=cache, use_cache=True, **last_only)
-        logits, cache = output.logits[:, -1].float(), output.past_key_values  # the model's own: a looped one has more caches
         tops.append(logits.topk(_TOP_K))
         sums.append(logits.logsumexp(-1))
-        step = torch.multinomial((logits / _TEMPERATURE).softmax(-1), 1, generator=random)
-        tokens.append(step)
         on_batch(len(prompts))
-    return (
-        torch.cat(tokens[:-1], 1).int().cpu().numpy(),
-        torch.stack(states, 1).unflatten(1, (-1, boundaries)).cpu().numpy(),
-        torch.stack([top.indices for top in tops], 1).int().cpu().numpy(),
-        torch.stack([top.values for top in tops], 1).cpu().numpy(),
-        torch.stack(sums, 1).cpu().numpy(),
+        return sampled(logits, random)
+
+    ids = generate_tokens(model, torch.from_numpy(prompts), new_tokens, choose)
+    first = prompts.shape[1]
+    parts = (
+        ids[:, first - 1 : -1].int(),
+        (text_ends(model, ids, first) - first).int(),
+        torch.stack(states, 1).unflatten(1, (-1, boundaries)),
+        torch.stack([top.indices for top in tops], 1).int(),
+        torch.stack([top.values for top in tops], 1),
+        torch.stack(sums, 1),
     )
-
-
-def _lengths(tokens: NDArray[np.int32], loaded: LoadedModel) -> NDArray[np.int32]:
-    """Tokens up to the end of each reply, [B]; the prompt's last token may be one that ends turns."""
-    config = loaded.model.generation_config
-    eos = config.eos_token_id if config is not None else None
-    ends = np.isin(tokens, [] if eos is None else eos)
-    ends[:, 0] = False
-    return np.where(ends.any(1), ends.argmax(1), tokens.shape[1]).astype(np.int32)
+    return tuple(part.cpu().numpy() for part in parts)

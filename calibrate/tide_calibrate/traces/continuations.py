@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tide_runtime.errors import DataError
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tide_calibrate.capture.batches import in_batches
 from tide_calibrate.parallel import Check, in_parallel, workers_on
 from tide_calibrate.text.documents import SPLITS, Windows
 from tide_calibrate.traces.trace import SplitTrace
+from tide_export.model.generate import generate_tokens, text_ends
 
 PROMPT_TOKENS = 64
 BATCH_SIZE = 32  # prompts per forward pass
@@ -42,7 +44,7 @@ def continue_prompts(
     batches = in_batches(chosen, BATCH_SIZE)
     jobs = [partial(_greedy, model, windows.tokens[batch, :prompt_length], new_tokens) for batch in batches]
     tokens = np.concatenate(list(in_parallel(jobs, workers_on(model.device))))
-    lengths = prompt_length + _tokens_until_end(tokens[:, prompt_length:], _end_tokens(model))
+    lengths = text_ends(model, torch.from_numpy(tokens), prompt_length).numpy().astype(np.int32)
     tokens[np.arange(tokens.shape[1]) >= lengths[:, None]] = 0
     return Windows(tokens, lengths, windows.document[chosen]), np.full(len(chosen), prompt_length, np.int32)
 
@@ -85,24 +87,10 @@ def _balance_documents(windows: NDArray[np.intp], documents: NDArray[np.int32], 
 
 @torch.inference_mode()
 def _greedy(model: PreTrainedModel, prompts: NDArray[np.int32], new_tokens: int, check: Check) -> NDArray[np.int32]:
-    """Greedy decoding, [B, P] → [B, P + new_tokens]; ``generate`` would apply the model's own sampling settings."""
-    step = torch.from_numpy(prompts).long().to(model.device)
-    tokens = [step]
-    cache = None
-    for _ in range(new_tokens):
+    """Greedy decoding, [B, P] → [B, P + new_tokens]."""
+
+    def choose(logits: Tensor) -> Tensor:
         check()
-        output = model(input_ids=step, past_key_values=cache, use_cache=True)
-        step, cache = output.logits[:, -1].argmax(-1, keepdim=True), output.past_key_values  # the model's own
-        tokens.append(step)
-    return torch.cat(tokens, dim=1).cpu().numpy().astype(np.int32)
+        return logits.argmax(-1, keepdim=True)
 
-
-def _end_tokens(model: PreTrainedModel) -> list[int]:
-    ends = model.generation_config.eos_token_id if model.generation_config is not None else None
-    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-
-
-def _tokens_until_end(tokens: NDArray[np.int32], ends: list[int]) -> NDArray[np.int32]:
-    """Number of tokens up to and including the first end token, [B] int32; all of them without one."""
-    ended = np.isin(tokens, ends)
-    return np.where(ended.any(1), ended.argmax(1) + 1, tokens.shape[1]).astype(np.int32)
+    return generate_tokens(model, torch.from_numpy(prompts), new_tokens, choose).cpu().numpy().astype(np.int32)

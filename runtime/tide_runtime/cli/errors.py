@@ -58,17 +58,17 @@ def run_app(app: Callable[[], object], interrupted: str = "interrupted", *, comm
         report(missing)
         sys.exit(missing.exit_code)
     except KeyboardInterrupt:  # raised while typer was exiting
-        _stderr().print(interrupted)
+        stderr().print(interrupted)
         sys.exit(INTERRUPTED)
     except SystemExit as end:  # typer turns KeyboardInterrupt into this exit code
         if end.code == INTERRUPTED:
-            _stderr().print(interrupted)
+            stderr().print(interrupted)
         raise
 
 
 def report(error: TideError) -> None:
     """Print the message of ``error`` on stderr."""
-    console = _stderr()
+    console = stderr()
     console.print("error: ", style="red", end="")
     console.print(installable(str(error)))
 
@@ -86,8 +86,8 @@ def installable(text: str) -> str:
     return text.replace("pip install 'tide-llm[", f"pip install {edited}'{unquote(url.path)}[")
 
 
-def _stderr() -> Console:
-    # Messages quote paths and prompts, in which [brackets] are text instead of rich markup.
+def stderr() -> Console:
+    """For messages that quote paths and prompts, in which [brackets] are text instead of rich markup."""
     return Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 

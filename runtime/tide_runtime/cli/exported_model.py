@@ -28,7 +28,7 @@ from tide_runtime.backends.onnxruntime.packed_weights import packed_weights
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import MANIFEST_NAME, NOT_YET, SCHEMA_VERSION
 from tide_runtime.cached_folders import CachedFolders
-from tide_runtime.cli.errors import MODULES
+from tide_runtime.cli.errors import MODULES, stderr
 from tide_runtime.cli.exporter_process import Verifications, run_exporter
 from tide_runtime.engine import Engine
 from tide_runtime.engine_options import EngineOptions
@@ -107,7 +107,7 @@ def bundle_of(
     key = json.dumps([found.identity, options, SCHEMA_VERSION, [_version(tool) for tool in _TOOLS]])
     name = f"{found.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     folders = CachedFolders(cache_folder("bundles"))
-    console = _stderr()
+    console = stderr()
     with suppress(OSError):  # said below, where it is written
         if (kept := folders.find(name)) is not None and not (_never_verified(kept) and folders.discard(name)):
             console.print(f"bundle {kept}", style="dim")
@@ -147,7 +147,7 @@ def load_engine(directory: Path, options: EngineOptions) -> Engine:
     target = options.target if options.target != "auto" else choose_target(bundle.manifest, DeviceChoice.parse(options.device))
     if target in bundle.manifest.targets and bundle.manifest.targets[target].backend == OnnxRuntimeBackend.name:
         columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
-        with Progress(*columns, console=_stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
+        with Progress(*columns, console=stderr(), transient=True, disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("pack the weights for this machine, once", visible=False)
             packed_weights(
                 bundle,
@@ -241,7 +241,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def _stderr() -> Console:
-    return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)

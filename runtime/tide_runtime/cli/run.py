@@ -17,10 +17,10 @@ from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.cli.conversation import KEYS, converse
 from tide_runtime.cli.depth_view import html_view, terminal_view
-from tide_runtime.cli.errors import run_app
+from tide_runtime.cli.errors import run_app, stderr
 from tide_runtime.cli.exported_model import MAX_SEQ_LEN_HELP, MODEL_HELP, VERBOSE_HELP, WEIGHTS_HELP, bundle_of, load_engine
 from tide_runtime.cli.exporter_process import Verifications
-from tide_runtime.cli.form import APP, COMMAND
+from tide_runtime.cli.form import APP, COMMAND, with_options
 from tide_runtime.cli.stats import print_stats
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.engine import Engine
@@ -34,7 +34,6 @@ from tide_runtime.text.tokenizer import Tokenizer
 app = typer.Typer(**APP)
 _PARAMS = GenerationParams()
 _ENGINE = EngineOptions()
-_DEPTH = DepthOptions()
 _LORA = "lora"  # name of the adapter in the engine
 _sampling = partial(typer.Option, rich_help_panel="Text and sampling")
 _chat = partial(typer.Option, rich_help_panel="Chat")
@@ -46,11 +45,13 @@ _MODELS = "Default: the model's own."
 
 
 @app.command(**COMMAND)
+@with_options()
 def run(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; `-`, or none with a pipe on stdin, reads it from there.")
     ] = None,
+    *,
     max_new_tokens: Annotated[int, _sampling(help="Tokens to generate at most.")] = _PARAMS.max_new_tokens,
     temperature: Annotated[float | None, _sampling(help=f"0 takes the likeliest token always. {_MODELS}")] = None,
     top_k: Annotated[int | None, _sampling(help=f"Sample among the k likeliest tokens; 0 is off. {_MODELS}")] = None,
@@ -89,24 +90,7 @@ def run(
             "exits), auto (what the calibration recommends)."
         ),
     ] = _ENGINE.policy,
-    draft: Annotated[str, _depth(help="What exact drafts with: router, ngram, head, grammar, all or none.")] = _DEPTH.draft,
-    draft_limit: Annotated[int | None, _depth(help="Most drafts before a verification. Default: the calibration's.")] = None,
-    threshold: Annotated[
-        float | None, _depth(help="Replaces the certified thresholds of exit, 0 to 1; the certificate no longer holds.")
-    ] = None,
-    exit_rule: Annotated[
-        str,
-        _depth(
-            help="When exit stops: threshold (certified, or --threshold), or model: where the gate of a looped model adds up to "
-            "the model's own threshold, or to --threshold (not certified)."
-        ),
-    ] = _DEPTH.exit_rule,
-    min_depth: Annotated[
-        int, _depth(help="exit never stops before this many layers (not certified where that leaves out exits).")
-    ] = _DEPTH.min_depth,
-    max_exit_streak: Annotated[
-        int, _depth(help="After so many early exits in a row exit takes every layer once; 0: no limit.")
-    ] = _DEPTH.max_exit_streak,
+    depth: DepthOptions,
     depth_budget: Annotated[
         float | None,
         _depth(help="Layers that exit may take a token on average; over it tokens stop at the first exit, unsure or not."),
@@ -160,14 +144,7 @@ def run(
         target=target,
         device=device,
         policy=policy,
-        depth=_depth_options(
-            draft=draft,
-            draft_limit=draft_limit,
-            threshold=threshold,
-            min_depth=min_depth,
-            max_exit_streak=max_exit_streak,
-            exit_rule=exit_rule,
-        ),
+        depth=depth,
         threads=ThreadOptions(threads, shared=True),
         verify=verify,
         bits=bits,
@@ -215,11 +192,6 @@ def _finish(verifications: Verifications) -> None:
     if verifications.running:
         _note("compares the new bundle with its model; Ctrl-C deletes it")
     verifications.finish()
-
-
-def _depth_options(**options: Any) -> DepthOptions:
-    """`DepthOptions` from untyped command-line values, which its constructor validates."""
-    return DepthOptions(**options)
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -283,7 +255,7 @@ def _report(manifest: Manifest, generation: Generation) -> None:
 
 
 def _note(text: str) -> None:
-    Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(text, style="dim")
+    stderr().print(text, style="dim")
 
 
 def _as_json(engine: Engine, generation: Generation) -> dict[str, Any]:

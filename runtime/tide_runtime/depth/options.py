@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Real
 from typing import Literal, get_args
 
 from tide_runtime.bundle.manifest import DRAFT, Manifest
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import ParamsError
+from tide_runtime.option import check_choices, option
 
 Drafters = Literal["all", "router", "ngram", "head", "grammar", "none"]
 ExitRule = Literal["threshold", "model"]
+_depth = partial(option, rich_help_panel="Depth")
 
 
 @dataclass(frozen=True)
@@ -22,38 +25,38 @@ class DepthOptions:
         draft: what ``exact`` drafts with, and ``exit`` where a looped model's loops are rows: ``router`` (early exits, loops),
             ``ngram`` (copies from the text so far and from earlier replies), ``head`` (the draft head), ``grammar`` (tokens that
             a request's grammar forces), ``all`` of them that the bundle has, or ``none``.
-        draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers; None: the calibration's.
         max_wait_steps: in a batch, how many steps a row that needs depth waits for others that need it too.
-        threshold: replaces the certified thresholds of ``exit``, 0 … 1; None keeps them. Shown in the stats.
-        min_depth: ``exit`` never stops before this many layers.
         exit_rule: when ``exit`` stops: ``threshold``, where a router's score reaches the exit's threshold; ``model``, by the rule
             that a looped model was trained with: where its gate's probabilities add up to the model's own threshold, or to
             ``threshold``. No certificate covers the latter.
-        max_exit_streak: after this many early exits in a row the next token goes through every layer, whatever the request's
-            depth budget; 0: no limit.
         tuning: constants that the policies decide with.
     """
 
-    draft: Drafters = "all"
-    draft_limit: int | None = None
+    draft: Drafters = _depth(
+        "all", "What exact drafts with: router, ngram, head, grammar, all or none.", one_of=get_args(Drafters), kind=str
+    )
+    draft_limit: int | None = _depth(None, "Most drafts before a verification. Default: the calibration's.")
     max_wait_steps: int = 2
-    threshold: float | None = None
-    min_depth: int = 0
-    max_exit_streak: int = 0
-    exit_rule: ExitRule = "threshold"
+    threshold: float | None = _depth(None, "Replaces the certified thresholds of exit, 0 to 1; the certificate no longer holds.")
+    exit_rule: ExitRule = _depth(
+        "threshold",
+        "When exit stops: threshold (certified, or --threshold), or model: where the gate of a looped model adds up to "
+        "the model's own threshold, or to --threshold (not certified).",
+        one_of=get_args(ExitRule),
+        kind=str,
+    )
+    min_depth: int = _depth(0, "exit never stops before this many layers (not certified where that leaves out exits).")
+    max_exit_streak: int = _depth(0, "After so many early exits in a row exit takes every layer once; 0: no limit.")
     tuning: DepthTuning = field(default_factory=DepthTuning)
 
     def __post_init__(self) -> None:
-        if self.draft not in get_args(Drafters):
-            raise ParamsError(f"draft is {self.draft!r}; set it to one of: {', '.join(get_args(Drafters))}")
+        check_choices(self)
         if self.draft_limit is not None and (not _is_int(self.draft_limit) or not 1 <= self.draft_limit <= 64):
             raise ParamsError(f"draft_limit is {self.draft_limit!r}; set it to a number of tokens from 1 to 64")
         if self.threshold is not None and (not isinstance(self.threshold, Real) or not 0.0 <= self.threshold <= 1.0):
             raise ParamsError(
                 f"threshold is {self.threshold!r}; set it to a number from 0 (stops at every exit that is evaluated) to 1"
             )
-        if self.exit_rule not in get_args(ExitRule):
-            raise ParamsError(f"exit_rule is {self.exit_rule!r}; set it to one of: {', '.join(get_args(ExitRule))}")
         if self.exit_rule == "model" and self.min_depth:
             raise ParamsError("exit_rule model adds up the gate's probabilities over all loops; leave out min_depth")
         for name in ("max_wait_steps", "min_depth", "max_exit_streak"):

@@ -1,7 +1,6 @@
 """Bundles whose draft head attends to the text: its cache holds what the modules compute over the whole text, whatever became of
 the sequence, and texts are the model's own."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -249,7 +248,7 @@ def test_a_graph_that_differs_from_the_module_is_refused(
         node.attributes.add(ir.AttrFloat32("scale", 2 * node.attributes["scale"].value))
         return traced
 
-    monkeypatch.setattr(sys.modules["tide_export.export"], "trace_drafter", wrong)
+    monkeypatch.setattr("tide_export.export_run.trace_drafter", wrong)
     with pytest.raises(VerificationError, match=f"{DRAFT}, {STATES}"):
         write_bundle(LoadedModel(model, None, "tiny"), tmp_path, CONFIG, QUIET, drafter=measured(drafter))
 

@@ -13,7 +13,7 @@ from tide_export import ExportConfig
 from tide_export.export import write_bundle
 from tide_export.progress import ExportProgress
 from tide_export.sources.loaded_model import LoadedModel
-from tide_export.verify.verify_bundle import Check, GraphCheck
+from tide_export.verify.check_results import Check, GraphCheck
 
 OPTIONS = EngineOptions(policy="exact", max_batch=3, threads=ThreadOptions(1), depth=DepthOptions(draft="router"))
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [3]]

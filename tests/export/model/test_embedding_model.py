@@ -10,7 +10,7 @@ from export.tiny_embedding import CONFIG, NORMALIZED, POOLINGS, embedded, ids_of
 from slow_cases import slow_but
 from tide_runtime import Engine
 from tide_runtime.bundle.embedding_info import EmbeddingInfo
-from tide_runtime.errors import CalibrationError, ParamsError, TargetError, UnsupportedModelError
+from tide_runtime.errors import CalibrationError, ParamsError, TargetError, UnsupportedModelError, VerificationError
 from transformers import AutoConfig
 
 from tide_export import export
@@ -61,7 +61,7 @@ def test_a_bundle_with_other_states_is_refused(tmp_path: Path, monkeypatch: pyte
     write_embedding_model(tmp_path / "model")
     as_it_runs = verify._as_it_runs
     monkeypatch.setattr(verify, "_as_it_runs", lambda *given: (as_it_runs(*given)[0][:, ::-1], []))
-    with pytest.raises(verify.VerificationError, match="cosine similarity"):
+    with pytest.raises(VerificationError, match="cosine similarity"):
         export(str(tmp_path / "model"), tmp_path / "out", CONFIG)
 
 

@@ -26,7 +26,8 @@ from tide_export.model.probe import probe_layers
 from tide_export.progress import ExportProgress
 from tide_export.quantize.kv_scales import KVScales, kv_scales
 from tide_export.sources.loaded_model import LoadedModel
-from tide_export.verify.verify_bundle import GraphCheck, PromptCheck, verify_bundle
+from tide_export.verify.check_results import GraphCheck, PromptCheck
+from tide_export.verify.verify_bundle import verify_bundle
 
 # Rotary fused and partial, learned positions, windows and soft-caps, sinks, multi-head.
 NAMES = ("llama", "gpt_oss", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "gpt2", "phi")))

@@ -19,7 +19,8 @@ from tide_export.load import quantized
 from tide_export.progress import ExportProgress
 from tide_export.sources.loaded_model import LoadedModel
 from tide_export.verify import text_pass
-from tide_export.verify.verify_bundle import GraphCheck, PromptCheck, check_bundle, mean_divergence, verify_bundle
+from tide_export.verify.check_results import GraphCheck, PromptCheck
+from tide_export.verify.verify_bundle import check_bundle, mean_divergence, verify_bundle
 
 Exported = tuple[LoadedModel, Path]
 CONFIG = ExportConfig(checkpoints="2", max_seq_len=MAX_POSITIONS // 2, verify=False)

@@ -22,7 +22,8 @@ from tide_export.export import write_bundle
 from tide_export.progress import ExportProgress
 from tide_export.sources.loaded_model import LoadedModel
 from tide_export.verify import verify_targets as module
-from tide_export.verify.verify_bundle import GraphCheck, PromptCheck, eager_reference
+from tide_export.verify.check_results import GraphCheck, PromptCheck
+from tide_export.verify.verify_bundle import eager_reference
 from tide_export.verify.verify_device import verify_on_device
 from tide_export.verify.verify_targets import verify_targets
 
