@@ -20,8 +20,8 @@ _PACKAGES = (
     *("libc6", "libcrypt1", "libstdc++6", "libgcc-s1", "zlib1g", "libssl3", "libexpat1", "libffi8", "libbz2-1.0", "liblzma5"),
     *("libsqlite3-0", "libuuid1", "libncursesw6", "libtinfo6", "libreadline8", "libdb5.3", "media-types"),
 )
-_TESTS_NEED = ("pytest>=8.4,<9", "pytest-timeout", "hypothesis", "onnx", "ml-dtypes", "psutil")
-_PLATFORMS = (*(f"manylinux_2_{minor}_aarch64" for minor in (17, 24, 26, 27, 28)), "manylinux2014_aarch64")
+_TESTS_NEED = ("pytest>=8.4,<9", "pytest-timeout", "hypothesis", "onnx", "ml-dtypes", "psutil", "llguidance")
+_PLATFORMS = (*(f"manylinux_2_{minor}_aarch64" for minor in (17, 24, 26, 27, 28, 31)), "manylinux2014_aarch64")
 _CPU = """processor\t: {number}
 Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp
 CPU implementer\t: 0x41
