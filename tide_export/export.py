@@ -23,7 +23,7 @@ from tide_runtime.bundle.manifest import (
     ModelInfo,
 )
 from tide_runtime.errors import CalibrationError, IncompleteBundleError, ParamsError
-from tide_runtime.machine_cache import cache_folder
+from tide_runtime.machine_cache import CachedFiles, cache_folder
 
 from tide_export.bundle_writer import check_room, hash_files, list_files, new_directory, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration, read_exit_calibration
@@ -54,7 +54,6 @@ from tide_export.sources.source_tokenizer import check_embedded
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.targets.choice import buildable, check_options, choose_targets, why_not_here, without_long_rotary
-from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.engines import step_profiles
 from tide_export.targets.lower import explain
 from tide_export.trace.trace_model import TracedModel, trace
@@ -350,7 +349,7 @@ def _job(
 ) -> BuildJob:
     drafts = calibration.info.draft_limit if calibration is not None else 0
     profiles = step_profiles(config.max_batch, drafts, context.max_seq_len)
-    cache = EngineCache(cache_folder("engines"))
+    cache = CachedFiles(cache_folder("engines"))
     return BuildJob(directory, workspace, config.dtype, profiles, progress, cache, config.force_rebuild, config.trt)
 
 

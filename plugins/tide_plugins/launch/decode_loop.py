@@ -114,23 +114,21 @@ MERGE_TENSORS = (
 )
 
 
-def prepare_loop_turn(
-    library: KernelLibrary, *, stream: Any, slots: int, graph_condition: int | None = None, **tensors: Any
-) -> PreparedLaunch:
+def prepare_loop_turn(library: KernelLibrary, *, stream: Any, slots: int, **tensors: Any) -> PreparedLaunch:
     """Check the tensors (`TURN_TENSORS`) and prepare the launch; the rule is in csrc/loop_turn.cuh.
+
+    The launch's graph condition (`PreparedLaunch.with_condition`) is set to ``proceed``.
 
     Args:
         stream: the stream that will use the tensors.
         slots: slots of the KV caches.
-        graph_condition: ``cudaGraphConditionalHandle`` to set to ``proceed``.
 
     Raises:
         ParamsError: a tensor breaks the contract.
-        TargetError: the kernel cannot be built for this GPU, or sets no graph condition there.
+        TargetError: the kernel cannot be built for this GPU.
     """
     call = KernelCall(library, "loop_turn", TURN_TENSORS, tensors, stream)
     params = LoopTurnParams(slots=slots, rows=call.size("rows"), ring_turns=call.size("ring_turns"))
-    call.set_condition(params, graph_condition)
     return call.prepare(params, {"loop_turn": plan_loop_block()}, {})
 
 
@@ -185,7 +183,6 @@ def prepare_exit_candidates(
     number: int,
     threshold: float,
     has_mlp: bool,
-    graph_condition: int | None = None,
     **tensors: Any,
 ) -> PreparedLaunch:
     """Check the tensors (`CANDIDATE_TENSORS`) and prepare the launch; the rule is in csrc/exit_candidates.cuh.
@@ -200,7 +197,6 @@ def prepare_exit_candidates(
     params = ExitCandidatesParams(
         rows=call.size("rows"), exit_count=exit_count, number=number, threshold=threshold, has_mlp=has_mlp
     )
-    call.set_condition(params, graph_condition)
     return call.prepare(params, {"exit_candidates": plan_loop_block()}, {})
 
 
@@ -226,7 +222,6 @@ def prepare_exit_gate(
     threshold: float,
     number: int,
     width: int,
-    graph_condition: int | None = None,
     **tensors: Any,
 ) -> PreparedLaunch:
     """Check the tensors (`GATE_TENSORS`) and prepare the launch; the rule is in csrc/exit_gate.cuh.
@@ -240,13 +235,10 @@ def prepare_exit_gate(
     params = ExitGateParams(
         rows=call.size("rows"), width=width, exit_count=call.size("exits"), number=number, threshold=threshold
     )
-    call.set_condition(params, graph_condition)
     return call.prepare(params, {"exit_gate": plan_loop_block()}, {})
 
 
-def prepare_exit_inputs(
-    library: KernelLibrary, *, stream: Any, slots: int, number: int, graph_condition: int | None = None, **tensors: Any
-) -> PreparedLaunch:
+def prepare_exit_inputs(library: KernelLibrary, *, stream: Any, slots: int, number: int, **tensors: Any) -> PreparedLaunch:
     """Check the tensors (`INPUT_TENSORS`) and prepare the launch; the rule is in csrc/exit_inputs.cuh.
 
     Arguments and errors as in `prepare_loop_turn`; the condition is set to ``choice``. ``number``: the exit's number, 1 for the
@@ -258,7 +250,6 @@ def prepare_exit_inputs(
     call.require(width & (width - 1) == 0, f"the window has {width} places; expected a power of two")
     call.require(width <= slots, f"the window has {width} places, a row's cache {slots} slots; expected no more")
     params = ExitInputsParams(slots=slots, row_bytes=call.size("row_bytes"), rows=call.size("rows"), width=width, number=number)
-    call.set_condition(params, graph_condition)
     return call.prepare(params, {"exit_inputs": plan_exit_states(params.rows, width)}, {})
 
 

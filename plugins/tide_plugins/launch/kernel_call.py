@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from ctypes import Structure
 from typing import Any
 
-from tide_runtime.errors import ParamsError, TargetError
+from tide_runtime.errors import ParamsError
 
 from tide_plugins.launch.device_array import ITEM_BYTES, device_array
 from tide_plugins.launch.kernel_library import KernelLibrary
@@ -58,20 +58,6 @@ class KernelCall:
         if not condition:
             raise ParamsError(f"{self.kernel}: {message}")
 
-    def set_condition(self, params: Structure, handle: int | None) -> None:
-        """Make the kernel set the CUDA graph condition ``handle``; None: no condition.
-
-        Raises:
-            TargetError: this GPU's image was compiled without conditions.
-        """
-        if handle is None:
-            return
-        name = self.library.architecture.name
-        cuda = self.library.architecture.cuda
-        if cuda < 13:
-            raise TargetError(f"kernels for {name} set no CUDA graph condition; read the result from device memory instead")
-        params.graph_condition, params.sets_condition = handle, 1  # type: ignore[attr-defined]
-
     def prepare(
         self,
         params: Structure,
@@ -94,7 +80,7 @@ class KernelCall:
         for name, array in self._arrays.items():
             setattr(params, name, array.pointer)
         memory = self._scratch(params, {name: size for name, size in scratch.items() if size})
-        return PreparedLaunch(self.library.driver, steps, params, (memory, *self._arrays.values()))
+        return PreparedLaunch(self.library, steps, params, (memory, *self._arrays.values()))
 
     def _scratch(self, params: Structure, sizes: Mapping[str, int]) -> Any:
         if not sizes:

@@ -11,11 +11,17 @@ from numpy.typing import DTypeLike, NDArray
 
 from tide_runtime.backends.device.device import Device, Mark
 
+Layout = dict[str, tuple[tuple[int, ...], type[np.generic]]]  # name → shape, dtype
 ALIGNMENT = 256  # bytes; the alignment of CUDA allocations, kept for every buffer
 
 
 def aligned(count_bytes: int) -> int:
     return -(-count_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def layout_bytes(shapes: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> dict[str, int]:
+    """Bytes of each array in ``shapes`` (name → shape, dtype)."""
+    return {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
 
 
 def layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
@@ -49,7 +55,7 @@ class TransferBlock:
     """
 
     def __init__(self, device: Device, shapes: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
-        sizes = {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
+        sizes = layout_bytes(shapes)
         self._device = device
         self._arena = Arena(device, sizes)
         self._bytes = device.pinned(self._arena.bytes)
