@@ -13,6 +13,7 @@ from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch, Step
 from tide_plugins.launch.stream_handle import stream_handle
 from tide_plugins.launch.tensor_contract import ContractChecker, Tensor
+from tide_plugins.params import PARAMS, POINTER
 from tide_plugins.plans import LaunchPlan
 
 _ALIGNMENT = 256  # bytes, of each part of the scratch memory
@@ -52,6 +53,12 @@ class KernelCall:
     def size(self, dimension: str) -> int:
         """Size of a dimension of the contract, or 0 when no given tensor has it."""
         return self._sizes.get(dimension, 0)
+
+    def params(self, **numbers: float) -> Any:
+        """The kernel's parameters with ``numbers``; the other numbers in it are the sizes of the contract's dimensions."""
+        struct = PARAMS[self.kernel]
+        counts = {name for name, kind in struct._fields_ if kind is not POINTER}  # a tensor and a dimension may share a name
+        return struct(**{name: size for name, size in self._sizes.items() if name in counts} | numbers)
 
     def require(self, condition: bool, message: str) -> None:
         """Raise ParamsError unless ``condition`` holds."""

@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tide_runtime.backends.device.arena import Arena
-from tide_runtime.backends.device.device_step import DeviceBuffers, DeviceContext, DeviceStep
+from tide_runtime.backends.device.arena import Arena, DeviceBuffers
+from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
 from tide_runtime.backends.device.program import IfThen, Launch, Node, Run, Switch, While
 from tide_runtime.backends.step_arrays import PADDED_TOKENS, StepShape
 from tide_runtime.bundle.exits import Exit

@@ -1,4 +1,4 @@
-"""Several device buffers in one allocation: `Arena`, and `TransferBlock`, which the host fills for every step."""
+"""Several device buffers in one allocation: `Arena`, `DeviceBuffers` of steps, and `TransferBlock`, which the host fills."""
 
 from __future__ import annotations
 
@@ -46,6 +46,29 @@ class Arena:
         self._memory = device.allocate(self.bytes)
         self.pointer = self._memory.pointer
         self.pointers = {name: self.pointer + offset for name, offset in offsets.items()}
+
+
+class DeviceBuffers:
+    """Arenas for graph outputs, shared by the steps of all shapes; a step keeps the arenas it was bound to alive."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._arenas = dict[tuple[str, ...], Arena]()
+
+    def get(self, **sizes: int) -> Arena:
+        """An arena with at least ``sizes`` (name → bytes); repeated calls return the same one while it is large enough."""
+        names = tuple(sizes)
+        arena = self._arenas.get(names)
+        if arena is None or any(size > arena.sizes[name] for name, size in sizes.items()):
+            known = arena.sizes if arena is not None else {}
+            arena = Arena(self._device, {name: _grown(known.get(name, 0), size) for name, size in sizes.items()})
+            self._arenas[names] = arena
+        return arena
+
+
+def _grown(known: int, needed: int) -> int:
+    """``known``, at least doubled if it is less than ``needed``: geometric growth makes reallocations rare."""
+    return known if needed <= known else max(needed, 2 * known)
 
 
 class TransferBlock:

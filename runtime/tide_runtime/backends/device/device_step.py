@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import PrefixRows, uncounted
-from tide_runtime.backends.device.arena import Arena, TransferBlock
+from tide_runtime.backends.device.arena import Arena, DeviceBuffers, TransferBlock
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.device_rows import DeviceRows
@@ -194,29 +194,6 @@ class DeviceContext:
         """Count launches of ``graph``. Launches are counted here only."""
         self.backend.launches[graph] += times
         self.layers_launched += times * self.backend.layers[graph]
-
-
-class DeviceBuffers:
-    """Arenas for graph outputs, shared by the steps of all shapes; a step keeps the arenas it was bound to alive."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._arenas = dict[tuple[str, ...], Arena]()
-
-    def get(self, **sizes: int) -> Arena:
-        """An arena with at least ``sizes`` (name → bytes); repeated calls return the same one while it is large enough."""
-        names = tuple(sizes)
-        arena = self._arenas.get(names)
-        if arena is None or any(size > arena.sizes[name] for name, size in sizes.items()):
-            known = arena.sizes if arena is not None else {}
-            arena = Arena(self._device, {name: _grown(known.get(name, 0), size) for name, size in sizes.items()})
-            self._arenas[names] = arena
-        return arena
-
-
-def _grown(known: int, needed: int) -> int:
-    """``known``, at least doubled if it is less than ``needed``: geometric growth makes reallocations rare."""
-    return known if needed <= known else max(needed, 2 * known)
 
 
 class DeviceStep:

@@ -40,22 +40,6 @@ def external_entries(model: bytes) -> Iterator[tuple[str, str]]:
             yield from map(_entry, _values(tensor, _EXTERNAL_DATA))
 
 
-def weight_uses(model: bytes) -> Iterator[tuple[str, int, int, int]]:
-    """Operator and operand, and offset and length in the file of weights, of every external weight that a node reads.
-
-    Raises ValueError if ``model`` is no message.
-    """
-    for graph in _values(model, _GRAPH):
-        places = {}
-        for tensor in _values(graph, _INITIALIZER):
-            if data := dict(map(_entry, _values(tensor, _EXTERNAL_DATA))):
-                places[_text(tensor, _NAME)] = int(data.get("offset", 0)), int(data["length"])
-        for node in _values(graph, _NODE):
-            for operand, name in enumerate(_values(node, _INPUT)):
-                if place := places.get(name.decode()):
-                    yield _text(node, _OPERATOR), operand, *place
-
-
 class GraphNode(NamedTuple):
     """A node; names of absent operands are empty."""
 
@@ -92,11 +76,16 @@ def external_weights(model: bytes) -> Iterator[ExternalWeight]:
                 yield ExternalWeight(_text(tensor, _NAME), data_type, shape, *place)
 
 
-def constant_model(output: str) -> bytes:
-    """A model without nodes, whose only output is a float [1]."""
-    tensor = _number(_DIMS, 1) + _number(_DATA_TYPE, _FLOAT) + _message(_NAME, output.encode()) + _message(_RAW_DATA, bytes(4))
-    graph = _message(_GRAPH_NAME, b"constant") + _message(_INITIALIZER, tensor) + _message(_OUTPUT, _float_output(output))
-    return _number(_IR_VERSION, 10) + _message(_OPSET, _number(_VERSION, 20)) + _message(_GRAPH, graph)
+def weight_uses(model: bytes) -> Iterator[tuple[str, int, int, int]]:
+    """Operator and operand, and offset and length in the file of weights, of every external weight that a node reads.
+
+    Raises ValueError if ``model`` is no message, KeyError if a weight has no length.
+    """
+    places = {weight.name: (weight.offset, weight.length) for weight in external_weights(model)}
+    for node in graph_nodes(model):
+        for operand, name in enumerate(node.inputs):
+            if place := places.get(name):
+                yield node.operator, operand, *place
 
 
 def with_location(model: bytes, location: str) -> bytes:
