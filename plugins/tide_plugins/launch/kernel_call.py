@@ -57,7 +57,7 @@ class KernelCall:
     def params(self, **numbers: float) -> Any:
         """The kernel's parameters with ``numbers``; the other numbers in it are the sizes of the contract's dimensions."""
         struct = PARAMS[self.kernel]
-        counts = {name for name, kind in struct._fields_ if kind is not POINTER}  # a tensor and a dimension may share a name
+        counts = {name for name, kind, *_ in struct._fields_ if kind is not POINTER}  # a tensor and a dimension may share a name
         return struct(**{name: size for name, size in self._sizes.items() if name in counts} | numbers)
 
     def require(self, condition: bool, message: str) -> None:

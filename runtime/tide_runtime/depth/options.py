@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Literal, get_args
 
 from tide_runtime.bundle.manifest import DRAFT, Manifest
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 from tide_runtime.errors import ParamsError
 
 Drafters = Literal["all", "router", "ngram", "head", "grammar", "none"]

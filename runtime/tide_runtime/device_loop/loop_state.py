@@ -8,10 +8,11 @@ import numpy as np
 
 from tide_runtime.backends.device.arena import Arena, Layout, TransferBlock, layout_bytes
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Condition
+from tide_runtime.backends.device.program import Condition, Launch
 from tide_runtime.device_loop.token_ring import TokenRing
 from tide_runtime.kept_tokens import TINY
 from tide_runtime.sampler import Sampler
+from tide_runtime.sequence import TokenSequence
 
 MAX_EOS = 8  # eos ids per sequence; a request with more is decoded by the host
 RUNNING, IDLE = 0, 1  # values of ``finished``, see csrc/take_tokens.cuh
@@ -82,6 +83,18 @@ class LoopState:
             [Condition(self.pointers[name] + flag * i, default=0) for i in range(exits)]
             for name in ("deeper", "wanted", "choice")
         )
+
+    def launch(self, run: Launch, sequences: Sequence[TokenSequence], eos: Iterable[int], turns: int) -> list[list[int]]:
+        """Run a loop's program for ``sequences``, at the first batch indices, which end at ids of ``eos``. Returns the ring's
+        values of each of up to ``turns``."""
+        cached = [sequence.num_cached_tokens for sequence in sequences]
+        tokens = [sequence.last_token for sequence in sequences]
+        limits = [len(sequence.tokens) for sequence in sequences]
+        self.send(cached, tokens, limits, eos, [sequence.sampler for sequence in sequences])
+        run(turns)
+        self.ring.fetch()
+        self.device.synchronize()
+        return self.ring.take()
 
     def send(
         self,

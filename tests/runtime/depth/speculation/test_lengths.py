@@ -8,7 +8,7 @@ from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.costs.pass_clock import PassClock, PassTime
 from tide_runtime.depth.speculation.lengths import choose_lengths
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 
 
 def row(hit_rate: float, guess: int) -> list[float]:
