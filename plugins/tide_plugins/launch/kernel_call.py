@@ -42,9 +42,8 @@ class KernelCall:
             raise ParamsError(f"{kernel} has no {', '.join(unknown)}; its tensors are {', '.join(t.name for t in contract)}")
         given = {name: value for name, value in values.items() if value is not None}
         self._arrays = {name: device_array(value, self._stream) for name, value in given.items()}
-        bound = ContractChecker(kernel, library.driver.device).bind(contract, self._arrays)
-        self._sizes = bound.sizes
-        self.dtype = bound.element or "f32"
+        self._sizes, element = ContractChecker(kernel, library.driver.device).bind(contract, self._arrays)
+        self.dtype = element or "f32"
 
     @property
     def element_bytes(self) -> int:
