@@ -16,7 +16,7 @@ from tide_runtime.backends.onnxruntime.distribution import distribution
 from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.bundle.manifest import MANIFEST_NAME, NOT_YET, SCHEMA_VERSION, Manifest, ModelInfo
 from tide_runtime.errors import ParamsError
-from tide_runtime.machine_cache import cache_folder
+from tide_runtime.machine_cache import CachedFiles, cache_folder
 
 from tide_export.bundle_writer import check_room, hash_files, list_files, write_tokenizer
 from tide_export.calibration.exit_calibration import ExitCalibration
@@ -41,7 +41,6 @@ from tide_export.sources.loaded_model import LoadedModel
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.build_targets import BuiltTargets, Cuts, build_targets
 from tide_export.targets.choice import choose_targets, why_not_here, without_long_rotary
-from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.engines import step_profiles
 from tide_export.targets.lower import explain
 from tide_export.trace.trace_model import TracedModel, trace
@@ -188,7 +187,7 @@ class ExportRun:
         config = self.config
         drafts = self.exits.info.draft_limit if self.exits is not None else 0
         profiles = step_profiles(config.max_batch, drafts, slots)
-        cache = EngineCache(cache_folder("engines"))
+        cache = CachedFiles(cache_folder("engines"))
         rebuild = config.force_rebuild
         return BuildJob(self.directory, workspace, config.dtype, profiles, self.progress, cache, rebuild, config.trt)
 

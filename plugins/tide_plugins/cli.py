@@ -16,11 +16,9 @@ from tide_runtime.bundle.architectures import ARCHITECTURES, Architecture, archi
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.errors import ParamsError, TargetError
-from tide_runtime.machine_cache import cache_folder
 
 from tide_plugins.build.builder import Builder, BuiltKernel
 from tide_plugins.build.compiler import why_not_built
-from tide_plugins.build.cubin_cache import CubinCache
 from tide_plugins.build.table import CLOSING, OPENING, facts, grids, in_order, spilling, write_section
 from tide_plugins.kernels import KERNELS
 
@@ -64,7 +62,7 @@ def build(
         raise ParamsError(f"--jobs is {jobs}; expected at least 1")
     targets, missing = _targets(arch)
     begin = time.perf_counter()
-    built = _build(Builder(CubinCache(cache or cache_folder("cubins"))), targets, jobs)
+    built = _build(Builder(cache), targets, jobs)
     seconds = time.perf_counter() - begin
     spills = spilling(built)
     if as_json:

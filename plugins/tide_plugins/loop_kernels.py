@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,19 @@ from tide_runtime.device_loop.loop_kernels import (
     ExitWindow,
     NextInputs,
 )
-from tide_runtime.device_loop.loop_state import MAX_EOS, LoopState
+from tide_runtime.device_loop.loop_state import LoopState
 from tide_runtime.device_loop.text_state import RING_ENTRY, TextState
 
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.decode_loop import (
+    CANDIDATE_TENSORS,
+    CHOOSE_TENSORS,
+    GATE_TENSORS,
+    INPUT_TENSORS,
+    JOIN_TENSORS,
+    MERGE_TENSORS,
+    TAKE_TENSORS,
+    TURN_TENSORS,
     prepare_choose_token,
     prepare_exit_candidates,
     prepare_exit_gate,
@@ -35,21 +42,13 @@ from tide_plugins.launch.decode_loop import (
     prepare_take_tokens,
 )
 from tide_plugins.launch.device_array import DeviceArray
-from tide_plugins.launch.exact_loop import prepare_text_accept, prepare_text_drafts
+from tide_plugins.launch.exact_loop import ACCEPT_TENSORS, DRAFT_TENSORS, prepare_text_accept, prepare_text_drafts
 from tide_plugins.launch.kernel_library import KernelLibrary
+from tide_plugins.launch.tensor_contract import Tensor
 
 Prepare = Callable[..., Any]
 _DTYPES = {FP32: "f32", FP16: "f16", BF16: "bf16"}
-_NUMBERS = {np.int32: "i32", np.int64: "i64", np.float32: "f32"}
-_GUESS = ("guess", "guessed", "matched")
-
-
-def _with_condition(launch: Any, handle: int) -> Any:
-    """A copy of ``launch`` that also sets the condition ``handle``; parameters are by value, so a captured launch keeps them."""
-    params = type(launch.params).from_buffer_copy(launch.params)
-    params.graph_condition = handle
-    params.sets_condition = 1
-    return replace(launch, params=params)
+_NUMBERS = {np.int32: "i32", np.int64: "i64", np.float32: "f32", np.uint64: "u64", np.uint8: "u8"}
 
 
 def load(device: Device) -> PluginLoopKernels:
@@ -69,25 +68,16 @@ class PluginLoopKernels:
         return self._library.conditions_refused
 
     def take_tokens(self, state: LoopState, chosen: int) -> Enqueue:
-        tensors = self._per_sequence(state, "length", "last_token", "limit", dtype="i64") | self._scalars(state, "running")
-        tensors |= self._per_sequence(state, "emitted", dtype="i32") | self._per_sequence(state, "finished", dtype="u8")
-        tensors |= {
-            "chosen": self._array(chosen, "i64", state.batch_size),
-            "eos": self._array(state.pointers["eos"], "i64", MAX_EOS),
-        }
+        tensors = self._tensors(TAKE_TENSORS, state) | {"chosen": self._array(chosen, "i64", state.batch_size)}
         return self._prepared(prepare_take_tokens, tensors)
 
     def turn(self, state: LoopState, inputs: NextInputs, slots: int) -> Enqueue:
-        tensors = self._per_sequence(state, "length", "last_token", dtype="i64") | self._per_sequence(state, "exits", dtype="u8")
-        tensors |= self._per_sequence(state, "emitted", dtype="i32") | self._scalars(state, "running", "turns_left", "proceed")
-        tensors |= {"ring": self._array(state.ring.pointers[0], "i64", state.ring.turns, state.batch_size)} | self._counts(state)
-        tensors |= self._input_tensors(inputs, (state.batch_size,))
+        tensors = self._tensors(TURN_TENSORS, state) | self._input_tensors(inputs, (state.batch_size,))
         return self._with_graph_condition(prepare_loop_turn, state.proceed, tensors, slots=slots)
 
     def exit_candidates(self, state: LoopState, candidates: ExitCandidates) -> Enqueue:
         condition = state.heads[candidates.number - 1]
-        tensors = self._per_sequence(state, "finished", "exits", dtype="u8") | self._counts(state)
-        tensors |= {
+        tensors = self._tensors(CANDIDATE_TENSORS, state) | {
             "score": self._array(candidates.score, "f32", state.batch_size),
             "wanted": self._array(condition.flag, "i32"),
         }
@@ -106,19 +96,14 @@ class PluginLoopKernels:
 
     def choose_token(self, state: LoopState, choice: ChooseToken) -> Enqueue:
         rows = state.batch_size * choice.tokens
-        tensors = self._per_sequence(state, "temperature", "tail", "min_p", dtype="f32")
-        tensors |= self._per_sequence(state, "top_k", dtype="i32") | self._per_sequence(state, "length", dtype="i64")
-        tensors |= self._per_sequence(state, "finished", dtype="u8")
-        tensors |= {
+        tensors = self._tensors(CHOOSE_TENSORS, state) | {
             "logits": self._array(choice.logits, _DTYPES[choice.element], rows, choice.vocab),
-            "key": self._array(state.pointers["key"], "u64", state.batch_size, 2),
             "chosen": self._array(choice.chosen, "i64", rows),
         }
         return self._prepared(prepare_choose_token, tensors)
 
     def exit_join(self, state: LoopState, window: ExitWindow) -> Enqueue:
-        tensors = self._per_sequence(state, "finished", dtype="u8") | self._waiting(state)
-        tensors |= {
+        tensors = self._tensors(JOIN_TENSORS, state) | {
             "states": self._array(window.states, "u8", state.batch_size, window.arriving, window.row_bytes),
             "window": self._array(window.window, "u8", state.batch_size, window.width, window.row_bytes),
         }
@@ -128,21 +113,18 @@ class PluginLoopKernels:
 
     def exit_gate(self, state: LoopState, gate: ExitGate) -> Enqueue:
         deeper = state.deeper[gate.number - 1]
-        tensors = self._per_sequence(state, "chosen", dtype="i64") | self._per_sequence(state, "finished", "exits", dtype="u8")
-        tensors |= self._scalars(state, "turns_left") | self._waiting(state)
-        tensors |= {
+        tensors = self._tensors(GATE_TENSORS, state) | {
             "score": self._array(gate.score, "f32", state.batch_size),
             "exit_token": self._array(gate.exit_token, "i64", state.batch_size),
             "deeper": self._array(deeper.flag, "i32"),
-        } | self._counts(state)
+        }
         numbers = {"threshold": gate.threshold, "number": gate.number, "width": gate.width}
         return self._with_graph_condition(prepare_exit_gate, deeper, tensors, **numbers)
 
     def exit_inputs(self, state: LoopState, inputs: ExitInputs) -> Enqueue:
         choice = state.choices[inputs.number - 1]
         places = (state.batch_size, inputs.width)
-        tensors = self._per_sequence(state, "length", dtype="i64") | self._per_sequence(state, "finished", dtype="u8")
-        tensors |= self._waiting(state) | self._input_tensors(inputs.inputs, places)
+        tensors = self._tensors(INPUT_TENSORS, state) | self._input_tensors(inputs.inputs, places)
         tensors |= {
             "window": self._array(inputs.window, "u8", *places, inputs.row_bytes),
             "states": self._array(inputs.states, "u8", *places, inputs.row_bytes),
@@ -151,29 +133,20 @@ class PluginLoopKernels:
         return self._with_graph_condition(prepare_exit_inputs, choice, tensors, slots=inputs.slots, number=inputs.number)
 
     def text_drafts(self, state: LoopState, texts: TextState, inputs: NextInputs, slots: int) -> Enqueue:
-        tensors = self._per_sequence(state, "length", "limit", dtype="i64") | self._per_sequence(state, "finished", dtype="u8")
-        tensors |= self._texts(texts, "text", "hits", "tries", "least", "prior", "prices", *_GUESS, "expected", "choice")
+        tensors = self._tensors(DRAFT_TENSORS, state, texts)
         tensors |= self._input_tensors(inputs, (state.batch_size, 1 << (texts.sizes - 1)))
         numbers = {"slots": slots, "draft_limit": texts.drafts.limit, "weight": texts.drafts.weight}
         return self._with_graph_condition(prepare_text_drafts, texts.choice, tensors, **numbers)
 
     def text_accept(self, state: LoopState, texts: TextState, chosen: int) -> Enqueue:
-        tensors = self._per_sequence(state, "length", "limit", dtype="i64") | self._per_sequence(state, "finished", dtype="u8")
-        tensors |= self._texts(texts, "text", "hits", "tries", "least", *_GUESS, "bound", "choice") | self._counts(state)
-        tensors |= self._scalars(state, "turns_left", "proceed") | {
+        tensors = self._tensors(ACCEPT_TENSORS, state, texts) | {
             "chosen": self._array(chosen, "i64", state.batch_size, 1 << (texts.sizes - 1)),
-            "eos": self._array(state.pointers["eos"], "i64", MAX_EOS),
-            "ring": self._array(state.ring.pointers[0], "i64", state.ring.turns, state.batch_size, RING_ENTRY),
+            "ring": self._array(state.pointers["ring"], "i64", state.ring.turns, state.batch_size, RING_ENTRY),
         }
         return self._with_graph_condition(prepare_text_accept, state.proceed, tensors)
 
     def exit_merge(self, state: LoopState, deep_token: int) -> Enqueue:
-        tensors = (
-            self._per_sequence(state, "chosen", dtype="i64")
-            | self._per_sequence(state, "exits", dtype="u8")
-            | self._waiting(state)
-        )
-        tensors["deep_token"] = self._array(deep_token, "i64", state.batch_size)
+        tensors = self._tensors(MERGE_TENSORS, state) | {"deep_token": self._array(deep_token, "i64", state.batch_size)}
         return self._prepared(prepare_exit_merge, tensors)
 
     def _prepared(self, prepare: Prepare, tensors: dict[str, Any], **numbers: Any) -> Enqueue:
@@ -185,10 +158,15 @@ class PluginLoopKernels:
         launch = prepare(self._library, stream=self._stream, **tensors, **numbers)
 
         def enqueue(stream: int) -> None:
-            # Reuse the launch and its scratch memory: a capture must not allocate.
-            (launch if condition.handle is None else _with_condition(launch, condition.handle)).enqueue(stream)
+            (launch if condition.handle is None else launch.with_condition(condition.handle)).enqueue(stream)
 
         return enqueue
+
+    def _tensors(self, contract: Sequence[Tensor], *states: LoopState | TextState) -> dict[str, Any]:
+        """The tensors of ``contract`` that ``states`` hold, the last one first."""
+        holders = {one.name: state for state in states for one in contract if one.name in state.tensors}
+        layouts = {name: (state.pointers[name], *state.tensors[name]) for name, state in holders.items()}
+        return {name: self._array(pointer, _NUMBERS[dtype], *shape) for name, (pointer, shape, dtype) in layouts.items()}
 
     def _input_tensors(self, inputs: NextInputs, windows: tuple[int, ...]) -> dict[str, Any]:
         """The next inputs by the kernels' tensor names, in which 32-bit variants end in 32."""
@@ -199,22 +177,6 @@ class PluginLoopKernels:
             key = f"{name}32" if narrow and name != "seqlens_k" else name
             tensors[key] = self._array(pointer, "i32" if narrow else "i64", *shape)
         return tensors
-
-    def _per_sequence(self, state: LoopState, *names: str, dtype: str) -> dict[str, Any]:
-        return {name: self._array(state.pointers[name], dtype, state.batch_size) for name in names}
-
-    def _texts(self, texts: TextState, *names: str) -> dict[str, Any]:
-        tensors = {name: texts.tensors[name] for name in names}
-        return {name: self._array(texts.pointers[name], _NUMBERS[dtype], *shape) for name, (shape, dtype) in tensors.items()}
-
-    def _counts(self, state: LoopState) -> dict[str, Any]:
-        return {"counts": self._array(state.ring.pointers[1], "i64", state.ring.counts.size)}
-
-    def _waiting(self, state: LoopState) -> dict[str, Any]:
-        return {"waiting": self._array(state.pointers["waiting"], "i32", state.exits, state.batch_size)}
-
-    def _scalars(self, state: LoopState, *names: str) -> dict[str, Any]:
-        return {name: self._array(state.pointers[name], "i32") for name in names}
 
     def _array(self, pointer: int, dtype: str, *shape: int) -> Any:
         return DeviceArray(pointer, shape, dtype, self._library.driver.device)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_uint64
 
-_POINTER = c_uint64
+POINTER = c_uint64
 
 
 def _fields(pointers: str, *rest: tuple[str, type]) -> list[tuple[str, type]]:
     """Pointer fields by name, then ``rest``: (names, type)."""
-    return [(name, _POINTER) for name in pointers.split()] + [(name, kind) for names, kind in rest for name in names.split()]
+    return [(name, POINTER) for name in pointers.split()] + [(name, kind) for names, kind in rest for name in names.split()]
 
 
 class ExitRouterParams(Structure):
@@ -137,6 +137,7 @@ class TextAcceptParams(Structure):
 
 
 PARAMS: dict[str, type[Structure]] = {
+    "exit_router": ExitRouterParams,
     "take_tokens": TakeTokensParams,
     "loop_turn": LoopTurnParams,
     "exit_score": ExitScoreParams,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Integral, Real
+from typing import Any
 
 from tide_runtime.errors import ParamsError
 from tide_runtime.text.grammar import Grammar
@@ -73,9 +74,10 @@ class GenerationParams:
 
     def __post_init__(self) -> None:
         self._store_tuples()
-        self._check_integers()
-        self._check_numbers()
-        self._check_stopping()
+        for name, (allows, allowed) in _CHECKS.items():
+            value = getattr(self, name)
+            if not ((value is None and name in _MAY_BE_NONE) or allows(value)):
+                raise ParamsError(f"{name} is {value!r}; set it to {allowed}.", name)
 
     @cached_property
     def greedy(self) -> bool:
@@ -112,56 +114,6 @@ class GenerationParams:
             if isinstance(value := getattr(self, field), list):
                 object.__setattr__(self, field, tuple(value))
 
-    def _check_integers(self) -> None:
-        _require(_is_int(self.max_new_tokens, 1), "max_new_tokens", self.max_new_tokens, "an integer >= 1")
-        _require(_is_int(self.top_k, 0), "top_k", self.top_k, "an integer >= 0 (0 is off)")
-        _require(_is_int(self.logprobs, 0), "logprobs", self.logprobs, "an integer >= 0 (0 reports none)")
-        _require(self.seed is None or _is_int(self.seed, 0), "seed", self.seed, "an integer >= 0, or None")
-
-    def _check_numbers(self) -> None:
-        t = self.temperature
-        p = self.top_p
-        m = self.min_p
-        r = self.repetition_penalty
-        _require(_is_number(t) and t >= 0, "temperature", t, "a finite number >= 0 (0 is greedy)")
-        _require(_is_number(p) and 0 < p <= 1, "top_p", p, "a number in (0, 1] (1 is off)")
-        _require(_is_number(m) and 0 <= m <= 1, "min_p", m, "a number in [0, 1] (0 is off)")
-        _require(_is_number(r) and r > 0, "repetition_penalty", r, "a finite number > 0 (1 is off)")
-
-        for name in ("presence_penalty", "frequency_penalty"):
-            n = getattr(self, name)
-            _require(_is_number(n) and abs(n) <= PENALTY_LIMIT, name, n, "a number in [-2, 2] (0 is off)")
-        valid = isinstance(self.logit_bias, tuple) and all(map(_is_bias, self.logit_bias))
-        _require(valid, "logit_bias", self.logit_bias, "pairs of a token id >= 0 and a bias in [-100, 100], or a mapping of them")
-        g = self.grammar
-        _require(g is None or isinstance(g, Grammar), "grammar", g, "a Grammar, such as Grammar.json_schema({…}), or None")
-
-        thoughts = self.thoughts
-        valid = thoughts is None or (isinstance(thoughts, Thoughts) and (thoughts.budget is None or _is_int(thoughts.budget, 1)))
-        _require(valid, "thoughts", thoughts, "Thoughts with a budget >= 1 or None, or None")
-
-        b = self.depth_budget
-        _require(b is None or (_is_number(b) and b > 0), "depth_budget", b, "a number of layers > 0, or None")
-
-    def _check_stopping(self) -> None:
-        strings, ids = self.stop, self.eos_token_ids
-        valid = isinstance(strings, tuple) and all(isinstance(text, str) and text for text in strings)
-        _require(valid, "stop", strings, 'a tuple of non-empty strings, such as ("###",)')
-        shown = self.shown_tokens
-        _require(isinstance(shown, tuple) and _all_token_ids(shown), "shown_tokens", shown, "a tuple of token ids >= 0")
-        valid = ids is None or (isinstance(ids, tuple) and _all_token_ids(ids))
-        _require(valid, "eos_token_ids", ids, "a tuple of token ids >= 0, or None for the model's")
-        salt = self.cache_salt
-        _require(salt is None or isinstance(salt, str), "cache_salt", salt, "a string, or None")
-        _require(self.adapter is None or isinstance(self.adapter, str), "adapter", self.adapter, "an adapter's name, or None")
-        _require(isinstance(self.use_prefix_cache, bool), "use_prefix_cache", self.use_prefix_cache, "True or False")
-        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
-
-
-def _require(valid: bool, field: str, value: object, allowed: str) -> None:
-    if not valid:
-        raise ParamsError(f"{field} is {value!r}; set it to {allowed}.", field)
-
 
 def _is_int(value: object, least: int) -> bool:
     # bool is an int to Python, but top_k=True is a mistake.
@@ -178,5 +130,51 @@ def _is_bias(pair: object) -> bool:
     return _is_int(pair[0], 0) and _is_number(pair[1]) and abs(pair[1]) <= BIAS_LIMIT
 
 
-def _all_token_ids(ids: Iterable[object]) -> bool:
-    return all(_is_int(token, 0) for token in ids)
+def _is_penalty(value: Any) -> bool:
+    return _is_number(value) and abs(value) <= PENALTY_LIMIT
+
+
+def _is_thoughts(value: object) -> bool:
+    return isinstance(value, Thoughts) and (value.budget is None or _is_int(value.budget, 1))
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(text, str) and text for text in value)
+
+
+def _are_token_ids(value: object) -> bool:
+    return isinstance(value, tuple) and all(_is_int(token, 0) for token in value)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+# Field → whether a value is allowed, and which are; checked in this order. Fields whose default is None may be None.
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_new_tokens": (lambda n: _is_int(n, 1), "an integer >= 1"),
+    "top_k": (lambda n: _is_int(n, 0), "an integer >= 0 (0 is off)"),
+    "logprobs": (lambda n: _is_int(n, 0), "an integer >= 0 (0 reports none)"),
+    "seed": (lambda n: _is_int(n, 0), "an integer >= 0, or None"),
+    "temperature": (lambda t: _is_number(t) and t >= 0, "a finite number >= 0 (0 is greedy)"),
+    "top_p": (lambda p: _is_number(p) and 0 < p <= 1, "a number in (0, 1] (1 is off)"),
+    "min_p": (lambda p: _is_number(p) and 0 <= p <= 1, "a number in [0, 1] (0 is off)"),
+    "repetition_penalty": (lambda r: _is_number(r) and r > 0, "a finite number > 0 (1 is off)"),
+    "presence_penalty": (_is_penalty, "a number in [-2, 2] (0 is off)"),
+    "frequency_penalty": (_is_penalty, "a number in [-2, 2] (0 is off)"),
+    "logit_bias": (
+        lambda pairs: isinstance(pairs, tuple) and all(map(_is_bias, pairs)),
+        "pairs of a token id >= 0 and a bias in [-100, 100], or a mapping of them",
+    ),
+    "grammar": (lambda g: isinstance(g, Grammar), "a Grammar, such as Grammar.json_schema({…}), or None"),
+    "thoughts": (_is_thoughts, "Thoughts with a budget >= 1 or None, or None"),
+    "depth_budget": (lambda layers: _is_number(layers) and layers > 0, "a number of layers > 0, or None"),
+    "stop": (_are_texts, 'a tuple of non-empty strings, such as ("###",)'),
+    "shown_tokens": (_are_token_ids, "a tuple of token ids >= 0"),
+    "eos_token_ids": (_are_token_ids, "a tuple of token ids >= 0, or None for the model's"),
+    "cache_salt": (lambda salt: isinstance(salt, str), "a string, or None"),
+    "adapter": (lambda name: isinstance(name, str), "an adapter's name, or None"),
+    "use_prefix_cache": (_is_bool, "True or False"),
+    "ignore_eos": (_is_bool, "True or False"),
+}
+_MAY_BE_NONE = {field.name for field in fields(GenerationParams) if field.default is None}

@@ -12,7 +12,7 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -45,7 +45,7 @@ def kept_result(
         encode, decode: between a result and what JSON can hold; ``decode`` raises ValueError, KeyError or TypeError for anything
             else.
     """
-    digest = hashlib.sha256(json.dumps([*key]).encode()).hexdigest()
+    digest = key_name(key)
     with suppress(OSError, ValueError, RuntimeError, KeyError, TypeError):  # RuntimeError: there is no home folder
         return decode(json.loads(((folder or cache_folder(kind)) / digest).read_bytes())["result"])
     queued = queued_seconds()
@@ -57,6 +57,11 @@ def kept_result(
         kept = json.dumps({"result": encode(measured), "key": [*key]})
         _write(folder or cache_folder(kind), digest, kept.encode())
     return measured
+
+
+def key_name(parts: Iterable[str]) -> str:
+    """The name of the file for what depends on ``parts``, in order."""
+    return hashlib.sha256(json.dumps([*parts]).encode()).hexdigest()
 
 
 def queued_seconds() -> float:

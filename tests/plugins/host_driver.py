@@ -114,8 +114,9 @@ def on_host(array: np.ndarray) -> DeviceArray:
     return DeviceArray(array.ctypes.data, array.shape, _NAMES[array.dtype], strides=strides, owner=array)
 
 
-def run_case(case: Case, driver: HostDriver, **more: Any) -> Tensors:
+def run_case(case: Case, driver: HostDriver, graph_condition: int | None = None) -> Tensors:
     """Launch a case on its tensors and return them."""
     tensors = {name: on_host(tensor) for name, tensor in case.tensors.items()}
-    case.prepare(driver.kernels(), stream=0, **case.numbers, **tensors, **more).enqueue(0)
+    launch = case.prepare(driver.kernels(), stream=0, **case.numbers, **tensors)
+    (launch if graph_condition is None else launch.with_condition(graph_condition)).enqueue(0)
     return case.tensors

@@ -20,7 +20,6 @@ import ctypes, gc, sys
 from pathlib import Path
 from plugins.launch_case import EMPTY_KERNELS, router_tensors, turn_tensors
 from tide_plugins.build.builder import Builder
-from tide_plugins.build.cubin_cache import CubinCache
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.decode_loop import prepare_loop_turn
 from tide_plugins.launch.exit_router import prepare_exit_router
@@ -28,7 +27,7 @@ from tide_plugins.launch.kernel_library import KernelLibrary
 
 driver = CudaDriver()
 print(driver.device, driver.compute, driver.sm_count, driver.name)
-library = KernelLibrary(driver, Builder(CubinCache(Path(sys.argv[1])), EMPTY_KERNELS))
+library = KernelLibrary(driver, Builder(Path(sys.argv[1]), EMPTY_KERNELS))
 if sys.argv[2] == "router":
     prepared = prepare_exit_router(library, epsilon=1e-6, stream=0xABC0, **router_tensors(rows=24))
     step, params = prepared.steps[0], prepared.params

@@ -17,6 +17,7 @@ from tide_plugins.kernels import CSRC, KERNELS
 from tide_plugins.params import PARAMS
 
 SPECS = {spec.name: spec for spec in cases()}
+STRUCTS = {kernel: struct for kernel, struct in PARAMS.items() if kernel != "exit_router"}  # which takes the fields one by one
 PER_KERNEL = 4  # cases that also run in other execution orders
 
 
@@ -80,8 +81,8 @@ def test_a_turn_sets_the_graph_condition() -> None:
 def test_python_structs_are_laid_out_as_the_compilers(tmp_path: Path) -> None:
     """Guards against struct fields at other offsets than the compiler's."""
     source, expected = tmp_path / "layout.cpp", []
-    lines = ["#include <cstddef>", "#include <cstdio>", *(f'#include "{kernel}_params.h"' for kernel in PARAMS), "int main() {"]
-    for kernel, struct in PARAMS.items():
+    lines = ["#include <cstddef>", "#include <cstdio>", *(f'#include "{kernel}_params.h"' for kernel in STRUCTS), "int main() {"]
+    for kernel, struct in STRUCTS.items():
         fields = [name for name, *_ in struct._fields_]
         places = [f"offsetof(tide::{kernel}_params, {name})" for name in fields] + [f"sizeof(tide::{kernel}_params)"]
         lines += [f'std::printf("{kernel} {name} %zu\\n", {at});' for name, at in zip([*fields, "size"], places, strict=True)]

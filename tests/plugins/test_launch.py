@@ -8,7 +8,6 @@ import pytest
 from plugins.launch_case import EMPTY_KERNELS, router_tensors, turn_tensors
 from plugins.recording_driver import RecordingDriver
 from tide_plugins.build.builder import Builder
-from tide_plugins.build.cubin_cache import CubinCache
 from tide_plugins.kernels import KERNELS
 from tide_plugins.launch.decode_loop import prepare_loop_turn
 from tide_plugins.launch.exit_router import float_bits, prepare_exit_router
@@ -21,7 +20,7 @@ _STREAM = 0xABC0
 
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
-    return Builder(CubinCache(tmp_path_factory.mktemp("cubins")), EMPTY_KERNELS)
+    return Builder(tmp_path_factory.mktemp("cubins"), EMPTY_KERNELS)
 
 
 @pytest.fixture
@@ -66,15 +65,16 @@ def test_enqueueing_again_costs_two_launches_and_no_memory(library: KernelLibrar
 
 def test_a_graph_condition_is_passed_on(library: KernelLibrary) -> None:
     """Guards against truncated 64-bit handles."""
-    params = prepare_loop_turn(library, stream=_STREAM, slots=8, graph_condition=2**63 + 5, **turn_tensors()).params
+    params = prepare_loop_turn(library, stream=_STREAM, slots=8, **turn_tensors()).with_condition(2**63 + 5).params
     assert (params.graph_condition, params.sets_condition) == (2**63 + 5, 1)
 
 
 def test_a_graph_condition_on_volta_is_refused(builder: Builder) -> None:
     """Guards against ignored graph conditions, which Volta's images do not support."""
     volta = KernelLibrary(RecordingDriver(compute=70), builder)
+    launch = prepare_loop_turn(volta, stream=_STREAM, slots=8, **turn_tensors())
     with pytest.raises(TargetError, match=r"sm_70 set no CUDA graph condition"):
-        prepare_loop_turn(volta, stream=_STREAM, slots=8, graph_condition=1, **turn_tensors())
+        launch.with_condition(1)
 
 
 def test_a_gpu_newer_than_every_cubin_gets_ptx(builder: Builder) -> None:

@@ -10,7 +10,6 @@ from plugins.host_driver import on_host
 from plugins.launch_case import EMPTY_KERNELS, router_tensors
 from plugins.recording_driver import RecordingDriver
 from tide_plugins.build.builder import Builder
-from tide_plugins.build.cubin_cache import CubinCache
 from tide_plugins.conformance import CaseSpec, cases
 from tide_plugins.launch import decode_loop, exit_router
 from tide_plugins.launch.device_array import DeviceArray
@@ -27,7 +26,7 @@ _OPTIONAL = {
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    return KernelLibrary(RecordingDriver(), Builder(CubinCache(tmp_path_factory.mktemp("cubins")), EMPTY_KERNELS))
+    return KernelLibrary(RecordingDriver(), Builder(tmp_path_factory.mktemp("cubins"), EMPTY_KERNELS))
 
 
 def _refused(library: KernelLibrary, **changed: Any) -> str:

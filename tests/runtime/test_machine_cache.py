@@ -1,11 +1,11 @@
-"""Results of measurements, kept between processes."""
+"""Results of measurements and files that are costly to make, kept between processes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tide_runtime import machine_cache
-from tide_runtime.machine_cache import kept_result, queued_seconds
+from tide_runtime.machine_cache import CachedFiles, cache_folder, kept_result, key_name, queued_seconds
 
 
 def measured_twice(folder: Path, max_queued: float) -> list[int]:
@@ -34,3 +34,40 @@ def test_waiting_for_a_core_is_counted_and_never_falls() -> None:
     """Where the counter could not be read, nothing would ever be found disturbed."""
     before = queued_seconds()
     assert 0 <= before <= queued_seconds()
+
+
+_FACTS, _CONTENT = {"build_seconds": 1.5}, b"\x7fELF\nof two lines"
+
+
+def test_what_was_stored_is_loaded(tmp_path: Path) -> None:
+    cache = CachedFiles(tmp_path / "cache")
+    assert cache.load("key") is None
+    cache.store("key", _FACTS, _CONTENT)
+    assert cache.load("key") == (_FACTS, _CONTENT)
+    assert [path.name for path in cache.folder.iterdir()] == ["key"]  # no partial entry remains
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda file: file[:-1], lambda file: file[:10], lambda file: b"", lambda file: file[:-1] + b"\0"]
+)
+def test_a_damaged_file_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """A truncated cubin, after a full disk, would be loaded at every start, and a disk's error go into every bundle."""
+    cache = CachedFiles(tmp_path)
+    cache.store("key", _FACTS, _CONTENT)
+    (tmp_path / "key").write_bytes(damage((tmp_path / "key").read_bytes()))
+    assert cache.load("key") is None
+    cache.store("key", _FACTS, _CONTENT)
+    assert cache.load("key") == (_FACTS, _CONTENT)
+
+
+def test_names_differ_where_the_parts_do() -> None:
+    assert len({key_name(parts) for parts in (["a", "b"], ["ab"], ["a", "b", ""], ["b", "a"])}) == 4
+
+
+def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Home directories may be read-only."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TIDE_CACHE_DIR", raising=False)
+    assert cache_folder("cubins") == tmp_path / "tide" / "cubins"
+    monkeypatch.setenv("TIDE_CACHE_DIR", str(tmp_path / "here"))
+    assert cache_folder("cubins") == tmp_path / "here" / "cubins"

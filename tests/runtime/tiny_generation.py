@@ -11,7 +11,7 @@ from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.depth.frontier import LazySequence
 from tide_runtime.depth.policy import DepthPolicy, PromptChunk
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sampler import Sampler
 from tide_runtime.scheduling.step import run

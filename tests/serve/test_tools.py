@@ -12,7 +12,7 @@ import openai
 import pytest
 from runtime.text.test_template_turns import TEMPLATES, chat
 from serve.live import Served, serving
-from tide_runtime.text.chat_template import render_chat, template_forms
+from tide_runtime.text.chat_template import analysed, render_chat
 from tide_serve.request.prompt_ids import template_messages, with_calls_as_text, with_tools_described
 
 ASK = [{"role": "user", "content": "Hi"}]
@@ -224,7 +224,7 @@ NO_TOOLS = {name: template.partition("{% for c in m.tool_calls")[0] + "]{% endfo
 def test_described_tools_fit_every_template(name: str, roles: str) -> None:
     """Breaks: every request with tools is refused for Gemma, Llama 2 and early Mistral models, or the turn after two calls is."""
     template = NO_TOOLS[name]
-    assert not template_forms(template).shows_calls
+    assert not analysed(template).forms.shows_calls
     turns = [with_calls_as_text(turn) for turn in template_messages(chat(roles))]
     prompt = render_chat(template, with_tools_described(turns, [TOOL]), special_tokens={})
     assert prompt.count("does it") == 1

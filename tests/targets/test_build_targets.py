@@ -13,6 +13,7 @@ from targets.tiny_graphs import SLOTS, copy_of, traced
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.manifest import TargetInfo
 from tide_runtime.errors import TargetError
+from tide_runtime.machine_cache import CachedFiles
 
 from tide_export.graphs.exit_graphs import exit_graph_model
 from tide_export.passes.base import LoweringContext
@@ -20,7 +21,6 @@ from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS
 from tide_export.targets.base import BuildJob, Target
 from tide_export.targets.build_targets import BuiltTargets, Cuts, build_targets
-from tide_export.targets.engine_cache import BuiltEngine, EngineCache, engine_key
 from tide_export.targets.engines import step_profiles
 from tide_export.targets.onnxruntime import OnnxFiles
 from tide_export.weights.quantized_weight import QuantizedWeight
@@ -59,7 +59,7 @@ def make(
     directory, workspace = folder / "bundle", folder / "workspace"
     for path in (directory, workspace):
         path.mkdir(parents=True)
-    profiles, engines = step_profiles(2, 0, SLOTS), EngineCache(cache or folder / "cache")
+    profiles, engines = step_profiles(2, 0, SLOTS), CachedFiles(cache or folder / "cache")
     job = BuildJob(directory, workspace, "fp16", profiles, progress or ExportProgress(quiet=True), engines, rebuild)
     exit_graph = exit_graph_model(EXIT, exit_tensors(EXIT, HIDDEN), HIDDEN, "fp16")
     cuts = Cuts([1], [exit_graph])
@@ -153,17 +153,3 @@ def _version() -> str:
     from importlib.metadata import version
 
     return version("tensorrt-rtx")
-
-
-def test_a_damaged_engine_is_not_taken_from_the_cache(tmp_path):
-    """A disk error would end up in every bundle from then on."""
-    cache, key = EngineCache(tmp_path), engine_key(["a", "b"])
-    assert cache.load(key) is None
-    engine = BuiltEngine(b"plan\nof two lines", 1.5, "fused")
-    cache.store(key, engine)
-    assert cache.load(key) == engine
-    content = bytearray((tmp_path / key).read_bytes())
-    content[-1] ^= 1
-    (tmp_path / key).write_bytes(content)
-    assert cache.load(key) is None
-    assert engine_key(["ab"]) != key != engine_key(["a", "b", ""])

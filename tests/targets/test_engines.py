@@ -10,12 +10,12 @@ import pytest
 from rich.progress import Progress
 from targets.recording_tensorrt import Recording
 from tide_runtime.errors import TargetError
+from tide_runtime.machine_cache import CachedFiles
 
 from tide_export.graphs.cut import CutGraph
 from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS, engines
 from tide_export.targets.base import BuildJob
-from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.engines import step_profiles
 from tide_export.targets.lower import LoweredModel
 
@@ -52,7 +52,7 @@ def build(recording: Recording, folder: Path, progress: ExportProgress | None = 
     directory, workspace = folder / "bundle", folder / "workspace"
     for path in (directory, workspace):
         path.mkdir(parents=True)
-    cache, progress = EngineCache(folder.parent / "cache"), progress or ExportProgress(quiet=True)
+    cache, progress = CachedFiles(folder.parent / "cache"), progress or ExportProgress(quiet=True)
     job = BuildJob(directory, workspace, inputs["dtype"], inputs["profiles"], progress, cache)
     lowered = LoweredModel([CutGraph("segment_0", product(inputs["weight"], inputs["activation"]), (0, 1))], [], [])
     engines.build_engines(inputs["target"], recording.trt, inputs["tool"], lambda *_: None, lowered, job)

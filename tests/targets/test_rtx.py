@@ -21,8 +21,7 @@ from tide_export.passes.base import LoweringContext
 from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS
 from tide_export.targets.attention_checks import attentions
-from tide_export.targets.engine_build import BuildSettings, build_engine
-from tide_export.targets.engine_cache import BuiltEngine
+from tide_export.targets.engine_build import BuildSettings, BuiltEngine, build_engine
 from tide_export.targets.engine_network import EngineNetwork, read_network, require_no_errors
 from tide_export.targets.engines import step_profiles
 from tide_export.targets.graph_files import GraphFile, write_graph_file

@@ -12,6 +12,7 @@ from export.stub_calibration import exit_tensors
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.bundle.engine_info import ProfileInfo
 from tide_runtime.errors import TargetError
+from tide_runtime.machine_cache import CachedFiles
 from tide_runtime.targets.gpu_probe import PresentGpu
 
 from tide_export.config import TrtOptions
@@ -22,7 +23,6 @@ from tide_export.progress import ExportProgress
 from tide_export.targets import TARGETS, router_plugin
 from tide_export.targets.base import BuildJob
 from tide_export.targets.choice import check_options
-from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.lower import LoweredModel
 
 V100, H200 = PresentGpu("Tesla V100", 70), PresentGpu("NVIDIA H200", 90)
@@ -39,7 +39,7 @@ def job(folder: Path, **options: bool) -> BuildJob:
     directory, workspace = folder / "bundle", folder / "workspace"
     for path in (directory, workspace):
         path.mkdir(parents=True)
-    cache, progress = EngineCache(folder.parent / "cache" / "engines"), ExportProgress(quiet=True)
+    cache, progress = CachedFiles(folder.parent / "cache" / "engines"), ExportProgress(quiet=True)
     return BuildJob(directory, workspace, "fp16", PROFILES, progress, cache, trt=TrtOptions(**options))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tide_runtime.bundle.manifest import ProfileInfo, TargetInfo
+from tide_runtime.machine_cache import CachedFiles
 
 from tide_export.bundle_writer import onnx_weights
 from tide_export.config import TrtOptions
@@ -16,7 +17,6 @@ from tide_export.graphs.cut import LoweredModel
 from tide_export.passes.base import GraphPass
 from tide_export.passes.quantize_weights import QuantizeWeights
 from tide_export.progress import ExportProgress
-from tide_export.targets.engine_cache import EngineCache
 from tide_export.targets.graph_files import GraphFile, write_graph_file
 from tide_export.weights.weight_file import WeightFile
 
@@ -59,7 +59,7 @@ class BuildJob:
     dtype: str
     profiles: list[ProfileInfo]
     progress: ExportProgress
-    cache: EngineCache
+    cache: CachedFiles
     rebuild: bool = False
     trt: TrtOptions = field(default_factory=TrtOptions)
     _files: dict[int, list[GraphFile]] = field(default_factory=dict)

@@ -13,11 +13,19 @@ from tide_runtime.errors import TargetError
 
 from tide_export.progress import ExportProgress, Steps
 from tide_export.targets.attention_checks import attentions
-from tide_export.targets.engine_cache import BuiltEngine
 from tide_export.targets.engine_network import EngineNetwork, add_profiles, require_no_errors
 
 # Part of the builder's error for an attention without a fused kernel (fp32, odd head sizes).
 _NO_FUSED_KERNEL = "decompos"
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """``plan``: the serialized engine; ``attention``: ``fused``, ``decomposed`` or ``none``."""
+
+    plan: bytes
+    build_seconds: float
+    attention: str
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from tide_runtime.bundle.manifest import EngineInfo, ProfileInfo, TargetInfo
+from tide_runtime.machine_cache import key_name
 
 from tide_export.graphs.cut import LoweredModel
 from tide_export.targets.base import BuildJob, Target
-from tide_export.targets.engine_build import BuildSettings, build_engine
-from tide_export.targets.engine_cache import BuiltEngine, engine_key
+from tide_export.targets.engine_build import BuildSettings, BuiltEngine, build_engine
 from tide_export.targets.engine_network import read_network
 from tide_export.targets.graph_files import GraphFile
 
@@ -66,14 +67,16 @@ def _engine(
     """The engine of one graph, its manifest entry, and whether it came from the cache."""
     profiles = json.dumps([dataclasses.asdict(profile) for profile in settings.profiles])
     compute = json.dumps(target.machine.compute)
-    key = engine_key([str(BUILD_VERSION), tool, target.name, compute, job.dtype, profiles, file.digest])
+    key = key_name([str(BUILD_VERSION), tool, target.name, compute, job.dtype, profiles, file.digest])
     cached = None if job.rebuild else job.cache.load(key)
     network = read_network(trt, file, settings.fused_routers)
-    built = cached or build_engine(
-        network, lambda: read_network(trt, file, settings.fused_routers), settings, job.progress, f"{target.name} {file.name}"
-    )
-    if cached is None:
-        job.cache.store(key, built)
+    if cached is not None:
+        facts, plan = cached
+        built = BuiltEngine(plan, **facts)
+    else:
+        reparse = partial(read_network, trt, file, settings.fused_routers)
+        built = build_engine(network, reparse, settings, job.progress, f"{target.name} {file.name}")
+        job.cache.store(key, {"build_seconds": built.build_seconds, "attention": built.attention}, built.plan)
     attention, count = (built.attention, network.attentions) if network.attentions else _decomposed(file)
     info = EngineInfo(built.build_seconds, attention, count, network.inputs, network.outputs, network.aliases)
     return built, info, cached is not None

@@ -46,8 +46,8 @@ def exact_speedups(trace: SplitTrace, info: ExitInfo, costs: CostTable) -> NDArr
     model, (early_exit,) = cut_model([info], trace.num_layers, costs)
     with_head, without_head = (model.evaluation(1, 0, early_exit, with_head) for with_head in (True, False))
     evaluation = without_head + float(decisions.runs_head.mean()) * (with_head - without_head)
-    prefix = model.price([model.run(0, early_exit.boundary)])
-    finish = np.array([model.price(model.finish(early_exit.boundary, tokens=tokens)) for tokens in (1, *(limits + 1))])
+    prefix = model.run(0, early_exit.boundary)
+    finish = np.array([model.finish(early_exit.boundary, tokens=tokens) for tokens in (1, *(limits + 1))])
     reached = confident ** np.arange(len(limits) + 1)  # [k]: probability of at least k drafts
     evaluations = evaluation * np.cumsum(reached[:-1])
     before_limit = np.cumsum(reached[:-1] * (1 - confident) * finish[:-1])

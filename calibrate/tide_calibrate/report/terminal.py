@@ -141,7 +141,7 @@ def _draft_price(file: CalibrationFile, layer: int, head: str) -> tuple[float, f
     model, (early_exit,) = cut_model([info], file.num_layers, file.calibration.costs)
     draft = model.evaluation(1, 0, early_exit)
     whole = model.full(1, 1, 1)
-    one, two = (model.price(model.finish(early_exit.boundary, tokens=tokens)) for tokens in (1, 2))
+    one, two = (model.finish(early_exit.boundary, tokens=tokens) for tokens in (1, 2))
     return draft / whole, (draft + max(0.0, two - one)) / whole
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
+from pathlib import Path
 
 from tide_runtime.bundle.architectures import Architecture
-from tide_runtime.machine_cache import cache_folder
+from tide_runtime.machine_cache import CachedFiles, cache_folder
 
 from tide_plugins.build.compiler import compiler
-from tide_plugins.build.cubin_cache import CachedImage, CubinCache, content_key
+from tide_plugins.build.resources import KernelImage, Resources
 from tide_plugins.kernels import Kernel, sources
 
 _ENTRY_FORMAT = "2"  # version of the cache entries
@@ -23,7 +25,7 @@ class BuiltKernel:
 
     kernel: Kernel
     architecture: Architecture
-    image: CachedImage
+    image: KernelImage
     cached: bool
 
     @property
@@ -36,12 +38,12 @@ class Builder:
     """Compiles images that are not in the cache. Threads may share a builder.
 
     Args:
-        cache: persistent cache of images; by default in the user's cache folder.
+        cache: folder of the images that were compiled earlier; by default in the user's cache folder.
         files: file name → content, the kernels and the headers they may include; by default those of `csrc/`.
     """
 
-    def __init__(self, cache: CubinCache | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        self._cache = CubinCache(cache_folder("cubins")) if cache is None else cache
+    def __init__(self, cache: Path | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        self._cache = CachedFiles(cache or cache_folder("cubins"))
         self._files = sources() if files is None else files
 
     def build(self, kernel: Kernel, architecture: Architecture, conditions: bool = True) -> BuiltKernel:
@@ -55,9 +57,11 @@ class Builder:
         made_from = [_ENTRY_FORMAT, kernel.name, *using.identity(architecture, conditions)]
         key = content_key(chain(made_from, self._files, self._files.values()))
         if (found := self._cache.load(key)) is not None:
-            return BuiltKernel(kernel, architecture, found, cached=True)
+            facts, content = found
+            resources = {name: Resources(**values) for name, values in facts.items()}
+            return BuiltKernel(kernel, architecture, KernelImage(content, resources), cached=True)
         image = using.compile(kernel, architecture, self._files, conditions)
-        self._cache.store(key, image)
+        self._cache.store(key, {name: asdict(values) for name, values in image.resources.items()}, image.content)
         return BuiltKernel(kernel, architecture, image, cached=False)
 
     def build_all(self, kernels: Sequence[Kernel], targets: Sequence[Architecture], jobs: int) -> Iterator[BuiltKernel]:
@@ -71,3 +75,12 @@ class Builder:
                     yield task.result()
             finally:
                 pool.shutdown(cancel_futures=True)
+
+
+def content_key(parts: Iterable[str | bytes]) -> str:
+    """SHA-256 of ``parts`` with their lengths, so that different lists never have the same input."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

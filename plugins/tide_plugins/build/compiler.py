@@ -8,9 +8,8 @@ from functools import cache
 from tide_runtime.bundle.architectures import Architecture
 from tide_runtime.errors import TargetError
 
-from tide_plugins.build.cubin_cache import CachedImage
 from tide_plugins.build.nvrtc import Nvrtc
-from tide_plugins.build.resources import Resources, parse_resources
+from tide_plugins.build.resources import KernelImage, Resources, parse_resources
 from tide_plugins.build.toolchain import find_toolchain
 from tide_plugins.kernels import Kernel
 
@@ -40,7 +39,7 @@ class Compiler:
 
     def compile(
         self, kernel: Kernel, architecture: Architecture, files: Mapping[str, bytes], conditions: bool = True
-    ) -> CachedImage:
+    ) -> KernelImage:
         """Compile ``kernel``; ``#include`` searches ``files`` before CUDA's headers.
 
         Args:
@@ -55,8 +54,8 @@ class Compiler:
         options = [*self._options(conditions), f"--gpu-architecture={architecture.name}", include]
         image = self._nvrtc.compile(kernel.file_name, files[kernel.file_name], files, options, architecture.ptx)
         if architecture.ptx:  # no ptxas report: the driver compiles PTX when it is loaded
-            return CachedImage(image.content, {})
-        return CachedImage(image.content, _complete(kernel, parse_resources(image.log)))
+            return KernelImage(image.content, {})
+        return KernelImage(image.content, _complete(kernel, parse_resources(image.log)))
 
     def _options(self, conditions: bool) -> tuple[str, ...]:
         return (*_OPTIONS, *self._conditions) if conditions else _OPTIONS

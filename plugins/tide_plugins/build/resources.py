@@ -30,6 +30,14 @@ class Resources:
         return self.spill_store_bytes > 0 or self.spill_load_bytes > 0
 
 
+@dataclass(frozen=True)
+class KernelImage:
+    """A cubin or PTX and the resources of its entry points (none for PTX, which the driver compiles later)."""
+
+    content: bytes
+    resources: dict[str, Resources]
+
+
 def parse_resources(log: str) -> dict[str, Resources]:
     """Entry point → resources, from ptxas's report in NVRTC's log (same format in CUDA 12.9 and 13).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -32,10 +33,10 @@ def exact_cases() -> Iterator[CaseSpec]:
             continue
         for sizes in (1, 3, 5):
             name = f"drafts-b{rows}-words{words}-room{room}-sizes{sizes}"
-            yield CaseSpec("text_drafts", name, lambda name=name, a=(rows, words, room, sizes): _drafts(name, *a))  # type: ignore[misc]
+            yield CaseSpec("text_drafts", name, partial(_drafts, name, rows, words, room, sizes))
     for rows, power, eos, left in product((1, 5, 300), (0, 2, 4), (0, 2), (1, 7)):
         name = f"accept-b{rows}-tokens{1 << power}-eos{eos}-left{left}"
-        yield CaseSpec("text_accept", name, lambda name=name, a=(rows, power, eos, left): _accept(name, *a))  # type: ignore[misc]
+        yield CaseSpec("text_accept", name, partial(_accept, name, rows, power, eos, left))
 
 
 def _drafts(name: str, rows: int, words: int, room: int, sizes: int) -> Case:

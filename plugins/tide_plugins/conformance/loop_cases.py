@@ -4,6 +4,7 @@ vocabularies of one token to several blocks, non-finite logits."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -46,31 +47,31 @@ def loop_cases() -> Iterator[CaseSpec]:
     for rows, left in product(_ROWS, (1, 2, 9)):
         for running in (0, rows):
             name = f"b{rows}-left{left}-running{running}"
-            yield CaseSpec("loop_turn", name, lambda name=name, a=(rows, left, running): _turn(name, *a))  # type: ignore[misc]
+            yield CaseSpec("loop_turn", name, partial(_turn, name, rows, left, running))
         for number in range(1, _EXITS + 1):
             name = f"b{rows}-left{left}-exit{number}"
-            yield CaseSpec("exit_gate", name, lambda name=name, a=(rows, left, number): _gate(name, *a))  # type: ignore[misc]
+            yield CaseSpec("exit_gate", name, partial(_gate, name, rows, left, number))
     for rows, number, row_bytes in product(_ROWS, range(1, _EXITS + 1), (24, 4096)):
         name = f"b{rows}-exit{number}-bytes{row_bytes}"
-        yield CaseSpec("exit_join", name, lambda name=name, a=(rows, number, row_bytes): _join(name, *a))  # type: ignore[misc]
+        yield CaseSpec("exit_join", name, partial(_join, name, rows, number, row_bytes))
         name = f"inputs-{name}"
-        yield CaseSpec("exit_inputs", name, lambda name=name, a=(rows, number, row_bytes): _inputs(name, *a))  # type: ignore[misc]
+        yield CaseSpec("exit_inputs", name, partial(_inputs, name, rows, number, row_bytes))
     for rows, number, mlp in product(_ROWS, (1, 2), (False, True)):
         name = f"b{rows}-exit{number}-mlp{int(mlp)}"
-        yield CaseSpec("exit_candidates", name, lambda name=name, a=(rows, number, mlp): _candidates(name, *a))  # type: ignore[misc]
+        yield CaseSpec("exit_candidates", name, partial(_candidates, name, rows, number, mlp))
     # One block to several per row; rows that begin on 16 bytes and that do not.
     for dtype, vocab, mlp in product(ELEMENTS, (1, 33, 1000, 9001), (False, True)):
         name = f"exit_score-{dtype}-v{vocab}-mlp{int(mlp)}"
-        yield CaseSpec("exit_score", name, lambda name=name, a=(dtype, vocab, mlp): _score(name, *a))  # type: ignore[misc]
+        yield CaseSpec("exit_score", name, partial(_score, name, dtype, vocab, mlp))
     # One block to several per row, every mix of filters, tokens in a row; logits with and without many equals.
     for dtype, vocab, tokens, spread in product(ELEMENTS, (1, 33, 1000, 9001, 33_000), (1, 3), (0.3, 4.0)):
         name = f"choose_token-{dtype}-v{vocab}-s{tokens}-x{spread}"
-        yield CaseSpec("choose_token", name, lambda name=name, a=(dtype, vocab, tokens, spread): _choose(name, *a))  # type: ignore[misc]
+        yield CaseSpec("choose_token", name, partial(_choose, name, dtype, vocab, tokens, spread))
     for rows, eos in product(_ROWS, (0, 3)):
         name = f"b{rows}-eos{eos}"
-        yield CaseSpec("take_tokens", name, lambda name=name, a=(rows, eos): _take(name, *a))  # type: ignore[misc]
+        yield CaseSpec("take_tokens", name, partial(_take, name, rows, eos))
     for rows in _ROWS:
-        yield CaseSpec("exit_merge", f"b{rows}", lambda name=f"b{rows}", a=(rows,): _merge(name, *a))  # type: ignore[misc]
+        yield CaseSpec("exit_merge", f"b{rows}", partial(_merge, f"b{rows}", rows))
 
 
 def _turn(name: str, rows: int, left: int, running: int) -> Case:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import Structure
+from functools import partial
 from typing import Any
 
+from tide_runtime.backends.device.cuda_device import driver_value
 from tide_runtime.errors import DeviceMemoryError, TargetError
 
 from tide_plugins.plans import LaunchPlan
@@ -40,6 +42,7 @@ class CudaDriver:
         except ImportError as error:
             raise TargetError(f"launching kernels needs cuda.core ({error}): pip install 'tide-llm[kernels]'") from None
         self._api = driver
+        self._value = partial(driver_value, driver, device)
         try:
             self._gpu = Device(device)
             self._gpu.set_current()
@@ -59,8 +62,8 @@ class CudaDriver:
             code = ObjectCode.from_ptx(image) if ptx else ObjectCode.from_cubin(image)
             kernel = code.get_kernel(symbol)
             # Now, as loading on first use would resolve the image's references in the middle of a capture.
-            function = self._done("cuKernelGetFunction", self._api.cuKernelGetFunction(int(kernel.handle)))
-            self._done("cuFuncLoad", self._api.cuFuncLoad(function))
+            function = self._value("cuKernelGetFunction", self._api.cuKernelGetFunction(int(kernel.handle)))
+            self._value("cuFuncLoad", self._api.cuFuncLoad(function))
             return kernel
         except Exception as error:  # cuda.core's classes, such as for images that an older driver cannot load
             raise TargetError(f"GPU {self.device} cannot load {symbol}: {type(error).__name__}: {error}") from error
@@ -83,12 +86,4 @@ class CudaDriver:
         result = self._api.cuLaunchKernel(
             int(entry.handle), *plan.grid, *plan.block, plan.shared_bytes, stream, ctypes.addressof(addresses), 0
         )
-        self._done("cuLaunchKernel", result)
-
-    def _done(self, call: str, result: tuple[Any, ...]) -> Any:
-        """The value of a call, if it has one. Raises TargetError when the call failed."""
-        if result[0] != self._api.CUresult.CUDA_SUCCESS:
-            _, text = self._api.cuGetErrorString(result[0])
-            meaning = text.decode() if text else "no description"
-            raise TargetError(f"{call} on GPU {self.device} failed: {result[0].name}: {meaning}")
-        return result[1] if len(result) > 1 else None
+        self._value("cuLaunchKernel", result)

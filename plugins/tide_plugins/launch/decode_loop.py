@@ -8,17 +8,6 @@ from tide_plugins.launch.kernel_call import KernelCall
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch
 from tide_plugins.launch.tensor_contract import ELEMENT, Tensor
-from tide_plugins.params import (
-    ChooseTokenParams,
-    ExitCandidatesParams,
-    ExitGateParams,
-    ExitInputsParams,
-    ExitJoinParams,
-    ExitMergeParams,
-    ExitScoreParams,
-    LoopTurnParams,
-    TakeTokensParams,
-)
 from tide_plugins.plans import plan_choose_token, plan_exit_score, plan_exit_states, plan_loop_block
 
 PLACES = (
@@ -114,31 +103,28 @@ MERGE_TENSORS = (
 )
 
 
-def prepare_loop_turn(
-    library: KernelLibrary, *, stream: Any, slots: int, graph_condition: int | None = None, **tensors: Any
-) -> PreparedLaunch:
+def prepare_loop_turn(library: KernelLibrary, *, stream: Any, slots: int, **tensors: Any) -> PreparedLaunch:
     """Check the tensors (`TURN_TENSORS`) and prepare the launch; the rule is in csrc/loop_turn.cuh.
+
+    The launch's graph condition (`PreparedLaunch.with_condition`) is set to ``proceed``.
 
     Args:
         stream: the stream that will use the tensors.
         slots: slots of the KV caches.
-        graph_condition: ``cudaGraphConditionalHandle`` to set to ``proceed``.
 
     Raises:
         ParamsError: a tensor breaks the contract.
-        TargetError: the kernel cannot be built for this GPU, or sets no graph condition there.
+        TargetError: the kernel cannot be built for this GPU.
     """
     call = KernelCall(library, "loop_turn", TURN_TENSORS, tensors, stream)
-    params = LoopTurnParams(slots=slots, rows=call.size("rows"), ring_turns=call.size("ring_turns"))
-    call.set_condition(params, graph_condition)
+    params = call.params(slots=slots)
     return call.prepare(params, {"loop_turn": plan_loop_block()}, {})
 
 
 def prepare_take_tokens(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
     """Check the tensors (`TAKE_TENSORS`) and prepare the launch. Errors as in `prepare_loop_turn`."""
     call = KernelCall(library, "take_tokens", TAKE_TENSORS, tensors, stream)
-    params = TakeTokensParams(rows=call.size("rows"), eos_count=call.size("eos_count"))
-    return call.prepare(params, {"take_tokens": plan_loop_block()}, {})
+    return call.prepare(call.params(), {"take_tokens": plan_loop_block()}, {})
 
 
 def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: float = 0.0, **tensors: Any) -> PreparedLaunch:
@@ -153,7 +139,7 @@ def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: fl
         TargetError: the kernel cannot be built for this GPU.
     """
     call = KernelCall(library, "exit_score", SCORE_TENSORS, tensors, stream)
-    params = ExitScoreParams(rows=call.size("rows"), vocab=call.size("vocab"), mlp_threshold=mlp_threshold)
+    params = call.params(mlp_threshold=mlp_threshold)
     plan = plan_exit_score(params.rows, params.vocab, call.element_bytes)
     return call.prepare(params, {"exit_score": plan}, {"counters": 4 * plan.counters, "workspace": plan.workspace_bytes})
 
@@ -171,7 +157,7 @@ def prepare_choose_token(library: KernelLibrary, *, stream: Any, **tensors: Any)
     rows, sequences = call.size("rows"), call.size("sequences")
     call.require(sequences > 0 and rows % sequences == 0, f"{rows} rows are no multiple of {sequences} sequences")
     call.require(call.size("words") == 2, f"a key has {call.size('words')} words; expected 2")
-    params = ChooseTokenParams(rows=rows, vocab=call.size("vocab"), tokens=rows // sequences)
+    params = call.params(tokens=rows // sequences)
     plan = plan_choose_token(rows, params.vocab)
     forms = dict.fromkeys(("choose_peak", "choose_cut", "choose_race"), plan)
     return call.prepare(params, forms, {"counters": 4 * plan.counters, "workspace": plan.workspace_bytes})
@@ -185,7 +171,6 @@ def prepare_exit_candidates(
     number: int,
     threshold: float,
     has_mlp: bool,
-    graph_condition: int | None = None,
     **tensors: Any,
 ) -> PreparedLaunch:
     """Check the tensors (`CANDIDATE_TENSORS`) and prepare the launch; the rule is in csrc/exit_candidates.cuh.
@@ -197,10 +182,7 @@ def prepare_exit_candidates(
     call = KernelCall(library, "exit_candidates", CANDIDATE_TENSORS, tensors, stream)
     _check_number(call, number, exit_count)
     _check_counts(call, exit_count + number)
-    params = ExitCandidatesParams(
-        rows=call.size("rows"), exit_count=exit_count, number=number, threshold=threshold, has_mlp=has_mlp
-    )
-    call.set_condition(params, graph_condition)
+    params = call.params(exit_count=exit_count, number=number, threshold=threshold, has_mlp=has_mlp)
     return call.prepare(params, {"exit_candidates": plan_loop_block()}, {})
 
 
@@ -213,9 +195,7 @@ def prepare_exit_join(library: KernelLibrary, *, stream: Any, number: int, **ten
     _check_number(call, number, call.size("exits"))
     arriving, width = call.size("arriving"), call.size("width")
     call.require(arriving <= width, f"{arriving} states of a row may arrive, its window has {width} places; expected no more")
-    params = ExitJoinParams(
-        row_bytes=call.size("row_bytes"), rows=call.size("rows"), arriving=arriving, width=width, number=number
-    )
+    params = call.params(number=number)
     return call.prepare(params, {"exit_join": plan_exit_states(params.rows, arriving)}, {})
 
 
@@ -226,7 +206,6 @@ def prepare_exit_gate(
     threshold: float,
     number: int,
     width: int,
-    graph_condition: int | None = None,
     **tensors: Any,
 ) -> PreparedLaunch:
     """Check the tensors (`GATE_TENSORS`) and prepare the launch; the rule is in csrc/exit_gate.cuh.
@@ -237,16 +216,11 @@ def prepare_exit_gate(
     call = KernelCall(library, "exit_gate", GATE_TENSORS, tensors, stream)
     _check_number(call, number, call.size("exits"))
     _check_counts(call, number)
-    params = ExitGateParams(
-        rows=call.size("rows"), width=width, exit_count=call.size("exits"), number=number, threshold=threshold
-    )
-    call.set_condition(params, graph_condition)
+    params = call.params(width=width, exit_count=call.size("exits"), number=number, threshold=threshold)
     return call.prepare(params, {"exit_gate": plan_loop_block()}, {})
 
 
-def prepare_exit_inputs(
-    library: KernelLibrary, *, stream: Any, slots: int, number: int, graph_condition: int | None = None, **tensors: Any
-) -> PreparedLaunch:
+def prepare_exit_inputs(library: KernelLibrary, *, stream: Any, slots: int, number: int, **tensors: Any) -> PreparedLaunch:
     """Check the tensors (`INPUT_TENSORS`) and prepare the launch; the rule is in csrc/exit_inputs.cuh.
 
     Arguments and errors as in `prepare_loop_turn`; the condition is set to ``choice``. ``number``: the exit's number, 1 for the
@@ -257,15 +231,14 @@ def prepare_exit_inputs(
     width = call.size("width")
     call.require(width & (width - 1) == 0, f"the window has {width} places; expected a power of two")
     call.require(width <= slots, f"the window has {width} places, a row's cache {slots} slots; expected no more")
-    params = ExitInputsParams(slots=slots, row_bytes=call.size("row_bytes"), rows=call.size("rows"), width=width, number=number)
-    call.set_condition(params, graph_condition)
+    params = call.params(slots=slots, number=number)
     return call.prepare(params, {"exit_inputs": plan_exit_states(params.rows, width)}, {})
 
 
 def prepare_exit_merge(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
     """Check the tensors (`MERGE_TENSORS`) and prepare the launch. Errors as in `prepare_loop_turn`."""
     call = KernelCall(library, "exit_merge", MERGE_TENSORS, tensors, stream)
-    params = ExitMergeParams(rows=call.size("rows"), exit_count=call.size("exits"))
+    params = call.params(exit_count=call.size("exits"))
     return call.prepare(params, {"exit_merge": plan_loop_block()}, {})
 
 

@@ -9,7 +9,6 @@ from tide_plugins.launch.kernel_call import KernelCall
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch
 from tide_plugins.launch.tensor_contract import Tensor
-from tide_plugins.params import TextAcceptParams, TextDraftsParams
 from tide_plugins.plans import plan_loop_block, plan_text_drafts
 
 _RATES = (Tensor("hits", "i32", ("rows", "classes"), output=True), Tensor("tries", "i32", ("rows", "classes"), output=True))
@@ -61,7 +60,6 @@ def prepare_text_drafts(
     slots: int,
     draft_limit: int,
     weight: float,
-    graph_condition: int | None = None,
     **tensors: Any,
 ) -> PreparedLaunch:
     """Check the tensors (`DRAFT_TENSORS`) and prepare the launch; the rule is in csrc/text_drafts.cuh.
@@ -76,26 +74,20 @@ def prepare_text_drafts(
     call.require(room % 4 == 0, f"texts have room for {room} tokens; expected a multiple of 4, which are read at once")
     call.require(call.size("tokens") in (0, tokens), f"inputs are for {call.size('tokens')} tokens a row; expected {tokens}")
     call.require(tokens <= slots, f"a pass has {tokens} tokens a row, whose cache has {slots} slots; expected no more")
-    sizes = {name: call.size(name) for name in ("room", "rows", "classes", "sizes")}
-    params = TextDraftsParams(slots=slots, draft_limit=draft_limit, weight=weight, **sizes)
-    call.set_condition(params, graph_condition)
+    params = call.params(slots=slots, draft_limit=draft_limit, weight=weight)
     plan = plan_text_drafts(params.rows)
     return call.prepare(params, {"text_drafts": plan}, {"counters": 4 * plan.counters})
 
 
-def prepare_text_accept(
-    library: KernelLibrary, *, stream: Any, graph_condition: int | None = None, **tensors: Any
-) -> PreparedLaunch:
+def prepare_text_accept(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
     """Check the tensors (`ACCEPT_TENSORS`) and prepare the launch; the rule is in csrc/text_accept.cuh.
 
-    Arguments and errors as in `prepare_loop_turn`.
+    Arguments and errors as in `prepare_loop_turn`; the condition is set to ``proceed``.
     """
     call = KernelCall(library, "text_accept", ACCEPT_TENSORS, tensors, stream)
     _check_drafts(call)
     call.require(call.size("entry") == _DRAFTS + 2, f"the ring has {call.size('entry')} places a row; expected {_DRAFTS + 2}")
-    params = TextAcceptParams(**{name: call.size(name) for name in ("room", "rows", "classes", "eos_count", "ring_turns")})
-    call.set_condition(params, graph_condition)
-    return call.prepare(params, {"text_accept": plan_loop_block()}, {})
+    return call.prepare(call.params(), {"text_accept": plan_loop_block()}, {})
 
 
 def _check_drafts(call: KernelCall) -> None:

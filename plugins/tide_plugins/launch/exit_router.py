@@ -9,7 +9,6 @@ from tide_plugins.launch.kernel_call import KernelCall
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch
 from tide_plugins.launch.tensor_contract import ELEMENT, Tensor
-from tide_plugins.params import ExitRouterParams
 from tide_plugins.plans import MAX_ROUTER_WIDTH, plan_exit_router
 
 TENSORS = (
@@ -48,7 +47,7 @@ def prepare_exit_router(library: KernelLibrary, *, epsilon: float, stream: Any, 
     call.require(1 <= width <= MAX_ROUTER_WIDTH, f"down has {width} rows; expected 1 to {MAX_ROUTER_WIDTH}")
     call.require(hidden_size >= 1, "hidden has no columns; expected at least 1")
     plan = plan_exit_router(rows, hidden_size, width)
-    params = ExitRouterParams(rows=rows, hidden_size=hidden_size, width=width, chunk=plan.chunk, epsilon=float_bits(epsilon))
+    params = call.params(chunk=plan.chunk, epsilon=float_bits(epsilon))
     plans = {"exit_router_project": plan.project, "exit_router_score": plan.score}
     scratch = call.size("partial")
     call.require(scratch in (0, plan.partial), f"partial has {scratch} elements; expected {plan.partial}")

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from ctypes import Structure
 from typing import Any
 
-from tide_runtime.errors import ParamsError, TargetError
+from tide_runtime.errors import ParamsError
 
 from tide_plugins.launch.device_array import ITEM_BYTES, device_array
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch, Step
 from tide_plugins.launch.stream_handle import stream_handle
 from tide_plugins.launch.tensor_contract import ContractChecker, Tensor
+from tide_plugins.params import PARAMS, POINTER
 from tide_plugins.plans import LaunchPlan
 
 _ALIGNMENT = 256  # bytes, of each part of the scratch memory
@@ -41,9 +42,8 @@ class KernelCall:
             raise ParamsError(f"{kernel} has no {', '.join(unknown)}; its tensors are {', '.join(t.name for t in contract)}")
         given = {name: value for name, value in values.items() if value is not None}
         self._arrays = {name: device_array(value, self._stream) for name, value in given.items()}
-        bound = ContractChecker(kernel, library.driver.device).bind(contract, self._arrays)
-        self._sizes = bound.sizes
-        self.dtype = bound.element or "f32"
+        self._sizes, element = ContractChecker(kernel, library.driver.device).bind(contract, self._arrays)
+        self.dtype = element or "f32"
 
     @property
     def element_bytes(self) -> int:
@@ -53,24 +53,16 @@ class KernelCall:
         """Size of a dimension of the contract, or 0 when no given tensor has it."""
         return self._sizes.get(dimension, 0)
 
+    def params(self, **numbers: float) -> Any:
+        """The kernel's parameters with ``numbers``; the other numbers in it are the sizes of the contract's dimensions."""
+        struct = PARAMS[self.kernel]
+        counts = {name for name, kind, *_ in struct._fields_ if kind is not POINTER}  # a tensor and a dimension may share a name
+        return struct(**{name: size for name, size in self._sizes.items() if name in counts} | numbers)
+
     def require(self, condition: bool, message: str) -> None:
         """Raise ParamsError unless ``condition`` holds."""
         if not condition:
             raise ParamsError(f"{self.kernel}: {message}")
-
-    def set_condition(self, params: Structure, handle: int | None) -> None:
-        """Make the kernel set the CUDA graph condition ``handle``; None: no condition.
-
-        Raises:
-            TargetError: this GPU's image was compiled without conditions.
-        """
-        if handle is None:
-            return
-        name = self.library.architecture.name
-        cuda = self.library.architecture.cuda
-        if cuda < 13:
-            raise TargetError(f"kernels for {name} set no CUDA graph condition; read the result from device memory instead")
-        params.graph_condition, params.sets_condition = handle, 1  # type: ignore[attr-defined]
 
     def prepare(
         self,
@@ -94,7 +86,7 @@ class KernelCall:
         for name, array in self._arrays.items():
             setattr(params, name, array.pointer)
         memory = self._scratch(params, {name: size for name, size in scratch.items() if size})
-        return PreparedLaunch(self.library.driver, steps, params, (memory, *self._arrays.values()))
+        return PreparedLaunch(self.library, steps, params, (memory, *self._arrays.values()))
 
     def _scratch(self, params: Structure, sizes: Mapping[str, int]) -> Any:
         if not sizes:

@@ -13,7 +13,7 @@ from tide_plugins.kernels import KERNELS, entry_point
 from tide_plugins.launch.driver import Driver
 from tide_plugins.plans import LaunchPlan
 
-_MIN_CUDA_CONDITIONS = 13  # kernels for older GPUs are compiled by CUDA 12, without graph conditions
+MIN_CUDA_CONDITIONS = 13  # kernels for older GPUs are compiled by CUDA 12, without graph conditions
 _MAX_BLOCKS = (2**31 - 1, 65535, 65535)  # grid limits of every GPU
 
 
@@ -33,7 +33,7 @@ class KernelLibrary:
         self.architecture: Architecture = architecture_for(driver.compute)
         self._builder = builder or Builder()
         self._entries: dict[str, Any] = {}
-        older = self.architecture.cuda < _MIN_CUDA_CONDITIONS
+        older = self.architecture.cuda < MIN_CUDA_CONDITIONS
         self._conditions_refused = f"kernels for {self.architecture.name} set no graph conditions" if older else None
         self._lock = Lock()
 

@@ -35,15 +35,6 @@ class Tensor:
     output: bool = False
 
 
-@dataclass(frozen=True)
-class Bound:
-    """Result of a check: sizes of the dimensions, element type (None: no tensor with one was given), device."""
-
-    sizes: Mapping[str, int]
-    element: str | None
-    device: int
-
-
 class ContractChecker:
     """Checks one call. ``kernel``: name for errors; ``device``: required device of every tensor."""
 
@@ -52,8 +43,11 @@ class ContractChecker:
         self._sizes: dict[str, tuple[int, str]] = {}  # dimension → size and the tensor that fixed it
         self._element: tuple[str, str] | None = None
 
-    def bind(self, tensors: Sequence[Tensor], arrays: Mapping[str, DeviceArray | None]) -> Bound:
-        """Check the tensors. Raises ParamsError, with the actual and expected property, for one that is missing or invalid."""
+    def bind(self, tensors: Sequence[Tensor], arrays: Mapping[str, DeviceArray | None]) -> tuple[dict[str, int], str | None]:
+        """Check the tensors. Returns the sizes of the dimensions, and the element type; None: no tensor with one was given.
+
+        Raises ParamsError, with the actual and expected property, for one that is missing or invalid.
+        """
         for tensor in tensors:
             array = arrays.get(tensor.name)
             if array is not None:
@@ -61,7 +55,7 @@ class ContractChecker:
             elif not tensor.optional:
                 raise ParamsError(f"{self._kernel}: {tensor.name} is missing")
         sizes = {name: size for name, (size, _) in self._sizes.items()}
-        return Bound(sizes, self._element[0] if self._element else None, self._device)
+        return sizes, self._element[0] if self._element else None
 
     def _check(self, tensor: Tensor, array: DeviceArray) -> None:
         self._check_dtype(tensor, array)

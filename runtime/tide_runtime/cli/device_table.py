@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tide_runtime.backends.required_memory import required_memory, shortage
 from tide_runtime.bundle import Bundle
-from tide_runtime.cli.engines_table import human_size
+from tide_runtime.cli.tables import human_size, titled_table
 from tide_runtime.errors import TargetError
 
 _PROCESSOR = "onnxruntime-cpu"
@@ -38,20 +38,16 @@ def device_facts(bundle: Bundle, rows: int, context: int | None) -> dict[str, An
 
 def device_tables(facts: dict[str, Any]) -> list[Table]:
     """What each target takes, and whether that is free here."""
-    sizes = _table(f"Memory on a device, about: {facts['sequences']} sequences of {facts['context']:,} tokens")
-    here = _table("Here", show_header=False)
-    for column in ("target", "weights", "keys and values of one", "of all", "a step", "in all"):
-        sizes.add_column(column, justify="left" if column == "target" else "right")
+    columns = ("target", "weights", "keys and values of one", "of all", "a step", "in all")
+    title = f"Memory on a device, about: {facts['sequences']} sequences of {facts['context']:,} tokens"
+    sizes = titled_table(title, columns, right=columns[1:])
+    here = titled_table("Here", header=False)
     for name, one in facts["targets"].items():
         rows = one["kv_per_sequence"] * facts["sequences"]
         parts = (one["weights"], one["kv_per_sequence"], rows, one["steps"], one["total"])
         sizes.add_row(name, *map(human_size, parts))
         here.add_row(name, _here(facts, one))
     return [sizes, here]
-
-
-def _table(title: str, show_header: bool = True) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", show_header=show_header)
 
 
 def _here(facts: dict[str, Any], one: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.form import APP, COMMAND
+from tide_runtime.cli.tables import titled_table
 from tide_runtime.targets.checkup import every_target, lacking, machine_facts, present_gpus, warnings_of
 from tide_runtime.targets.gpu_probe import driver_cuda
 
@@ -65,7 +66,7 @@ def _print(facts: dict[str, Any], console: Console) -> None:
 
 
 def _table(title: str, first: str, second: str, header: bool = True) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=header)
+    table = titled_table(title, header=header)
     table.add_column(first, no_wrap=True)
     table.add_column(second, overflow="fold")
     return table

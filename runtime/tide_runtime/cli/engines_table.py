@@ -10,14 +10,9 @@ from typing import Any
 from rich.table import Table
 
 from tide_runtime.bundle.manifest import TargetInfo
+from tide_runtime.cli.tables import human_size, titled_table
 
-
-def human_size(count: int) -> str:
-    """``count`` bytes as ``12.1 MiB``."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
+_NUMBERS = ("engines", "size", "build s")
 
 
 def engine_facts(target: TargetInfo, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -40,8 +35,8 @@ def engines_table(targets: dict[str, Any]) -> list[Table]:
     built = {name: facts for name, facts in targets.items() if "engines" in facts}
     if not built:
         return []
-    summary = _table("Engines", "target", "built with", "sm", "engines", "size", "build s", "steps")
-    each = _table("Each engine", "target", "engine", "size", "build s", "attentions")
+    summary = titled_table("Engines", ("target", "built with", "sm", "engines", "size", "build s", "steps"), _NUMBERS)
+    each = titled_table("Each engine", ("target", "engine", "size", "build s", "attentions"), _NUMBERS)
     for name, facts in built.items():
         summary.add_row(
             name,
@@ -56,14 +51,6 @@ def engines_table(targets: dict[str, Any]) -> list[Table]:
             attention = f"{engine['attentions']} {engine['attention']}" if engine["attentions"] else ""
             each.add_row(name, graph, human_size(engine["bytes"]), f"{engine['build_seconds']:.1f}", attention)
     return [summary, each]
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in columns:
-        number = column in ("engines", "size", "build s")
-        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=column == "target")
-    return table
 
 
 def _steps(profile: dict[str, Any]) -> str:

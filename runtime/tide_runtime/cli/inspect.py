@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +17,10 @@ from tide_runtime.backends.onnxruntime.activation_bits import activation_bits
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import UNCUT, Manifest
 from tide_runtime.cli.device_table import device_facts, device_tables
-from tide_runtime.cli.engines_table import engine_facts, engines_table, human_size
+from tide_runtime.cli.engines_table import engine_facts, engines_table
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.form import APP, COMMAND
+from tide_runtime.cli.tables import human_size, pairs_table, titled_table
 from tide_runtime.cli.weight_purposes import byte_purposes
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.targets.select import targets_here
@@ -27,6 +28,10 @@ from tide_runtime.targets.select import targets_here
 app = typer.Typer(**APP)
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 _BAR_CHARACTERS = 48
+_MODEL = (
+    "name", "source", "revision", "architecture", "model_type", "parameters", "num_layers", "loops", "code", "hidden_size",
+    "vocab_size", "max_position_embeddings", "fingerprint",
+)  # fmt: skip
 
 
 @app.command(**COMMAND)
@@ -57,24 +62,8 @@ def inspect(
 
 def bundle_facts(manifest: Manifest) -> dict[str, Any]:
     """The facts as JSON values; sizes in bytes, cache sizes per sequence."""
-    model = manifest.model
-    tokenizer, generation = manifest.tokenizer, manifest.generation
     return {
-        "model": {
-            "name": model.name,
-            "source": model.source,
-            "revision": model.revision,
-            "architecture": model.architecture,
-            "model_type": model.model_type,
-            "parameters": model.parameters,
-            "num_layers": model.num_layers,
-            "loops": model.loops,
-            "code": model.code,
-            "hidden_size": model.hidden_size,
-            "vocab_size": model.vocab_size,
-            "max_position_embeddings": model.max_position_embeddings,
-            "fingerprint": model.fingerprint,
-        },
+        "model": _facts(manifest.model, _MODEL),
         "schema": manifest.schema,
         "created": manifest.created,
         "dtype": manifest.dtype,
@@ -84,10 +73,10 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
         "kv_cache_bytes_per_row": kv_cache_bytes(manifest, manifest.max_seq_len),
         "bundle_bytes": sum(info.bytes for info in manifest.files.values()),
         "checkpoints": manifest.checkpoints,
-        "calibration": None if manifest.calibration is None else asdict(manifest.calibration),
-        "embedding": None if manifest.embedding is None else asdict(manifest.embedding),
-        "draft_head": None if manifest.draft_head is None else asdict(manifest.draft_head),
-        "rounding": None if manifest.rounding is None else asdict(manifest.rounding),
+        "calibration": _facts(manifest.calibration),
+        "embedding": _facts(manifest.embedding),
+        "draft_head": _facts(manifest.draft_head),
+        "rounding": _facts(manifest.rounding),
         "graphs": [
             {
                 "name": graph.name,
@@ -100,24 +89,18 @@ def bundle_facts(manifest: Manifest) -> dict[str, Any]:
             for graph in manifest.graphs
         ],
         "targets": {name: _target_facts(manifest, name) for name in manifest.targets},
-        "tokenizer": None
-        if tokenizer is None
-        else {
-            "file": tokenizer.file,
-            "chat_template": tokenizer.chat_template,
-            "special_tokens": tokenizer.special_tokens,
-        },
-        "generation": {
-            "eos_token_ids": generation.eos_token_ids,
-            "temperature": generation.temperature,
-            "top_k": generation.top_k,
-            "top_p": generation.top_p,
-            "min_p": generation.min_p,
-            "repetition_penalty": generation.repetition_penalty,
-            "suppress_tokens": generation.suppress_tokens,
-        },
+        "tokenizer": _facts(manifest.tokenizer, ("file", "chat_template", "special_tokens")),
+        "generation": _facts(manifest.generation),
         "tools": manifest.tools,
     }
+
+
+def _facts(info: Any, names: Sequence[str] = ()) -> dict[str, Any] | None:
+    """The fields of a part of the manifest: ``names``, or all; None: there is no such part."""
+    if info is None:
+        return None
+    facts = asdict(info)
+    return {name: facts[name] for name in names or facts}
 
 
 def kv_cache_bytes(manifest: Manifest, tokens: int) -> int:
@@ -156,7 +139,7 @@ def _target_facts(manifest: Manifest, name: str) -> dict[str, Any]:
 def _tables(facts: dict[str, Any]) -> list[Table]:
     model, targets = facts["model"], facts["targets"]
     return [
-        _pairs(
+        pairs_table(
             "Model",
             {
                 "name": model["name"],
@@ -181,21 +164,21 @@ def _tables(facts: dict[str, Any]) -> list[Table]:
             },
         ),
         _segments_table(facts),
-        _pairs("Checkpoints", {"depth": depth_bar(model["num_layers"], facts["checkpoints"])}),
+        pairs_table("Checkpoints", {"depth": depth_bar(model["num_layers"], facts["checkpoints"])}),
         *_calibration_tables(facts["calibration"]),
-        _pairs("Draft head", _draft_head_rows(facts["draft_head"])),
+        pairs_table("Draft head", _draft_head_rows(facts["draft_head"])),
         _targets_table(targets),
         *(
-            _pairs(f"Bytes of target {name}", {purpose: human_size(size) for purpose, size in target["bytes_by_purpose"].items()})
+            pairs_table(f"Bytes of target {name}", {purpose: human_size(size) for purpose, size in sizes.items()})
             for name, target in targets.items()
-            if target["bytes_by_purpose"]
+            if (sizes := target["bytes_by_purpose"])
         ),
-        _pairs("Verified", {name: _verified(target["verified"]) for name, target in targets.items()}),
-        _pairs("Runs here", {name: target["here"] for name, target in targets.items()}),
+        pairs_table("Verified", {name: _verified(target["verified"]) for name, target in targets.items()}),
+        pairs_table("Runs here", {name: target["here"] for name, target in targets.items()}),
         *engines_table(targets),
-        _pairs("Tokenizer", _tokenizer_rows(facts["tokenizer"])),
-        _pairs("Generation defaults", {name: _listed(value) for name, value in facts["generation"].items()}),
-        _pairs("Made with", facts["tools"]),
+        pairs_table("Tokenizer", _tokenizer_rows(facts["tokenizer"])),
+        pairs_table("Generation defaults", {name: _listed(value) for name, value in facts["generation"].items()}),
+        pairs_table("Made with", facts["tools"]),
     ]
 
 
@@ -223,7 +206,7 @@ def _verified(found: str) -> str:
 def _segments_table(facts: dict[str, Any]) -> Table:
     files = [name for name, target in facts["targets"].items() if "engines" not in target]  # engines are in their own table
     columns = ["graph", "layers", "parameters", *(f"{name} file" for name in files), "inputs", "outputs"]
-    table = _table("Segments", columns, right=columns[2:])
+    table = titled_table("Segments", columns, right=columns[2:])
     for graph in facts["graphs"]:
         layers = "" if graph["layers"] is None else f"{graph['layers'][0]}–{graph['layers'][1] - 1}"
         sizes = [human_size(graph["file_bytes"][name]) for name in files]
@@ -234,15 +217,16 @@ def _segments_table(facts: dict[str, Any]) -> Table:
 def _calibration_tables(calibration: dict[str, Any] | None) -> list[Table]:
     if calibration is None:
         none = "none: every token takes every layer; tide-calibrate makes some, tide-export --calibration compiles them"
-        return [_pairs("Exits", {"exits": none})]
+        return [pairs_table("Exits", {"exits": none})]
     columns = ["after layer", "head", "router", "exact ≥", "exit ≥", "MLP ≥"]
-    exits = _table("Exits: a token stops where the router's score is high enough", columns, right=(columns[0], *columns[3:]))
+    title = "Exits: a token stops where the router's score is high enough"
+    exits = titled_table(title, columns, right=(columns[0], *columns[3:]))
     for info in calibration["exits"]:
         thresholds = (info["exact_threshold"], info["exit_threshold"], info["mlp_threshold"])
         exits.add_row(
             str(info["checkpoint"]), info["head"], info["router"], *("–" if t is None else f"{t:.3f}" for t in thresholds)
         )
-    return [exits, _pairs("Calibration", _calibration_rows(calibration))]
+    return [exits, pairs_table("Calibration", _calibration_rows(calibration))]
 
 
 def _calibration_rows(calibration: dict[str, Any]) -> dict[str, str]:
@@ -283,7 +267,7 @@ def _certificate(certificate: dict[str, Any] | None) -> str:
 
 
 def _targets_table(targets: dict[str, Any]) -> Table:
-    table = _table("Targets", ["target", "backend", "files", "graphs", "weights", "passes (times applied)"])
+    table = titled_table("Targets", ["target", "backend", "files", "graphs", "weights", "passes (times applied)"])
     for name, target in targets.items():
         passes = ", ".join(f"{label} {count}" for label, count in target["passes"].items())
         sizes = human_size(target["graph_bytes"]), human_size(target["weight_bytes"])
@@ -308,23 +292,6 @@ def depth_bar(num_layers: int, checkpoints: list[int]) -> str:
     bar = "┃".join("━" * (width * (end - first)) for first, end in pairwise(edges))
     after = f"checkpoints after {_listed(checkpoints)}" if checkpoints else "no checkpoints"
     return f"{bar}\n{num_layers} layers, {after}"
-
-
-def _table(title: str, columns: list[str], right: Iterable[str] = ()) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    numeric = set(right)
-    for column in columns:
-        table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
-    return table
-
-
-def _pairs(title: str, rows: dict[str, str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
 
 
 def _listed(values: Any) -> str:

@@ -8,44 +8,32 @@ are evaluated: the batch size and the calibration's expectation do, through the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from tide_runtime.bundle.exits import Exit
-from tide_runtime.costs.cost_model import CostModel, Launch
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.costs.cost_model import CostModel
 
 
-class ExitGate:
-    """Whether exits are evaluated at all. A sequence alone finds out for itself (see `Backoff`).
+def exits_pay(
+    costs: CostModel, exits: Sequence[Exit], shares: Mapping[int, float], min_speedup: float, unknown: bool = True
+) -> Callable[[int], bool]:
+    """A function that says for a batch size whether exits are evaluated at all. A sequence alone finds out for itself (see
+    `Backoff`).
 
     Args:
         exits, shares: see `batch_speedup`.
+        min_speedup: see `DepthTuning.min_batch_speedup`.
         unknown: whether exits are evaluated in batches where ``shares`` is empty.
     """
 
-    def __init__(
-        self,
-        costs: CostModel,
-        exits: Sequence[Exit],
-        shares: Mapping[int, float],
-        tuning: DepthTuning,
-        unknown: bool = True,
-    ) -> None:
-        self._costs = costs
-        self._exits = exits
-        self._shares = shares
-        self._tuning = tuning
-        self._unknown = unknown
-        self._speedups = dict[int, float]()
-
-    def opens(self, batch_size: int) -> bool:
+    @cache
+    def pay(batch_size: int) -> bool:
         if batch_size == 1:
             return True
-        if not self._shares:
-            return self._unknown
-        if batch_size not in self._speedups:
-            self._speedups[batch_size] = batch_speedup(self._costs, self._exits, self._shares, batch_size)
-        return self._speedups[batch_size] >= self._tuning.min_batch_speedup
+        return batch_speedup(costs, exits, shares, batch_size) >= min_speedup if shares else unknown
+
+    return pay
 
 
 def batch_speedup(costs: CostModel, exits: Sequence[Exit], shares: Mapping[int, float], batch_size: int) -> float:
@@ -55,23 +43,19 @@ def batch_speedup(costs: CostModel, exits: Sequence[Exit], shares: Mapping[int, 
         exits: those that may be taken, shallow first.
         shares: checkpoint → expected share of the tokens that stop there.
     """
-    launches = list[Launch]()
+    ms = 0.0
     left = float(batch_size)
     first = 0
     for early_exit in exits:
-        launches += _each(costs.evaluate(_whole(left), first, early_exit), min(1.0, left))
+        ms += min(1.0, left) * costs.evaluation(_whole(left), first, early_exit)
         left = max(0.0, left - batch_size * shares.get(early_exit.info.checkpoint, 0.0))
         first = early_exit.boundary
     if left > 0:
         times = min(1.0, left)
         deep = _whole(left)
         tokens = max(deep, round(batch_size / times))  # all tokens run all layers in the end
-        launches += _each(costs.finish(first, deep, tokens, math.ceil(tokens / deep), logits=deep), times)
-    return costs.full(batch_size, batch_size, 1) / costs.price(launches)
-
-
-def _each(launches: Iterable[Launch], times: float) -> list[Launch]:
-    return [launch._replace(times=times) for launch in launches]
+        ms += times * costs.finish(first, deep, tokens, math.ceil(tokens / deep), logits=deep)
+    return costs.full(batch_size, batch_size, 1) / ms
 
 
 def _whole(sequences: float) -> int:

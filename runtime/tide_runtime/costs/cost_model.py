@@ -1,7 +1,6 @@
 """The cost model: the time of launches, for the depth policies and for the speeds that a calibration expects alike.
 
-A launch is a graph on so many tokens. Policies and the placement of exits build lists of launches; `StepTable.price` is the one
-formula that turns them into milliseconds.
+A launch is a graph on so many tokens, whose parts `StepCost` has: `CostModel` adds them up to milliseconds.
 
 Figures of exits come from the bundle's calibration, not from the machine that runs, so that what policy ``exit`` decides, and
 with it its text, is the same on every machine. Where a decision does not change the text, passes through all layers are priced
@@ -19,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,37 +28,6 @@ from tide_runtime.bundle.manifest import UNCUT, Manifest
 
 _EXTRA_TOKEN, _LOW_BIT_EXTRA_TOKEN = 0.08, 0.4  # time of each further token of a step, over that of the first
 _PARTS = tuple(part.name for part in fields(StepCost) if part.name not in ("rows", "seq"))
-
-
-class Graph(NamedTuple):
-    """What a launch runs, as multiples of the parts of `StepCost`."""
-
-    launches: int = 1
-    layers: float = 0.0
-    logits: float = 0.0
-    exits: int = 0
-    host: int = 0
-    extra_host: int = 0
-
-
-LM_HEAD = Graph(logits=1.0)
-LOGITS = Graph(launches=0, logits=1.0)  # as part of the last segment
-EXIT_GRAPH = Graph(launches=0, exits=1)  # a router or translator; its own launch is part of `StepCost.exit_ms`
-FULL_TURN = Graph(launches=0, host=1)  # the runtime's loop around a step through all layers
-DEPTH_TURN = Graph(launches=0, host=1, extra_host=1)  # around an evaluation of exits, or a verification of drafts
-
-
-class Launch(NamedTuple):
-    """``graph`` on ``tokens`` tokens of ``batch_size`` sequences, so many ``times`` (a mean may be a fraction).
-
-    ``longest``: tokens of the longest sequence; None: all have as many.
-    """
-
-    graph: Graph
-    batch_size: int = 1
-    tokens: int = 1
-    longest: int | None = None
-    times: float = 1.0
 
 
 class StepTable:
@@ -78,21 +45,6 @@ class StepTable:
             extra = _LOW_BIT_EXTRA_TOKEN if low_bits else _EXTRA_TOKEN
             return StepTable(StepCost(1, s, 0.1, 1 + extra * (s - 1), head_ms=1.4, exit_ms=0.2, host_ms=0.1) for s in (1, 64))
         return StepTable(table.steps)
-
-    def price(self, launches: Iterable[Launch]) -> float:
-        """ms of ``launches``, one after the other."""
-        ms = 0.0
-        for graph, batch_size, tokens, longest, times in launches:
-            cost = self.step(batch_size, tokens, longest)
-            ms += times * (
-                graph.launches * cost.launch_ms
-                + graph.layers * cost.layer_ms
-                + graph.logits * cost.logits_ms
-                + graph.exits * cost.exit_ms
-                + graph.host * cost.host_ms
-                + graph.extra_host * cost.extra_host_ms
-            )
-        return ms
 
     def _step(self, batch_size: int, tokens: int, longest: int | None = None) -> StepCost:
         """The cost of a step at the nearest measured batch size. Uneven steps are rounded up as backends do it."""
@@ -135,8 +87,8 @@ class CostModel:
         if passes is not None and table is not None:
             table = _scaled(table, passes.unsplit_ms / table.unsplit_ms)
         self._table = StepTable.of(table, low_bits)
+        self._step = self._table.step
         self.num_segments = len(edges) - 1
-        self.price = self._table.price
         self.full = cache(self._full)
         self.evaluation = cache(self._evaluation)  # needed for every token that an exit is evaluated for
 
@@ -148,38 +100,23 @@ class CostModel:
         uncut = any(UNCUT in target.graphs for target in manifest.targets.values())
         return cls(table, edges, 1 if uncut else len(edges) - 1, bool(manifest.weights), passes)
 
-    def run(self, first: int, end: int, batch_size: int = 1, tokens: int = 1, longest: int | None = None) -> Launch:
-        """Segments ``first`` … ``end - 1``."""
-        return Launch(Graph(end - first, self.edges[end] - self.edges[first]), batch_size, tokens, longest)
+    def run(self, first: int, end: int, batch_size: int = 1, tokens: int = 1, longest: int | None = None) -> float:
+        """ms of segments ``first`` … ``end - 1`` on ``tokens`` tokens of ``batch_size`` sequences.
 
-    def evaluate(self, batch_size: int, first: int, early_exit: Exit, with_head: bool = True) -> list[Launch]:
-        """A token of each sequence from boundary ``first`` to ``early_exit``, which is evaluated there.
-
-        ``with_head``: not only its MLP.
+        ``longest``: tokens of the longest sequence; None: all have as many.
         """
-        shallow = self.run(first, early_exit.boundary, batch_size, batch_size)
-        return [shallow, *self.exit(batch_size, early_exit, with_head), Launch(DEPTH_TURN, batch_size, batch_size)]
-
-    def exit(self, batch_size: int, early_exit: Exit, with_head: bool = True) -> list[Launch]:
-        """The graphs of ``early_exit`` for one token of each sequence."""
-        launches = [Launch(EXIT_GRAPH, batch_size, batch_size)] if early_exit.graph is not None else []
-        if not with_head:
-            return launches
-        if not early_exit.info.tail_layers:
-            return [*launches, Launch(LM_HEAD, batch_size, batch_size)]
-        last = self.num_segments - 1
-        return [*launches, self.run(last, last + 1, batch_size, batch_size), Launch(LOGITS, batch_size, batch_size)]
+        cost = self._step(batch_size, tokens, longest)
+        return (end - first) * cost.launch_ms + (self.edges[end] - self.edges[first]) * cost.layer_ms
 
     def finish(
         self, first: int, batch_size: int = 1, tokens: int = 1, longest: int | None = None, logits: int | None = None
-    ) -> list[Launch]:
-        """The remaining segments, from boundary ``first`` on, for tokens that wait there.
+    ) -> float:
+        """ms of the remaining segments, from boundary ``first`` on, for tokens that wait there.
 
         ``logits``: tokens that the head computes logits of; None: all.
         """
-        head = Launch(LOGITS, batch_size, tokens, longest) if logits is None else Launch(LOGITS, batch_size, logits)
-        turn = Launch(DEPTH_TURN, batch_size, batch_size)
-        return [self.run(first, self.num_segments, batch_size, tokens, longest), head, turn]
+        head = self._step(batch_size, tokens, longest) if logits is None else self._step(batch_size, logits)
+        return self.run(first, self.num_segments, batch_size, tokens, longest) + head.logits_ms + self._turn(batch_size)
 
     def early_exit_token(self, exits: Sequence[Exit], evaluated: Sequence[int], waited: int) -> float:
         """One token of one sequence under policy ``exit``, in full-depth decode steps.
@@ -188,20 +125,37 @@ class CostModel:
             evaluated: which of ``exits`` were evaluated. The segments before the others are run where the token goes on.
             waited: tokens that wait for the remaining layers, this one included; 0: it stopped at the last evaluated exit.
         """
-        launches = list[Launch]()
+        ms = 0.0
         first = 0
         for early_exit, was_evaluated in zip(exits, evaluated, strict=True):
             if was_evaluated:
-                launches += self.evaluate(1, first, early_exit)
+                ms += self.evaluation(1, first, early_exit)
             elif waited:
-                launches.append(self.run(first, early_exit.boundary))
+                ms += self.run(first, early_exit.boundary)
             first = early_exit.boundary
         if waited:
-            launches += self.finish(first, tokens=waited, logits=1)
-        return self.price(launches) / self.full(1, 1, 1)
+            ms += self.finish(first, tokens=waited, logits=1)
+        return ms / self.full(1, 1, 1)
 
     def _evaluation(self, batch_size: int, first: int, early_exit: Exit, with_head: bool = True) -> float:
-        return self.price(self.evaluate(batch_size, first, early_exit, with_head))
+        """ms of a token of each sequence from boundary ``first`` to ``early_exit``, which is evaluated there.
+
+        ``with_head``: not only its MLP.
+        """
+        cost = self._step(batch_size, batch_size)
+        ms = self.run(first, early_exit.boundary, batch_size, batch_size)
+        if early_exit.graph is not None:
+            ms += cost.exit_ms  # its own launch included
+        if with_head and early_exit.info.tail_layers:
+            ms += self.run(self.num_segments - 1, self.num_segments, batch_size, batch_size) + cost.logits_ms
+        elif with_head:
+            ms += cost.launch_ms + cost.logits_ms
+        return ms + self._turn(batch_size)
+
+    def _turn(self, batch_size: int) -> float:
+        """ms of the runtime's loop around an evaluation of exits, or a verification of drafts."""
+        cost = self._step(batch_size, batch_size)
+        return cost.host_ms + cost.extra_host_ms
 
     def draft_head(self, pairs: int, first: bool) -> float:
         """ms of a launch of the draft head on so many ``pairs``: the ``first`` one after a pass, or a further one.
@@ -209,23 +163,24 @@ class CostModel:
         For models of measured passes only.
         """
         assert self._passes is not None
-        return self._passes.price([Launch(EXIT_GRAPH if first else LOGITS, 1, pairs)])
+        cost = self._passes.step(1, pairs)
+        return cost.exit_ms if first else cost.logits_ms
 
     def packed(self, batch_size: int, decoded: int, prompt_tokens: int) -> float:
         """ms of all layers for ``decoded`` tokens of ``batch_size`` sequences, with the head, and ``prompt_tokens`` without."""
-        rows = max(1, batch_size)
         tokens = decoded + prompt_tokens
-        return self._pass(rows, tokens, None, FULL_TURN, decoded / tokens)
+        return self._pass(max(1, batch_size), tokens, None, decoded / tokens, verifies=False)
 
     def _full(self, batch_size: int, tokens: int, longest: int) -> float:
         """ms of all layers, the head on every token, and the loop around them, which takes longer where drafts are verified."""
-        return self._pass(batch_size, tokens, longest, DEPTH_TURN if tokens > batch_size else FULL_TURN)
+        return self._pass(batch_size, tokens, longest, 1.0, verifies=tokens > batch_size)
 
-    def _pass(self, batch_size: int, tokens: int, longest: int | None, turn: Graph, logits: float = 1.0) -> float:
+    def _pass(self, batch_size: int, tokens: int, longest: int | None, logits: float, verifies: bool) -> float:
         if self._passes is not None:
-            return self._passes.price([Launch(Graph(layers=1), batch_size, tokens, longest)])
-        graph = Graph(self._whole_launches, self.edges[-1], logits)
-        return self.price([Launch(graph, batch_size, tokens, longest), Launch(turn, batch_size, tokens, longest)])
+            return self._passes.step(batch_size, tokens, longest).layer_ms
+        cost = self._step(batch_size, tokens, longest)
+        layers = self._whole_launches * cost.launch_ms + self.edges[-1] * cost.layer_ms + logits * cost.logits_ms
+        return layers + (cost.host_ms + cost.extra_host_ms if verifies else cost.host_ms)
 
 
 def _scaled(table: CostTable, factor: float) -> CostTable:

@@ -15,7 +15,7 @@ from typing import cast
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.manifest import Manifest
-from tide_runtime.costs.batch_speedup import ExitGate
+from tide_runtime.costs.batch_speedup import exits_pay
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.depth.executor import Executor, Guess
 from tide_runtime.depth.frontier import LazySequence
@@ -89,7 +89,7 @@ class ExitDepth:
         self._exits = [stop.exit for stop in self.stops]
         known = manifest.calibration if options.threshold is None else None  # other thresholds have other shares
         shares = {int(layers): share for layers, share in known.exit_depths.items()} if known is not None else {}
-        self.gate = ExitGate(self.costs, self._exits, shares, options.tuning)
+        self._exits_pay = exits_pay(self.costs, self._exits, shares, options.tuning.min_batch_speedup)
         self._known_costs: dict[tuple[int, ...], float] = {}
 
     @property
@@ -159,7 +159,7 @@ class ExitDepth:
     def _evaluates_ever(self, sequence: TokenSequence) -> bool:
         """Whether exits are evaluated at all for a sequence: its parameters decide, and what the engine was loaded for."""
         kept = sequence.params.depth_budget is not None or self.evaluates_always  # whatever that costs
-        return kept or self.gate.opens(self.concurrency)
+        return kept or self._exits_pay(self.concurrency)
 
     def _step(self, context: ExecutionContext, states: Sequence[ExitState], prompts: Sequence[PromptChunk]) -> list[list[int]]:
         """A step in which exits are evaluated, or tokens wait."""

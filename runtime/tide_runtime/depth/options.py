@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Literal, get_args
 
 from tide_runtime.bundle.manifest import DRAFT, Manifest
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 from tide_runtime.errors import ParamsError
 from tide_runtime.option import check_choices, option
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from tide_runtime.backends.base import ExecutionContext, LoopContext
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import LOOP, Manifest
-from tide_runtime.costs.cost_model import Graph, Launch, StepTable
+from tide_runtime.costs.cost_model import StepTable
 from tide_runtime.depth.frontier import Frontier
 from tide_runtime.depth.full import finish_chunks, run_full
 from tide_runtime.depth.options import DepthOptions
@@ -404,7 +404,8 @@ class WavefrontDepth:
 
     def _launch_ms(self, size: int, tokens: int) -> float:
         """What a launch of a loop takes for ``tokens`` tokens of each of ``size`` sequences."""
-        return self._costs.price([Launch(Graph(layers=1), size, size * tokens)])
+        cost = self._costs.step(size, size * tokens)
+        return cost.launch_ms + cost.layer_ms
 
     def starts_after(self, states: Sequence[WavefrontSequence]) -> int:
         """After how many loops of a token the next one starts: for the most expected tokens per ms of the batch.

@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tide_runtime.backends.device.arena import Arena
-from tide_runtime.backends.device.device_step import DeviceBuffers, DeviceContext, DeviceStep
+from tide_runtime.backends.device.arena import Arena, DeviceBuffers
+from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
 from tide_runtime.backends.device.program import IfThen, Launch, Node, Run, Switch, While
 from tide_runtime.backends.step_arrays import PADDED_TOKENS, StepShape
 from tide_runtime.bundle.exits import Exit
@@ -112,23 +112,18 @@ class DecodeLoop:
 
         Returns the new tokens of each.
         """
-        num_cached_tokens = [sequence.num_cached_tokens for sequence in sequences]
-        tokens, limits = [sequence.last_token for sequence in sequences], [len(sequence.tokens) for sequence in sequences]
-        idle = [0] * (self.batch_size - len(num_cached_tokens))
+        idle = [0] * (self.batch_size - len(sequences))
+        num_cached_tokens = [*(sequence.num_cached_tokens for sequence in sequences), *idle]
         self.context.backend.device.use()
         if not self._is_warm:
-            self._warm_up([*num_cached_tokens, *idle])
+            self._warm_up(num_cached_tokens)
         self._step.begin(self._ones, self._ones, 0)
-        self._step.input_ids[:] = [*tokens, *idle]
-        self._step.place([*num_cached_tokens, *idle])
+        self._step.input_ids[:] = [*(sequence.last_token for sequence in sequences), *idle]
+        self._step.place(num_cached_tokens)
         self._step.assume_full_caches()
         self._step.send()
-        self.state.send(num_cached_tokens, tokens, limits, eos, [sequence.sampler for sequence in sequences])
-        most = max(limit - cached - 1 for limit, cached in zip(limits, num_cached_tokens, strict=True))  # the last is not cached
-        run(min(self.state.turns, most))
-        self.state.ring.fetch()
-        self.context.backend.device.synchronize()
-        turns = self.state.ring.take()
+        most = max(len(sequence.tokens) - sequence.num_cached_tokens - 1 for sequence in sequences)  # the last is not cached
+        turns = self.state.launch(run, sequences, eos, min(self.state.turns, most))
         self._count(len(turns), *self.state.ring.take_counts())
         self._is_warm = True
         return [self._take(sequence, [turn[row] for turn in turns]) for row, sequence in enumerate(sequences)]

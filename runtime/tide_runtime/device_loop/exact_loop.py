@@ -68,20 +68,13 @@ class ExactLoop:
 
         Returns the new tokens of each.
         """
-        device = self.context.backend.device
         cached = [sequence.num_cached_tokens for sequence in sequences]
-        device.use()
+        self.context.backend.device.use()
         if not self._is_warm:
             self._steps.warm_up(self._segments, [*cached, *[0] * (self.batch_size - len(cached))])
         slots = self.context.caches.slots
         self.texts.send(sequences, [min(slots, count + MAX_LAUNCH_TOKENS) for count in cached])
-        limits = [len(sequence.tokens) for sequence in sequences]
-        samplers = [sequence.sampler for sequence in sequences]
-        self.state.send(cached, [sequence.last_token for sequence in sequences], limits, eos, samplers)
-        run(self.state.turns)
-        self.state.ring.fetch()
-        device.synchronize()
-        turns = self.state.ring.take()
+        turns = self.state.launch(run, sequences, eos, self.state.turns)
         for name in self._segments:
             self.context.count(name, len(turns))
         self._is_warm = True

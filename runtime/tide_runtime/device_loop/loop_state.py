@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
 
 import numpy as np
-from numpy.typing import DTypeLike
 
-from tide_runtime.backends.device.arena import Arena, TransferBlock
+from tide_runtime.backends.device.arena import Arena, Layout, TransferBlock, layout_bytes
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Condition
+from tide_runtime.backends.device.program import Condition, Launch
 from tide_runtime.device_loop.token_ring import TokenRing
 from tide_runtime.kept_tokens import TINY
 from tide_runtime.sampler import Sampler
+from tide_runtime.sequence import TokenSequence
 
 MAX_EOS = 8  # eos ids per sequence; a request with more is decoded by the host
 RUNNING, IDLE = 0, 1  # values of ``finished``, see csrc/take_tokens.cuh
@@ -24,7 +23,8 @@ class LoopState:
     """State of ``batch_size`` sequences with ``exits`` early exits, numbered from 1. ``ring_entry``: ring values of a sequence
     and turn.
 
-    ``pointers``: device addresses by name. The host sends these before a launch; kernels update them:
+    ``pointers``: device addresses by name, and ``tensors``: their shapes and types. The host sends these before a
+    launch; kernels update them:
 
         length [B] int64       cached tokens, which is the position of the next one
         last_token [B] int64   the newest token, not cached yet
@@ -38,7 +38,7 @@ class LoopState:
 
     Set in every turn on the device: chosen [B] int64, emitted [B] int32, running scalar int32, deeper and wanted [exits] int32
     (whether the layers after an exit, and its head, run), choice [exits] int32 (these layers run for 2^choice tokens a sequence),
-    exits [B] uint8: number of the exit that the token took, or 0.
+    exits [B] uint8: number of the exit that the token took, or 0; ring and counts: see `TokenRing`.
     """
 
     def __init__(self, device: Device, batch_size: int, turns: int, exits: int = 0, ring_entry: int = 1) -> None:
@@ -46,7 +46,7 @@ class LoopState:
         self.batch_size = batch_size
         self.turns = turns
         self.exits = exits
-        sent: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
+        sent: Layout = {
             "length": ((batch_size,), np.int64),
             "last_token": ((batch_size,), np.int64),
             "limit": ((batch_size,), np.int64),
@@ -58,7 +58,7 @@ class LoopState:
             "top_k": ((batch_size,), np.int32),
             "finished": ((batch_size,), np.uint8),
         }
-        kept: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
+        kept: Layout = {
             "chosen": ((batch_size,), np.int64),
             "emitted": ((batch_size,), np.int32),
             "running": ((1,), np.int32),
@@ -69,15 +69,32 @@ class LoopState:
             "exits": ((batch_size,), np.uint8),
         }
         self._block = TransferBlock(device, sent)
-        self._arena = Arena(device, {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in kept.items()})
-        self.pointers = self._block.pointers | self._arena.pointers
+        self._arena = Arena(device, layout_bytes(kept))
         self.ring = TokenRing(device, 2 * turns, batch_size * ring_entry, exits)
+        rings: Layout = {
+            "ring": (self.ring.entries.shape, np.int64),
+            "counts": (self.ring.counts.shape, np.int64),
+        }
+        self.tensors = sent | kept | rings
+        self.pointers = self._block.pointers | self._arena.pointers | dict(zip(rings, self.ring.pointers, strict=True))
         self.proceed = Condition(self.pointers["proceed"], default=1)
         flag = np.dtype(np.int32).itemsize
         self.deeper, self.heads, self.choices = (
             [Condition(self.pointers[name] + flag * i, default=0) for i in range(exits)]
             for name in ("deeper", "wanted", "choice")
         )
+
+    def launch(self, run: Launch, sequences: Sequence[TokenSequence], eos: Iterable[int], turns: int) -> list[list[int]]:
+        """Run a loop's program for ``sequences``, at the first batch indices, which end at ids of ``eos``. Returns the ring's
+        values of each of up to ``turns``."""
+        cached = [sequence.num_cached_tokens for sequence in sequences]
+        tokens = [sequence.last_token for sequence in sequences]
+        limits = [len(sequence.tokens) for sequence in sequences]
+        self.send(cached, tokens, limits, eos, [sequence.sampler for sequence in sequences])
+        run(turns)
+        self.ring.fetch()
+        self.device.synchronize()
+        return self.ring.take()
 
     def send(
         self,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tide_runtime.backends.device.device_step import DeviceBuffers, DeviceContext, DeviceStep
+from tide_runtime.backends.device.arena import DeviceBuffers
+from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES
 from tide_runtime.backends.device.program import Run
 from tide_runtime.backends.step_arrays import StepShape

@@ -22,7 +22,6 @@ from tide_runtime.device_loop.loop_kernels import LoopKernels
 from tide_runtime.device_loop.loop_state import MAX_EOS
 from tide_runtime.device_loop.text_state import MAX_DRAFTS
 from tide_runtime.errors import DeviceMemoryError, TargetError, TideError
-from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
 
@@ -87,6 +86,13 @@ class DrivenDepth:
         self._turns = turns
         self._window = window
         self._without_loops: str | None = None
+        # What the host's policy says of itself holds for the loop.
+        self.can_resume = plan.host.can_resume
+        self.runs_every_layer = plan.host.runs_every_layer
+        self.uses_draft_head = plan.host.uses_draft_head
+        self.loops_as_rows = plan.host.loops_as_rows
+        self.check_params = plan.host.check_params
+        self.reusable_tokens = plan.host.reusable_tokens
 
     @property
     def refused(self) -> str | None:
@@ -96,28 +102,6 @@ class DrivenDepth:
     @property
     def lookahead(self) -> int:
         return self._turns if self.plan.drafts is None else MAX_LAUNCH_TOKENS
-
-    @property
-    def can_resume(self) -> bool:
-        return self.inner.can_resume
-
-    def check_params(self, params: GenerationParams) -> None:
-        self.inner.check_params(params)
-
-    @property
-    def runs_every_layer(self) -> bool:
-        return self.inner.runs_every_layer
-
-    @property
-    def uses_draft_head(self) -> bool:
-        return self.inner.uses_draft_head
-
-    @property
-    def loops_as_rows(self) -> bool:
-        return self.inner.loops_as_rows
-
-    def reusable_tokens(self, sequence: TokenSequence) -> int:
-        return self.inner.reusable_tokens(sequence)
 
     def step(
         self, context: ExecutionContext, decoding: Sequence[TokenSequence], prompts: Sequence[PromptChunk]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from math import prod
 
 import numpy as np
 
-from tide_runtime.backends.device.arena import Arena, TransferBlock
+from tide_runtime.backends.device.arena import Arena, Layout, TransferBlock, layout_bytes
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.program import Condition
 from tide_runtime.depth.policy import TextDrafts
@@ -40,7 +39,7 @@ class TextState:
         self.drafts = drafts
         self.sizes = sizes
         self.classes, self.room = len(drafts.usual_rates), (slots + 1 + 3) // 4 * 4  # the last token is not cached
-        kept: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
+        kept: Layout = {
             "text": ((batch_size, self.room), np.int32),
             "hits": ((batch_size, self.classes), np.int32),
             "tries": ((batch_size, self.classes), np.int32),
@@ -50,14 +49,14 @@ class TextState:
             "expected": ((batch_size, sizes), np.float32),
             "choice": ((1,), np.int32),
         }
-        sent: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
+        sent: Layout = {
             "bound": ((batch_size,), np.int64),
             "prices": ((sizes,), np.float32),
             "least": ((self.classes,), np.int32),
             "prior": ((self.classes,), np.float32),
         }
         self.tensors = kept | sent
-        self._arena = Arena(device, {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in kept.items()})
+        self._arena = Arena(device, layout_bytes(kept))
         self._block = TransferBlock(device, sent)
         self.pointers = self._block.pointers | self._arena.pointers
         self.choice = Condition(self.pointers["choice"], default=0)

@@ -133,16 +133,6 @@ def analysed(template: str) -> TemplateAnalysis:
     return TemplateAnalysis(forms, turns, TemplateThoughts.of(template, _environment(), partial(_rendered, template), forms))
 
 
-def template_forms(template: str) -> TemplateForms:
-    """`TemplateAnalysis.forms` of ``template``. Raises PromptError where it is broken."""
-    return analysed(template).forms
-
-
-def template_thoughts(template: str) -> TemplateThoughts:
-    """`TemplateAnalysis.thoughts` of ``template``. Raises PromptError where it is broken."""
-    return analysed(template).thoughts
-
-
 def _rendered(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str | None:
     """``template`` for a made-up chat; None where it fails."""
     import jinja2

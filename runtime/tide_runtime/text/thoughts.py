@@ -10,10 +10,9 @@ import re
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from typing import Literal, NamedTuple
 
-from tide_runtime.text.held_back import held_back
+from tide_runtime.text.held_back import held_back, shared_length
 
 Phase = Literal["before", "thoughts", "gap", "answer"]
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z][A-Z_ ]+\]|◁[^◁▷\s]+▷")
@@ -171,8 +170,7 @@ class ThoughtSplitter:
             self.phase = heads[head]
             return len(self._held) - len(text) + len(head), ""
         self.phase = "answer"
-        gap = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._held, self.marks.space, strict=False)))
-        return (0 if is_first else gap), ""
+        return (0 if is_first else shared_length(self._held, self.marks.space)), ""
 
     def _words(self, text: str) -> str:
         """``text`` of thoughts as it is shown: blocks without white space around them, and an empty line between two."""

@@ -16,7 +16,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from tide_runtime import Engine
 from tide_runtime.errors import PromptError
-from tide_runtime.text.chat_template import template_thoughts
+from tide_runtime.text.chat_template import analysed
 
 from tide_serve.api.queued import results_of
 from tide_serve.api.service import ServedModel
@@ -69,7 +69,7 @@ def _answers(model: ServedModel) -> tuple[int, int]:
 def _prompts(engine: Engine, body: Mapping[str, Any], texts: Sequence[str]) -> list[list[int]]:
     """Token ids of the chat of each document. Raises ApiError for one that is too long, or that the template refuses."""
     assert engine.tokenizer is not None and engine.chat_template is not None
-    thoughts = template_thoughts(engine.chat_template)
+    thoughts = analysed(engine.chat_template).thoughts
     off = {thoughts.switch: False} if thoughts.switch is not None else {}
     prompts = []
     try:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-_COUNTS = ("counter", "histogram")
+_Values = defaultdict[tuple[str, tuple[tuple[str, str], ...]], float]  # by name and labels
 
 
 def merged_pages(pages: Iterable[tuple[Mapping[str, str], str]], counts_only: bool = False) -> str:
@@ -20,21 +21,17 @@ def merged_pages(pages: Iterable[tuple[Mapping[str, str], str]], counts_only: bo
         counts_only: leave out gauges, which say what is now.
     """
     families: dict[str, Metric] = {}
-    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    values = defaultdict[str, _Values](lambda: defaultdict(float))
     for labels, page in pages:
         for family in text_string_to_metric_families(page):
-            if counts_only and family.type not in _COUNTS:
+            if counts_only and family.type == "gauge":
                 continue
             families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            found = values.setdefault(family.name, {})
             for sample in family.samples:
-                key = sample.name, tuple({**sample.labels, **labels}.items())
-                found[key] = found.get(key, 0.0) + sample.value
+                values[family.name][sample.name, tuple({**sample.labels, **labels}.items())] += sample.value
     for name, family in families.items():
         family.samples = [Sample(sample, dict(labels), value) for (sample, labels), value in values[name].items()]
-    registry = CollectorRegistry()
-    registry.register(_Families(families.values()))
-    return generate_latest(registry).decode()
+    return generate_latest(_Families(families.values())).decode()
 
 
 class _Families(Collector):

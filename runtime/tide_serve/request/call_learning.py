@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product, takewhile
+from itertools import product
 from typing import Any
 
 from tide_runtime.errors import PromptError
 from tide_runtime.text.chat_template import analysed, render_chat
+from tide_runtime.text.held_back import shared_length
 from tide_runtime.text.thoughts import TAG
 
 from tide_serve.request.call_arguments import Arguments, Items, Json, Literals, Value
@@ -281,10 +282,10 @@ def _frame(before: str, between: str, behind: str) -> tuple[str, str, str]:
 
 def _shared(one: str, other: str) -> str:
     """The text that both begin with, in whole marks."""
-    pairs = zip(*map(_MARK_OR_LETTER.findall, (one, other)), strict=False)
-    return "".join(mark for mark, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    marks, others = map(_MARK_OR_LETTER.findall, (one, other))
+    return "".join(marks[: shared_length(marks, others)])
 
 
 def _shared_end(one: str, other: str) -> str:
-    pairs = zip(*(reversed(_MARK_OR_LETTER.findall(text)) for text in (one, other)), strict=False)
-    return "".join(reversed([mark for mark, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]))
+    marks, others = map(_MARK_OR_LETTER.findall, (one, other))
+    return "".join(marks[len(marks) - shared_length(marks[::-1], others[::-1]) :])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tide_runtime import Engine
-from tide_runtime.text.chat_template import template_thoughts
+from tide_runtime.text.chat_template import analysed
 from tide_runtime.text.template_thoughts import TemplateThoughts
 from tide_runtime.text.thoughts import ThoughtMarks, Thoughts, ThoughtSplitter
 
@@ -71,7 +71,7 @@ def plan_thoughts(body: Mapping[str, Any], engine: Engine, uses_tools: bool) -> 
     Raises ApiError with the field's name where two fields contradict each other.
     """
     template = (engine.tool_chat_template if uses_tools else engine.chat_template) or ""
-    declared = template_thoughts(template) if template else TemplateThoughts()
+    declared = analysed(template).thoughts if template else TemplateThoughts()
     reasoning = {name: value for name, value in body.get("reasoning", {}).items() if value is not None}
     budget = reasoning.get("max_tokens")
     if budget is not None and budget < 1:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from tide_runtime import Engine, Grammar
 from tide_runtime.errors import PromptError
-from tide_runtime.text.chat_template import template_forms
+from tide_runtime.text.chat_template import analysed
 from tide_runtime.text.tokenizer import Tokenizer
 
 from tide_serve.config import ServeConfig
@@ -132,7 +132,7 @@ def plan_tools(body: Mapping[str, Any], engine: Engine, config: ServeConfig) -> 
     mode, allowed = _choice(body.get("tool_choice", "auto"), names)
     uses_tools = bool(tools) and mode != "none"
     template = (engine.tool_chat_template if uses_tools else engine.chat_template) or ""
-    shown = template_forms(template)
+    shown = analysed(template).forms
     forms = call_forms(template)
     if not uses_tools:
         return ToolPlan(calls_shown=shown.shows_calls, shown=shown.takes_tools, forms=forms)
@@ -155,7 +155,7 @@ def call_forms(template: str) -> tuple[CallForm, ...]:
     learned = learned_form(template).form
     named = named_forms(template)
     if learned is None:
-        return tuple(dict.fromkeys((*(named if template_forms(template).takes_tools else ()), *PUBLISHED)))
+        return tuple(dict.fromkeys((*(named if analysed(template).forms.takes_tools else ()), *PUBLISHED)))
     return tuple(dict.fromkeys((*named, learned, *USUAL) if HARMONY[0] in named else (learned, *named, *USUAL)))
 
 

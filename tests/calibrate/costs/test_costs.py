@@ -209,4 +209,4 @@ def test_unmeasured_sizes_are_interpolated_linearly():
     step = StepTable.of(table()).step
     assert [step(1, s).layer_ms for s in (1, 2, 3, 4, 6, 16, 24)] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.5, 2.5, 3.3])
     model = CostModel(table(), [0, 1, 5, 10])
-    assert model.price([model.run(0, 2, tokens=3)]) == pytest.approx(2 * 0.5 + 5 * 1.2)
+    assert model.run(0, 2, tokens=3) == pytest.approx(2 * 0.5 + 5 * 1.2)

@@ -8,12 +8,12 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tide_runtime.machine_cache import CachedFiles
 
 from tide_export.graphs.cut import CutGraph, LoweredModel
 from tide_export.progress import ExportProgress
 from tide_export.targets import find_target
 from tide_export.targets.base import BuildJob
-from tide_export.targets.engine_cache import EngineCache
 
 K = 64
 # Name, N, bits, zero points, bias, how often the graph has it. 1152 = 512 + 5 · 128 is cut to 512, 1500 to 604.
@@ -59,7 +59,7 @@ def segment() -> ir.Model:
 def build(model: ir.Model, directory: Path) -> str | None:
     """Build the target ``cpu`` with ``model`` as its only graph; the file of its products."""
     (directory / "work").mkdir(parents=True)
-    job = BuildJob(directory, directory / "work", "fp32", [], ExportProgress(), EngineCache(directory))
+    job = BuildJob(directory, directory / "work", "fp32", [], ExportProgress(), CachedFiles(directory))
     target = find_target("cpu", "fp32")
     info = target.builder.build(target, LoweredModel([CutGraph("segment_0", model)], [], []), job)
     job.close()

@@ -113,5 +113,5 @@ def test_a_calibrations_figures_are_scaled_to_the_machine() -> None:
     here = pass_table({(1,): 5.0, (2,): 6.0}, "cpu", "here")
     model, plain = CostModel(calibrated, [0, 2, 4], passes=here), CostModel(calibrated, [0, 2, 4])
     assert model.full(1, 1, 1) == 5.0 and model.full(1, 2, 2) == 6.0
-    assert model.price([model.run(0, 1, 1, 1)]) == plain.price([plain.run(0, 1, 1, 1)]) / 2
+    assert model.run(0, 1, 1, 1) == plain.run(0, 1, 1, 1) / 2
     assert cast(float, plain.full(1, 1, 1)) > 10

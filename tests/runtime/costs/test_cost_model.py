@@ -38,20 +38,20 @@ def test_without_a_calibration_tokens_of_low_bit_models_cost_more() -> None:
 @pytest.mark.parametrize("seq", [2, 3, 8])
 def test_one_row_that_is_longer_makes_a_step_dearer(seq: int) -> None:
     """Batches copied whatever they could: a step with one long row was taken to be cheaper than one without."""
-    plain = COSTS.price([COSTS.run(0, 1, ROWS, ROWS)])
-    packed, padded = (COSTS.price([COSTS.run(0, 1, ROWS, tokens)]) for tokens in (ROWS - 1 + seq, ROWS * seq))
-    assert plain < packed <= COSTS.price([COSTS.run(0, 1, ROWS, ROWS - 1 + seq, seq)]) < padded
+    plain = COSTS.run(0, 1, ROWS, ROWS)
+    packed, padded = (COSTS.run(0, 1, ROWS, tokens) for tokens in (ROWS - 1 + seq, ROWS * seq))
+    assert plain < packed <= COSTS.run(0, 1, ROWS, ROWS - 1 + seq, seq) < padded
 
 
 def test_a_draft_that_fills_a_step_up_is_nearly_free() -> None:
     """Uneven steps are padded to what products take at a time; drafts were weighed as if the last cost as much as the first."""
-    nine, ten, eleven, twelve = (COSTS.price([COSTS.run(0, 1, ROWS, tokens, 2)]) for tokens in (9, 10, 11, 12))
-    assert nine == ten < eleven == twelve < COSTS.price([COSTS.run(0, 1, ROWS, 13, 2)])
+    nine, ten, eleven, twelve = (COSTS.run(0, 1, ROWS, tokens, 2) for tokens in (9, 10, 11, 12))
+    assert nine == ten < eleven == twelve < COSTS.run(0, 1, ROWS, 13, 2)
 
 
 def test_even_rows_cost_what_was_measured() -> None:
     """Rows that go on together would pay for padding that is not there."""
-    assert COSTS.price([COSTS.run(0, 1, ROWS, 2 * ROWS, 2)]) == COSTS.price([COSTS.run(0, 1, ROWS, 2 * ROWS)])
+    assert COSTS.run(0, 1, ROWS, 2 * ROWS, 2) == COSTS.run(0, 1, ROWS, 2 * ROWS)
 
 
 def test_rounding_adds_no_more_than_padding_would() -> None:

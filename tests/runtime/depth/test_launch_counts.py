@@ -10,7 +10,7 @@ from runtime.tiny_transformer import Array, TinyTransformer
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.scheduling.step import run
 

@@ -17,7 +17,7 @@ from runtime.simulated_exit import SimulatedExit
 from runtime.tiny_generation import Request, generate, output, priced
 from runtime.tiny_transformer import TinyTransformer
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 from tide_runtime.sampler import Sampler
 
 examples = partial(settings, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))

@@ -16,7 +16,7 @@ from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import BackendFacts
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 from tide_runtime.errors import NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.outputs import finished

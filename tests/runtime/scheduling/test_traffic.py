@@ -21,8 +21,8 @@ from runtime.tiny_generation import Request as Wanted
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS, blocks_of
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.exit_wavefront import ExitWavefront
+from tide_runtime.depth.tuning import DepthTuning
 from tide_runtime.depth.wavefront import WavefrontDepth
-from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.scheduler import Request, Scheduler, SchedulerOptions
 from tide_runtime.scheduling.step import append_tokens, run_step

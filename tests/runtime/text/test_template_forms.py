@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tokenizers
 from tide_runtime.errors import PromptError
-from tide_runtime.text.chat_template import render_chat, template_forms
+from tide_runtime.text.chat_template import analysed, render_chat
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -134,7 +134,7 @@ def test_developers() -> None:
 )
 def test_whether_a_template_takes_tools(template: str, takes: bool) -> None:
     """Breaks: a template that only has the word is left to show tools, and the model never hears of them."""
-    assert template_forms(template).takes_tools == takes
+    assert analysed(template).forms.takes_tools == takes
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tide_runtime.text.chat_template import render_chat, template_thoughts
+from tide_runtime.text.chat_template import analysed, render_chat
 from tide_runtime.text.thoughts import ThoughtMarks, ThoughtSplitter
 
 # Written for these tests: each declares thoughts in another way.
@@ -44,17 +44,17 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 )
 def test_the_template_declares_thoughts(template: str, marks: ThoughtMarks | None, field: str | None, switch: str | None) -> None:
     """Breaks: thoughts are shown as the answer, or an answer as thoughts."""
-    found = template_thoughts(TEMPLATES[template])
+    found = analysed(TEMPLATES[template]).thoughts
     assert (found.marks, found.field, found.switch) == (marks, field, switch)
 
 
 def test_efforts_are_those_that_the_template_takes() -> None:
     """Breaks: an effort that the model was not trained on is accepted."""
-    assert template_thoughts(TEMPLATES["thoughts_channels"]).efforts == ("low", "medium", "high")
+    assert analysed(TEMPLATES["thoughts_channels"]).thoughts.efforts == ("low", "medium", "high")
     named = "{% if reasoning_effort not in ['none', 'high'] %}{{ raise_exception('effort') }}{% endif %}{{ messages[0].content }}"
-    assert template_thoughts(named).efforts == ("none", "high")
-    assert template_thoughts(TEMPLATES["thoughts_off"]).efforts == ("no_think", "low", "high")
-    assert template_thoughts(TEMPLATES["thoughts_switch"]).efforts == ()
+    assert analysed(named).thoughts.efforts == ("none", "high")
+    assert analysed(TEMPLATES["thoughts_off"]).thoughts.efforts == ("no_think", "low", "high")
+    assert analysed(TEMPLATES["thoughts_switch"]).thoughts.efforts == ()
 
 
 def test_history_has_the_thoughts_in_the_field_that_the_template_reads() -> None:

@@ -1,4 +1,4 @@
-"""Several device buffers in one allocation: `Arena`, and `TransferBlock`, which the host fills for every step."""
+"""Several device buffers in one allocation: `Arena`, `DeviceBuffers` of steps, and `TransferBlock`, which the host fills."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from numpy.typing import DTypeLike, NDArray
 
 from tide_runtime.backends.device.device import Device, Mark
 
+Layout = dict[str, tuple[tuple[int, ...], type[np.generic]]]  # name → shape, dtype
 ALIGNMENT = 256  # bytes; the alignment of CUDA allocations, kept for every buffer
 
 
 def aligned(count_bytes: int) -> int:
     return -(-count_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def layout_bytes(shapes: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> dict[str, int]:
+    """Bytes of each array in ``shapes`` (name → shape, dtype)."""
+    return {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
 
 
 def layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
@@ -42,6 +48,29 @@ class Arena:
         self.pointers = {name: self.pointer + offset for name, offset in offsets.items()}
 
 
+class DeviceBuffers:
+    """Arenas for graph outputs, shared by the steps of all shapes; a step keeps the arenas it was bound to alive."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._arenas = dict[tuple[str, ...], Arena]()
+
+    def get(self, **sizes: int) -> Arena:
+        """An arena with at least ``sizes`` (name → bytes); repeated calls return the same one while it is large enough."""
+        names = tuple(sizes)
+        arena = self._arenas.get(names)
+        if arena is None or any(size > arena.sizes[name] for name, size in sizes.items()):
+            known = arena.sizes if arena is not None else {}
+            arena = Arena(self._device, {name: _grown(known.get(name, 0), size) for name, size in sizes.items()})
+            self._arenas[names] = arena
+        return arena
+
+
+def _grown(known: int, needed: int) -> int:
+    """``known``, at least doubled if it is less than ``needed``: geometric growth makes reallocations rare."""
+    return known if needed <= known else max(needed, 2 * known)
+
+
 class TransferBlock:
     """Small arrays that the host fills and sends to the device as one copy.
 
@@ -49,7 +78,7 @@ class TransferBlock:
     """
 
     def __init__(self, device: Device, shapes: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
-        sizes = {name: prod(shape) * np.dtype(dtype).itemsize for name, (shape, dtype) in shapes.items()}
+        sizes = layout_bytes(shapes)
         self._device = device
         self._arena = Arena(device, sizes)
         self._bytes = device.pinned(self._arena.bytes)

@@ -256,17 +256,22 @@ class CudaDevice:
         self.mark().wait()  # an event, because synchronizing a stream fails while another thread captures it
 
     def _check(self, call: str, result: tuple[Any, ...]) -> Any:
-        """The value of a call's ``result``, if it has one. Raises DeviceMemoryError when memory is short, else TargetError."""
+        """`driver_value`, but DeviceMemoryError when memory is short."""
         if result[0] == self._api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise self._full(f"no memory left ({call})")
-        if result[0] != self._api.CUresult.CUDA_SUCCESS:
-            _, text = self._api.cuGetErrorString(result[0])
-            meaning = text.decode() if text else "no description"
-            raise TargetError(f"{call} on GPU {self.ordinal} failed: {result[0].name}: {meaning}")
-        return result[1] if len(result) > 1 else None
+        return driver_value(self._api, self.ordinal, call, result)
 
     def _full(self, what: str) -> DeviceMemoryError:
         return DeviceMemoryError(
             f"GPU {self.ordinal} ({self.name}) has {what}; run fewer sequences at once (max_batch), or export with a smaller "
             "--max-seq-len"
         )
+
+
+def driver_value(api: Any, gpu: int, call: str, result: tuple[Any, ...]) -> Any:
+    """The value of a driver call's ``result`` in module ``api``, if it has one. Raises TargetError when the call failed."""
+    if result[0] != api.CUresult.CUDA_SUCCESS:
+        _, text = api.cuGetErrorString(result[0])
+        meaning = text.decode() if text else "no description"
+        raise TargetError(f"{call} on GPU {gpu} failed: {result[0].name}: {meaning}")
+    return result[1] if len(result) > 1 else None

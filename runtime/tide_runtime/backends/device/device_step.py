@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.base import PrefixRows, uncounted
-from tide_runtime.backends.device.arena import Arena, TransferBlock
+from tide_runtime.backends.device.arena import Arena, DeviceBuffers, TransferBlock
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.device_rows import DeviceRows
@@ -196,29 +196,6 @@ class DeviceContext:
         self.layers_launched += times * self.backend.layers[graph]
 
 
-class DeviceBuffers:
-    """Arenas for graph outputs, shared by the steps of all shapes; a step keeps the arenas it was bound to alive."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._arenas = dict[tuple[str, ...], Arena]()
-
-    def get(self, **sizes: int) -> Arena:
-        """An arena with at least ``sizes`` (name → bytes); repeated calls return the same one while it is large enough."""
-        names = tuple(sizes)
-        arena = self._arenas.get(names)
-        if arena is None or any(size > arena.sizes[name] for name, size in sizes.items()):
-            known = arena.sizes if arena is not None else {}
-            arena = Arena(self._device, {name: _grown(known.get(name, 0), size) for name, size in sizes.items()})
-            self._arenas[names] = arena
-        return arena
-
-
-def _grown(known: int, needed: int) -> int:
-    """``known``, at least doubled if it is less than ``needed``: geometric growth makes reallocations rare."""
-    return known if needed <= known else max(needed, 2 * known)
-
-
 class DeviceStep:
     """A step of one shape. `send` and `run` queue work; reading results synchronizes. `tensors`: what graphs are bound to.
 
@@ -236,7 +213,7 @@ class DeviceStep:
         captured: bool = False,
         graphs: StepGraphs | None = None,
     ) -> None:
-        backend = context.backend
+        backend = self._backend = context.backend
         self.captured, self._graphs = captured, graphs
         self._passes: dict[tuple[str, ...], Launch | None] = {}  # graphs that `run_all` ran → their capture, or None
         self.attached: dict[Hashable, Any] = {} if captured else context.attached
@@ -324,7 +301,7 @@ class DeviceStep:
         if names not in self._passes:
             self._passes[names] = None
         elif self._passes[names] is None:
-            fixed = self.context.backend.fixed_stream
+            fixed = self._backend.fixed_stream
             self._passes[names] = step_graphs.capture([Run(name, partial(self.enqueue, name), fixed) for name in names])
         return self._passes[names]
 
@@ -336,15 +313,14 @@ class DeviceStep:
 
     def enqueue(self, graph: str, stream: int | None = None) -> None:
         """Queue one graph without sending inputs, on the device's stream unless another is given."""
-        backend = self.context.backend
-        form = backend.form(graph, self.shape)
+        form = self._backend.form(graph, self.shape)
         self._follow_caches()
         self._fresh.clear()
         self._latest = graph
-        with backend.device.lock:
+        with self._backend.device.lock:
             if form not in self._runs:
-                self._runs[form] = backend.bind(form, self, graph)
-            self._runs[form](backend.device.stream if stream is None else stream)
+                self._runs[form] = self._backend.bind(form, self, graph)
+            self._runs[form](self._backend.device.stream if stream is None else stream)
 
     def send(self) -> None:
         """Queue the copy of token ids and positions to the device."""
@@ -395,9 +371,9 @@ class DeviceStep:
     @property
     def logits(self) -> DeviceRows:
         """[N, V] of the last graph; copied to the host only when converted to a NumPy array."""
-        element = self.context.backend.logits_element
-        vocab = self.context.backend.manifest.model.vocab_size
-        device = self.context.backend.device
+        element = self._backend.logits_element
+        vocab = self._backend.manifest.model.vocab_size
+        device = self._backend.device
         arena = self._arena
         if self._latest != HEAD:
             pointer = arena.pointers["logits"]
@@ -408,7 +384,7 @@ class DeviceStep:
             pointer = arena.pointer
             rows = self.shape.tokens
             places = self._packed_from.tolist() if self._padded else None
-        return DeviceRows(device, pointer, (rows, vocab), element, arena, places, self.context.backend.row_sampling)
+        return DeviceRows(device, pointer, (rows, vocab), element, arena, places, self._backend.row_sampling)
 
     def address(self, name: str) -> int:
         """Device address of ``token`` [N] or ``score`` [T or N]."""
@@ -420,27 +396,26 @@ class DeviceStep:
         return {name: self._tensor(graph, tokens, name) for name in names}
 
     def _tensor(self, graph: str, tokens: tuple[int, int], name: str) -> DeviceTensor:
-        backend = self.context.backend
         shape = self.shape
-        model = backend.manifest.model
+        model = self._backend.manifest.model
         source = read_name(name)
-        reads, writes = hidden_states(backend.manifest, graph)
+        reads, writes = hidden_states(self._backend.manifest, graph)
         if source in self.context.caches.shapes:
             dims = (shape.batch_size, *self.context.caches.shapes[source][1:])
-            return DeviceTensor(self.context.caches.pointer(source, shape.first_index), dims, backend.cache_element)
+            return DeviceTensor(self.context.caches.pointer(source, shape.first_index), dims, self._backend.cache_element)
         if name in ("hidden", "hidden_out"):
             states = self.hidden[reads if name == "hidden" else writes]
-            return DeviceTensor(states.pointer, (*tokens, backend.manifest.hidden_width), backend.element)
+            return DeviceTensor(states.pointer, (*tokens, self._backend.manifest.hidden_width), self._backend.element)
         rows = tokens if name == "before" or self._gives_all(graph, name) else (1, shape.outputs)
         if name == "token":
             return DeviceTensor(self.address("token"), rows, INT64)
         if name == "logits":
             pointer = self._head_arena().pointer if graph == HEAD else self._arena.pointers["logits"]
-            return DeviceTensor(pointer, (*rows, model.vocab_size), backend.logits_element)
+            return DeviceTensor(pointer, (*rows, model.vocab_size), self._backend.logits_element)
         if name == "score":
             return DeviceTensor(self.address("score"), rows, FP32)
         if name in ("before", STATES):
-            return DeviceTensor(self._arena.pointers[name], (*rows, self._draft_width), backend.element)
+            return DeviceTensor(self._arena.pointers[name], (*rows, self._draft_width), self._backend.element)
         if name == ON_HOST:
             array = self.positions.arrays[name]
             return DeviceTensor(array.ctypes.data, array.shape, ELEMENT_TYPES["int32"], on_host=True)
@@ -450,19 +425,18 @@ class DeviceStep:
         return DeviceTensor(self.block.pointers[sent], dims, ELEMENT_TYPES[array.dtype.name])
 
     def _hidden_rows(self, places: Sequence[int] | None) -> list[DeviceRows]:
-        backend = self.context.backend
-        width = backend.manifest.hidden_width
+        width = self._backend.manifest.hidden_width
         hidden = []
-        for number in range(len(backend.manifest.segments)):
+        for number in range(len(self._backend.manifest.segments)):
             pointer = self._arena.pointers[f"hidden_{number}"]
             shape = (self.shape.tokens, width)
-            hidden.append(DeviceRows(backend.device, pointer, shape, backend.element, self._arena, places))
+            hidden.append(DeviceRows(self._backend.device, pointer, shape, self._backend.element, self._arena, places))
         return hidden
 
     @property
     def _draft_width(self) -> int:
         """Numbers that the draft head reads of each token; 0: there is no head."""
-        head = self.context.backend.manifest.draft_head
+        head = self._backend.manifest.draft_head
         return head.width if self.context.has_draft_head and head is not None else 0
 
     @property
@@ -476,34 +450,32 @@ class DeviceStep:
         return self._draft_rows(STATES, self._gives_all(self._latest, STATES))
 
     def _draft_rows(self, name: str, of_all: bool) -> DeviceRows:
-        backend = self.context.backend
         places = self._packed_from.tolist() if self._padded and of_all else None
         shape = (self.shape.tokens if of_all else self.shape.outputs, self._draft_width)
-        return DeviceRows(backend.device, self._arena.pointers[name], shape, backend.element, self._arena, places)
+        return DeviceRows(self._backend.device, self._arena.pointers[name], shape, self._backend.element, self._arena, places)
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of the graphs' outputs, except the head's logits of every token, which few steps compute."""
-        backend = self.context.backend
-        model = self.context.backend.manifest.model
-        states = self.places * backend.manifest.hidden_width * backend.element.bytes
-        width = self._draft_width
+        manifest = self._backend.manifest
+        state_bytes = self._backend.element.bytes
+        read = self._token_capacity * self._draft_width * state_bytes  # by the draft head
+        hidden = self.places * manifest.hidden_width * state_bytes
         return {
-            **{f"hidden_{number}": states for number in range(len(backend.manifest.segments))},
-            "logits": self.shape.outputs * model.vocab_size * backend.logits_element.bytes,
+            **{f"hidden_{number}": hidden for number in range(len(manifest.segments))},
+            "logits": self.shape.outputs * manifest.model.vocab_size * self._backend.logits_element.bytes,
             "token": self._token_capacity * INT64.bytes,
             "score": self._token_capacity * FP32.bytes,
-            **({name: self._token_capacity * width * backend.element.bytes for name in ("before", STATES)} if width else {}),
+            **({"before": read, STATES: read} if read else {}),
         }
 
     def _head_arena(self) -> Arena:
         if self._head_logits is None:
-            backend = self.context.backend
-            row_bytes = backend.manifest.model.vocab_size * backend.logits_element.bytes
+            row_bytes = self._backend.manifest.model.vocab_size * self._backend.logits_element.bytes
             self._head_logits = self._buffers.get(head_logits=self.places * row_bytes)
         return self._head_logits
 
     def _read(self, name: str, element: ElementType, count: int) -> NDArray[Any]:
-        device = self.context.backend.device
+        device = self._backend.device
         if name not in self._read_back:
             self._read_back[name] = device.pinned(count * element.bytes).view(element.host)
         if name not in self._fresh:

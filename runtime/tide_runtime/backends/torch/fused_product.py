@@ -25,7 +25,6 @@ from tide_runtime.backends.torch.low_bits import dequantised
 FUSED = "fused product"  # x, residual, squares, gains and the matrix → products, squares; see `FusedProduct`
 LOW_BITS = "com.microsoft::MatMulNBits"
 _SKIP_NORM = "com.microsoft::SkipSimplifiedLayerNormalization"
-_SHARED_INPUTS = 4  # of a `FUSED` node before those of its matrix
 
 
 class _Fused(NamedTuple):

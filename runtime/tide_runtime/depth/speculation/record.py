@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tide_runtime.bundle.calibration import DraftHeadInfo
 from tide_runtime.depth.frontier import LazySequence
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 
 
 class Guess(NamedTuple):

@@ -8,14 +8,14 @@ tokens until the first ones were accepted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from statistics import fmean
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.calibration import CostTable
 from tide_runtime.bundle.manifest import Manifest
-from tide_runtime.costs.batch_speedup import ExitGate
+from tide_runtime.costs.batch_speedup import exits_pay
 from tide_runtime.costs.cost_model import CostModel
+from tide_runtime.costs.pass_clock import PassClock
 from tide_runtime.depth.executor import Executor
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import PromptChunk
@@ -23,7 +23,7 @@ from tide_runtime.depth.speculation.drafter import Drafter
 from tide_runtime.depth.speculation.exits import ExitDrafter
 from tide_runtime.depth.speculation.grammar import GrammarDrafter, allowed
 from tide_runtime.depth.speculation.head import HeadDrafter
-from tide_runtime.depth.speculation.lengths import PassClock, choose_lengths
+from tide_runtime.depth.speculation.lengths import choose_lengths
 from tide_runtime.depth.speculation.record import SpeculativeSequence, TrackRecord
 from tide_runtime.depth.speculation.successors import SuccessorDrafter
 from tide_runtime.depth.speculation.text import TextDrafter
@@ -58,7 +58,7 @@ class Speculator:
         self.tuning = tuning
         self.max_wait_steps = options.max_wait_steps
         self.costs = CostModel.of(manifest, passes)
-        self.clock = PassClock(self.costs, tuning)
+        self.clock = PassClock(self.costs, tuning.clock_rate, tuning.max_clock_tilt)
         exit_limit = (calibration.draft_limit if calibration is not None else 0) or tuning.head_draft_limit
         limits = [options.draft_limit or one for one in (tuning.text_draft_limit, tuning.head_draft_limit, exit_limit)]
         self.limit, (text_limit, head_limit, exit_limit) = max(limits), limits
@@ -77,7 +77,7 @@ class Speculator:
         self._expected = predicted if predicted is not None else tuning.uncalibrated_speedup
         shares = {int(layers): share for layers, share in calibration.exit_depths.items()} if calibration is not None else {}
         measured = calibration is not None and calibration.costs is not None
-        self._exits_pay = cache(ExitGate(self.costs, exits, shares, tuning, unknown=not measured).opens)  # by batch size
+        self._exits_pay = exits_pay(self.costs, exits, shares, tuning.min_batch_speedup, unknown=not measured)
 
     def start(self, context: ExecutionContext, sequence: TokenSequence) -> SpeculativeSequence:
         """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
@@ -207,7 +207,7 @@ class Speculator:
         size = len(states)
         waiting = [1 + len(state.drafts) for state in states]
         unevaluated = [state.num_tokens_with_drafts - state.frontier.done[0] for state in states]  # such as the last draft
-        launches = self.costs.finish(begin, size, sum(waiting), max(waiting))
+        ms = evaluation_ms + self.costs.finish(begin, size, sum(waiting), max(waiting))
         if any(unevaluated):
-            launches.append(self.costs.run(0, begin, size, sum(unevaluated), max(unevaluated)))
-        return (evaluation_ms + self.costs.price(launches)) / self.costs.full(size, size, 1)
+            ms += self.costs.run(0, begin, size, sum(unevaluated), max(unevaluated))
+        return ms / self.costs.full(size, size, 1)

@@ -11,7 +11,7 @@ from tide_runtime.depth.frontier import Frontier
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.speculation.record import SpeculativeSequence, TrackRecord
 from tide_runtime.depth.speculation.speculator import Speculator
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 from tide_runtime.generation_params import GenerationParams
 
 MODEL = TinyTransformer(0, (1.0, 1.0), 11, 96)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from tide_runtime.bundle.calibration import CostTable, StepCost
 from tide_runtime.costs.cost_model import CostModel
-from tide_runtime.depth.speculation.lengths import PassClock, PassTime, choose_lengths
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.costs.pass_clock import PassClock, PassTime
+from tide_runtime.depth.speculation.lengths import choose_lengths
+from tide_runtime.depth.tuning import DepthTuning
 
 
 def row(hit_rate: float, guess: int) -> list[float]:
@@ -77,7 +78,7 @@ TABLE = CostTable("cpu", "made up", 10.0, [StepCost(1, seq, 0.0, 9.5 + 0.5 * seq
 
 @pytest.fixture
 def passes() -> PassClock:
-    return PassClock(CostModel(None, [0, 8], passes=TABLE), DepthTuning())
+    return PassClock(CostModel(None, [0, 8], passes=TABLE), rate=1 / 16, max_tilt=0.3)
 
 
 def serve(passes: PassClock, ms: dict[int, float], steps: int, noise: float = 0.0) -> None:

@@ -1,7 +1,7 @@
 """The record of a sequence: how often guesses were right, and whether exits pay."""
 
 from tide_runtime.depth.speculation.record import Backoff, HitRates
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 
 
 def rates_of_copies(weight: float, memory: float) -> HitRates:

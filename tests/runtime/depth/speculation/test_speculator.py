@@ -10,7 +10,7 @@ from tide_runtime.bundle.calibration import CostTable, DraftHeadInfo, ExitInfo, 
 from tide_runtime.depth.speculation.drafter import Evaluation
 from tide_runtime.depth.speculation.record import Guess, SpeculativeSequence
 from tide_runtime.depth.speculation.speculator import Speculator
-from tide_runtime.depth_tuning import DepthTuning
+from tide_runtime.depth.tuning import DepthTuning
 
 
 def speculator(extra_ms: float, guess_ms: float, right: float = 0.5) -> Speculator:
