@@ -36,7 +36,7 @@ from tide_export.drafters.own import OwnHead
 from tide_export.drafters.rounded import RoundedDrafter
 from tide_export.graphs.cut import LoweredModel
 from tide_export.graphs.exit_gate import OwnExits, own_exits, own_threshold
-from tide_export.graphs.exit_graphs import exit_graph_model
+from tide_export.graphs.exit_graphs import exit_graph_model, score_graph_model
 from tide_export.load import fingerprint, held_in_memory, load_model, quantized, weight_bytes
 from tide_export.model.embedding_model import check_options_of_embedding
 from tide_export.model.long_rotary import long_rotary_from
@@ -373,8 +373,11 @@ def _cuts(loaded: LoadedModel, config: ExportConfig, calibration: ExitCalibratio
     check_cuts(loaded.model, loaded.layers)
     calibration.check(loaded)
     exits = calibration.info.exits
-    hidden = int(loaded.model.config.get_text_config().hidden_size)
-    graphs = [exit_graph_model(info, calibration.tensors, hidden, config.dtype) for info in exits if info.graph_outputs()]
+    tensors = calibration.tensors
+    text = loaded.model.config.get_text_config()
+    graphs = [exit_graph_model(info, tensors, text.hidden_size, config.dtype) for info in exits if info.graph_outputs()]
+    scored = [info for info in exits if info.scores_logits]
+    graphs += [score_graph_model(info, tensors, text.hidden_size, text.vocab_size, config.dtype) for info in scored]
     checkpoints = checkpoint_layers(config.checkpoints, loaded.num_layers, calibration.info)
     return Cuts(checkpoints, graphs)
 

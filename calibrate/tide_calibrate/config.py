@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
 
+from tide_calibrate.kinds import check_router, parse_kind
 from tide_export.config import ExportConfig, dtype_with, loop_ends
 
 OWN_REFERENCE = "fp32"
 
 AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
-ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability", "gate")
 MAX_AUTO_CANDIDATES = 8
 _MAX_WINDOW = 1 << 17
 _MAX_WINDOWS = 10_000_000
@@ -28,7 +28,7 @@ class CalibrationConfig:
         heads: exit heads to train: ``auto`` (identity, linear, tail:1, tail:2) or a list such as ``linear,tail:2``.
         candidates: layers after which a token may stop, as layers run: ``"4,8,12"``, ``"every:2"`` or ``"auto"``.
         router: the score that decides whether a token stops; ``auto`` chooses the kind by the cost model. ``gate``: the exit gate
-            that a looped model was trained with.
+            that a looped model was trained with. A package's is used only where it is named.
         max_disagreement: ε, the share of tokens at which policy ``exit`` may differ from the full model.
         confidence: 1 - δ, the confidence of the certificate.
         window: tokens per window of text.
@@ -86,12 +86,11 @@ class CalibrationConfig:
 
     def _check_names(self) -> None:
         object.__setattr__(self, "dtype", dtype_with(self.weights, self.quantizer, self.dtype, CalibrationConfig.dtype))
-        wrong = [kind for kind in self.head_kinds if not re.fullmatch(r"identity|linear|tail:[1-9]\d*", kind)]
-        if wrong:
-            raise ParamsError(f"{wrong[0]!r} is no exit head; known are identity, linear and tail:k with k layers (1, 2, …)")
-        for name, known in (("router", ROUTERS), ("dtype", DTYPES)):
-            if getattr(self, name) not in known:
-                raise ParamsError(f"{name} is {getattr(self, name)!r}; set it to one of: {', '.join(known)}")
+        for kind in self.head_kinds:
+            parse_kind(kind)
+        check_router(self.router)
+        if self.dtype not in DTYPES:
+            raise ParamsError(f"dtype is {self.dtype!r}; set it to one of: {', '.join(DTYPES)}")
         if self.reference == OWN_REFERENCE and self.dtype == "fp32" and self.weights in ("source", *DTYPES):
             raise ParamsError(
                 f"reference fp32 is the calibrated model itself with weights {self.weights}: nothing is rounded; add --weights "

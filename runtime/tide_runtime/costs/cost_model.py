@@ -162,7 +162,8 @@ class CostModel:
 
     def exit(self, batch_size: int, early_exit: Exit, with_head: bool = True) -> list[Launch]:
         """The graphs of ``early_exit`` for one token of each sequence."""
-        launches = [Launch(EXIT_GRAPH, batch_size, batch_size)] if early_exit.graph is not None else []
+        count = (early_exit.graph is not None) + (with_head and early_exit.score_graph is not None)
+        launches = [Launch(EXIT_GRAPH, batch_size, batch_size)] * count
         if not with_head:
             return launches
         if not early_exit.info.tail_layers:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from tide_runtime.bundle.manifest import DRAFT, Manifest
 from tide_runtime.depth_tuning import DepthTuning
 from tide_runtime.errors import ParamsError
+from tide_runtime.plugins import DRAFTERS, installed, known
 
 Drafters = Literal["all", "router", "ngram", "head", "grammar", "none"]
 ExitRule = Literal["threshold", "model"]
@@ -21,7 +22,7 @@ class DepthOptions:
     Args:
         draft: what ``exact`` drafts with, and ``exit`` where a looped model's loops are rows: ``router`` (early exits, loops),
             ``ngram`` (copies from the text so far and from earlier replies), ``head`` (the draft head), ``grammar`` (tokens that
-            a request's grammar forces), ``all`` of them that the bundle has, or ``none``.
+            a request's grammar forces), ``all`` of them that the bundle has, ``none``, or a drafter of a package by its name.
         draft_limit: most tokens that ``exact`` drafts before it runs the rest of the layers; None: the calibration's.
         max_wait_steps: in a batch, how many steps a row that needs depth waits for others that need it too.
         threshold: replaces the certified thresholds of ``exit``, 0 … 1; None keeps them. Shown in the stats.
@@ -34,7 +35,7 @@ class DepthOptions:
         tuning: constants that the policies decide with.
     """
 
-    draft: Drafters = "all"
+    draft: str = "all"
     draft_limit: int | None = None
     max_wait_steps: int = 2
     threshold: float | None = None
@@ -44,8 +45,9 @@ class DepthOptions:
     tuning: DepthTuning = field(default_factory=DepthTuning)
 
     def __post_init__(self) -> None:
-        if self.draft not in get_args(Drafters):
-            raise ParamsError(f"draft is {self.draft!r}; set it to one of: {', '.join(get_args(Drafters))}")
+        own = get_args(Drafters)
+        if self.draft not in own and self.draft not in installed(DRAFTERS):
+            raise ParamsError(f"draft is {self.draft!r}; set it to one of: {known(DRAFTERS, own)}")
         if self.draft_limit is not None and (not _is_int(self.draft_limit) or not 1 <= self.draft_limit <= 64):
             raise ParamsError(f"draft_limit is {self.draft_limit!r}; set it to a number of tokens from 1 to 64")
         if self.threshold is not None and (not isinstance(self.threshold, Real) or not 0.0 <= self.threshold <= 1.0):
