@@ -27,7 +27,7 @@ from tide_export.drafters.own import OwnHead
 from tide_export.drafters.rounded import RoundedDrafter
 from tide_export.graphs.cut import LoweredModel
 from tide_export.graphs.exit_gate import OwnExits, own_exits, own_threshold
-from tide_export.graphs.exit_graphs import exit_graph_model
+from tide_export.graphs.exit_graphs import exit_graph_model, score_graph_model
 from tide_export.load import fingerprint, weight_bytes
 from tide_export.model.long_rotary import long_rotary_from
 from tide_export.model.probe import check_cuts, uncut_reason
@@ -167,9 +167,12 @@ class ExportRun:
         check_cuts(loaded.model, loaded.layers)
         calibration.check(loaded)
         exits = calibration.info.exits
-        hidden = int(loaded.model.config.get_text_config().hidden_size)
+        text = loaded.model.config.get_text_config()
+        tensors = calibration.tensors
         dtype = self.config.dtype
-        graphs = [exit_graph_model(info, calibration.tensors, hidden, dtype) for info in exits if info.graph_outputs()]
+        graphs = [exit_graph_model(info, tensors, text.hidden_size, dtype) for info in exits if info.graph_outputs()]
+        scored = [info for info in exits if info.scores_logits]
+        graphs += [score_graph_model(info, tensors, text.hidden_size, text.vocab_size, dtype) for info in scored]
         return Cuts(checkpoint_layers(spec, loaded.num_layers, calibration.info), graphs)
 
     def _check_draft_head(self, targets: Sequence[Target]) -> None:

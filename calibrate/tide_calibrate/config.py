@@ -10,12 +10,12 @@ from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError
 from tide_runtime.option import check_choices, option
 
+from tide_calibrate.kinds import check_router, parse_kind
 from tide_export.config import QUANTIZERS, WEIGHTS, ExportConfig, dtype_with, loop_ends
 
 OWN_REFERENCE = "fp32"
 
 AUTO_HEADS = ("identity", "linear", "tail:1", "tail:2")
-ROUTERS = ("auto", "mlp", "max_probability", "mlp+max_probability", "gate")
 MAX_AUTO_CANDIDATES = 8
 _MAX_WINDOW = 1 << 17
 _MAX_WINDOWS = 10_000_000
@@ -44,7 +44,6 @@ class CalibrationConfig:
         "auto",
         "Score that decides whether a token stops: mlp, max_probability, mlp+max_probability, gate (of a looped model "
         "that has one), or auto.",
-        one_of=ROUTERS,
     )
     max_disagreement: float = _choice(
         0.01, "Share of tokens at which policy exit may differ from the full model, or from --reference."
@@ -100,9 +99,9 @@ class CalibrationConfig:
 
     def _check_names(self) -> None:
         object.__setattr__(self, "dtype", dtype_with(self.weights, self.quantizer, self.dtype, CalibrationConfig.dtype))
-        wrong = [kind for kind in self.head_kinds if not re.fullmatch(r"identity|linear|tail:[1-9]\d*", kind)]
-        if wrong:
-            raise ParamsError(f"{wrong[0]!r} is no exit head; known are identity, linear and tail:k with k layers (1, 2, …)")
+        for kind in self.head_kinds:
+            parse_kind(kind)
+        check_router(self.router)
         check_choices(self)
         if self.reference == OWN_REFERENCE and self.dtype == "fp32" and self.weights in ("source", *DTYPES):
             raise ParamsError(

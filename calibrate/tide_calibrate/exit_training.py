@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import ExitInfo
-from torch import nn
 
 from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import CalibrationConfig
@@ -20,10 +19,11 @@ from tide_calibrate.draft_head.head import DraftHead
 from tide_calibrate.exit_heads import ExitHead, make_head, parse_kind
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary
 from tide_calibrate.exit_heads.train import HeadTraining, step_seconds, train_head
+from tide_calibrate.kinds import OWN_ROUTERS
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.parallel import Check, in_parallel, workers_on
-from tide_calibrate.routers import MlpRouter
-from tide_calibrate.routers.train import RouterTraining, train_router
+from tide_calibrate.routers import MlpRouter, Router
+from tide_calibrate.routers.train import RouterTraining, package_router, train_router
 from tide_calibrate.traces.trace import Exit
 from tide_calibrate.training_plan import TrainingPlan, plan_training
 from tide_export.calibration.exits_file import Arrays, write_exit_tensors
@@ -40,20 +40,26 @@ _ROUTER_WINDOWS, _ROUTER_HELD_OUT = 64, 16
 
 @dataclass(frozen=True)
 class TrainedExit:
-    """An exit head and the MLP router trained for it; ``gate``: the model's own, at the end of a loop."""
+    """An exit head and the MLP router trained for it.
+
+    Args:
+        gate: the model's own router, at the end of a loop.
+        package: the router of a package, where the options name one.
+    """
 
     head: ExitHead
     router: MlpRouter
     gate: MlpRouter | None = None
+    package: Router | None = None
 
     @property
-    def routers(self) -> dict[str, MlpRouter]:
+    def routers(self) -> dict[str, Router]:
         """By the name of their scores."""
-        return {router.kind: router for router in (self.router, self.gate) if router is not None}
+        return {router.kind: router for router in (self.router, self.gate, self.package) if router is not None}
 
-    def router_of(self, info: ExitInfo) -> MlpRouter:
+    def router_of(self, info: ExitInfo) -> Router:
         """The one whose weights the exit ``info`` needs."""
-        return self.gate if info.router == "gate" and self.gate is not None else self.router
+        return self.routers.get(info.router, self.router)
 
 
 def with_gates(exits: Mapping[Exit, TrainedExit], loaded: LoadedModel) -> dict[Exit, TrainedExit]:
@@ -103,10 +109,8 @@ def train_exits(
         for note in in_parallel([partial(setting.train_chain, chain, plan, bar.advance) for chain in going_on], plan.workers):
             progress.note(note)
         trained = [key for key in exits if key[1] in continued or heads[key] is chains[key[1]][0]]
-        routers = list(
-            in_parallel([partial(setting.train_router, heads[key], plan, bar.advance) for key in trained], plan.workers)
-        )
-    return {key: TrainedExit(heads[key], router) for key, router in zip(trained, routers, strict=True)}
+        made = list(in_parallel([partial(setting.train_router, heads[key], plan, bar.advance) for key in trained], plan.workers))
+    return dict(zip(trained, made, strict=True))
 
 
 def _lead(kind: str, agreement: float, num_layers: int) -> float:
@@ -137,7 +141,8 @@ class _Setting:
 
     def _step_seconds(self, checkpoint: int, kind: str, check: Check) -> float:
         check()
-        trained = "linear" if kind == "identity" else kind  # has nothing to train, but a router, and runs about as long
+        # A head that has nothing to train, but a router, runs about as long.
+        trained = kind if self.new_head(checkpoint, kind).trained() else "linear"
         training = HeadTraining(seed=self.config.seed)
         return step_seconds(self.new_head(checkpoint, trained), self.capture, training, self.vocabulary)
 
@@ -185,17 +190,20 @@ class _Setting:
             advance((steps - history[-1].step) * seconds)
         return min(history, key=lambda progress: progress.divergence).agreement
 
-    def train_router(self, head: ExitHead, plan: TrainingPlan, advance: Callable[[float], None], check: Check) -> MlpRouter:
+    def train_router(self, head: ExitHead, plan: TrainingPlan, advance: Callable[[float], None], check: Check) -> TrainedExit:
         check()
         windows, held_out = (round(plan.router_share * count) for count in (_ROUTER_WINDOWS, _ROUTER_HELD_OUT))
         training = RouterTraining(windows, held_out, seed=self.config.seed)
         router = train_router(head, self.capture, training, self.vocabulary)
+        package = None
+        if self.config.router not in OWN_ROUTERS:
+            package = package_router(self.config.router, head, self.capture, training, self.vocabulary)
         advance(plan.router_steps * plan.step_seconds[head.kind])
-        return router
+        return TrainedExit(head, router, package=package)
 
 
 def write_exits(
-    path: Path, heads: Mapping[int, ExitHead], routers: Mapping[int, MlpRouter], draft_head: DraftHead | None = None
+    path: Path, heads: Mapping[int, ExitHead], routers: Mapping[int, Router], draft_head: DraftHead | None = None
 ) -> None:
     """Write the chosen head and router of each checkpoint, and the draft head if there is one, to exits.safetensors.
 
@@ -212,5 +220,5 @@ def write_exits(
     write_exit_tensors(path, tensors)
 
 
-def _prefixed_tensors(prefix: str, module: nn.Module) -> Arrays:
+def _prefixed_tensors(prefix: str, module: Any) -> Arrays:
     return {f"{prefix}.{name}": value.detach().float().contiguous().cpu().numpy() for name, value in module.state_dict().items()}

@@ -295,7 +295,7 @@ def _head_line(with_head: Rehearsal, bare: Rehearsal, gain: Rehearsal) -> str:
 def _write(file: CalibrationFile, learned: Learned, certified: CertifiedExits, directory: Path) -> None:
     chosen = {info.checkpoint: (info, learned.exits[info.checkpoint, info.head]) for info in certified.exits}
     heads = {layer: trained.head for layer, (_, trained) in chosen.items()}
-    routers = {layer: trained.router_of(info) for layer, (info, trained) in chosen.items() if info.has_mlp}
+    routers = {layer: trained.router_of(info) for layer, (info, trained) in chosen.items() if info.has_mlp or info.router_package}
     write_exits(directory / EXITS_NAME, heads, routers, learned.draft_head.head if learned.draft_head is not None else None)
     file.write(directory)
     if file.calibration.costs is not None:

@@ -1,13 +1,19 @@
-"""Finds what tide_plugins adds to the runtime, by entry point: the runtime imports no package above it."""
+"""What installed packages add, by entry point: the runtime imports no package above it, and needs to know none outside TIDE.
+
+The groups of `EXTENSIONS` are open to every package (docs/extending.md); `tide_runtime.plugins` is for tide_plugins.
+"""
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from tide_runtime.errors import TargetError
+from tide_runtime.errors import ParamsError, TargetError
 
 GROUP = "tide_runtime.plugins"
+HEADS, ROUTERS, DRAFTERS, PASSES = "tide.exit_heads", "tide.routers", "tide.drafters", "tide.passes"
+EXTENSIONS = {HEADS: "exit head", ROUTERS: "router", DRAFTERS: "drafter", PASSES: "graph pass"}
 
 
 def plugin(name: str) -> Any:
@@ -22,3 +28,34 @@ def plugin(name: str) -> Any:
         return found.load()
     except ImportError as error:
         raise TargetError(f"the plugin {name!r} cannot be imported ({error}); pip install 'tide-llm[kernels]'") from error
+
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    """What packages outside TIDE register in one of the groups of `EXTENSIONS`, by name."""
+    return {found.name: found for found in entry_points(group=group)}
+
+
+def extension(group: str, name: str) -> Any:
+    """What an installed package registers as ``name``.
+
+    Raises ParamsError, with the registered names, when there is none, and when it cannot be imported.
+    """
+    found = installed(group).get(name)
+    if found is None:
+        raise ParamsError(f"there is no {EXTENSIONS[group]} {name!r}; known are {known(group)}")
+    try:
+        return found.load()
+    except (ImportError, AttributeError) as error:
+        raise ParamsError(f"the {EXTENSIONS[group]} {name} of {package_of(found)} cannot be imported: {error}") from error
+
+
+def known(group: str, ours: Iterable[str] = ()) -> str:
+    """For messages about a name that nothing is registered under: those that are known, and how one is added."""
+    names = ", ".join([*ours, *installed(group)]) or "none"
+    return f"{names}; a package adds one by an entry point of {group} (docs/extending.md)"
+
+
+def package_of(entry: EntryPoint) -> str:
+    """Name and version of the package that registers ``entry``."""
+    assert entry.dist is not None, "only an entry point that was made by hand has no package"
+    return f"{entry.dist.name} {entry.dist.version}"

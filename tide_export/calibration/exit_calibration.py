@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tide_runtime.bundle.calibration import CalibrationInfo
+from tide_runtime.bundle.calibration import CalibrationInfo, ExitInfo
 from tide_runtime.errors import CalibrationError
 
 from tide_export.calibration.calibration_file import EXITS_NAME, CalibrationFile, read_calibration
-from tide_export.calibration.exits_file import ExitWeights, read_exits
-from tide_export.graphs.exit_graphs import exit_tensor_names
+from tide_export.calibration.exits_file import PARTS, ExitWeights, read_exits
 from tide_export.load import fingerprint
 from tide_export.model.probe import check_cuts
 from tide_export.sources.loaded_model import LoadedModel
@@ -56,7 +55,7 @@ class ExitCalibration:
         for info in self.info.exits:
             if info.checkpoint >= self.file.num_layers - info.tail_layers:
                 raise _broken(self.directory, f"the head {info.head} after {info.checkpoint} layers skips none")
-            for name in exit_tensor_names(info):
+            for name in _own_tensors(info):
                 if name.endswith(".down") and self.tensors[name].shape[1] != hidden:
                     raise _broken(self.directory, f"{name} takes {self.tensors[name].shape[1]} channels, the model has {hidden}")
 
@@ -86,15 +85,25 @@ def check_can_exit(loaded: LoadedModel) -> None:
 def read_exit_calibration(directory: Path) -> ExitCalibration:
     """The calibration in ``directory``. Raises CalibrationError if a file or tensor is missing or broken."""
     file = read_calibration(directory)
-    weights = read_exits(directory / EXITS_NAME) if file.calibration.has_weights else ExitWeights()
+    exits = file.calibration.exits
+    of_packages = {("translator", info.checkpoint) for info in exits if info.head_package}
+    of_packages |= {("router", info.checkpoint) for info in exits if info.router_package}
+    weights = read_exits(directory / EXITS_NAME, of_packages) if file.calibration.has_weights else ExitWeights()
     parts = {"translator": weights.translators, "router": weights.routers}
     tensors = {f"{part}.{c}.{name}": array for part in parts for c, named in parts[part].items() for name, array in named.items()}
-    missing = [name for info in file.calibration.exits for name in exit_tensor_names(info) if name not in tensors]
+    missing = [name for info in exits for name in _own_tensors(info) if name not in tensors]
     if missing:
         raise _broken(directory, f"{EXITS_NAME} lacks the tensors {', '.join(missing)}")
     if file.calibration.draft_head is not None and not weights.draft:
         raise _broken(directory, f"{EXITS_NAME} lacks the draft head")
     return ExitCalibration(directory, file, tensors, weights.draft if file.calibration.draft_head is not None else {})
+
+
+def _own_tensors(info: ExitInfo) -> list[str]:
+    """Names of the tensors of TIDE's own head and router; a package's module names its own."""
+    names = [f"translator.{info.checkpoint}.{name}" for name in PARTS["translator"] if info.head != "identity"]
+    routers = [f"router.{info.checkpoint}.{name}" for name in PARTS["router"] if info.has_mlp]
+    return [*([] if info.router_package else routers), *([] if info.head_package else names)]
 
 
 def _broken(directory: Path, problem: str) -> CalibrationError:

@@ -1,16 +1,16 @@
 """exits.safetensors: the trained weights of a calibration, as named arrays that can be read without torch.
 
     translator.{c}: down [rank, H], up [H, rank]                         exit heads linear and tail:k
-    router.{c}: down [R, H], down_bias [R], up [R], up_bias [1]          router mlp
+    router.{c}: down [R, H], down_bias [R], up [R], up_bias [1]          routers mlp and gate
     draft: fuse [H, 3H], gate_up [2I, H], down [H, I], rows [N, H], vocabulary [N] int64       draft head
 
-All float32 but the vocabulary; c is the checkpoint. An exit with head ``identity`` has no translator. The bytes depend on the
-arrays alone.
+All float32 but the vocabulary; c is the checkpoint. An exit with head ``identity`` has no translator. The head and the router of
+a package have the parameters of their modules instead. The bytes depend on the arrays alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 from tide_runtime.errors import CalibrationError, OutputError
 
 Arrays = dict[str, NDArray[np.float32]]
-_PARTS = {"translator": {"down", "up"}, "router": {"down", "down_bias", "up", "up_bias"}}
+PARTS = {"translator": ("down", "up"), "router": ("down", "down_bias", "up", "up_bias")}
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,11 @@ def write_exit_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def read_exits(path: Path) -> ExitWeights:
-    """Read and check exits.safetensors. Raises CalibrationError if it is missing, broken or incomplete."""
+def read_exits(path: Path, of_packages: Container[tuple[str, int]] = ()) -> ExitWeights:
+    """Read and check exits.safetensors. Raises CalibrationError if it is missing, broken or incomplete.
+
+    ``of_packages``: parts and checkpoints whose names and shapes are a package's, which are not checked here.
+    """
     try:
         tensors = load(path.read_bytes())
     except (OSError, SafetensorError) as error:
@@ -60,18 +63,19 @@ def read_exits(path: Path) -> ExitWeights:
         if tensor.dtype != np.float32 or not np.isfinite(tensor).all():
             raise CalibrationError(f"{path}: {name} must be finite float32 numbers; run tide-calibrate again")
         groups[part].setdefault(int(number), {})[rest] = tensor
-    for part in _PARTS:
+    for part in PARTS:
         for checkpoint, arrays in groups[part].items():
-            _check(path, part, checkpoint, arrays)
+            if (part, checkpoint) not in of_packages:
+                _check(path, part, checkpoint, arrays)
     if weights.draft:
         _check_draft(path, weights.draft)
     return weights
 
 
 def _check(path: Path, part: str, checkpoint: int, arrays: Arrays) -> None:
-    if set(arrays) != _PARTS[part]:
+    if set(arrays) != {*PARTS[part]}:
         raise CalibrationError(
-            f"{path}: {part}.{checkpoint} needs {', '.join(sorted(_PARTS[part]))}, it has {', '.join(sorted(arrays))}; "
+            f"{path}: {part}.{checkpoint} needs {', '.join(sorted(PARTS[part]))}, it has {', '.join(sorted(arrays))}; "
             "run tide-calibrate again"
         )
     rows, columns = arrays["down"].shape if arrays["down"].ndim == 2 else (-1, -1)

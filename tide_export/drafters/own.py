@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tide_export.drafters.base import Drafter
-from tide_export.graphs.exit_graphs import RMS_EPSILON
+from tide_export.graphs.exit_modules import RMS_EPSILON
 
 
 class OwnHead(Drafter):

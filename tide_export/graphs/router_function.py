@@ -19,21 +19,16 @@ from tide_export.trace.trace_model import OPSET
 DOMAIN = "tide"
 NAME = "TideExitRouter"
 VERSION = 1
-_INPUTS = ("hidden", "down", "down_bias", "up", "up_bias")
-
-
-def call_router(tape: Tape, inputs: list[ir.Value], epsilon: float) -> ir.Value:
-    """Record a call of the function and return the score; the model needs `router_function` and an import of its domain."""
-    return tape.op(NAME, inputs, {"epsilon": epsilon}, domain=DOMAIN)
+INPUTS = ("hidden", "down", "down_bias", "up", "up_bias")
 
 
 def router_function() -> ir.Function:
     """The function's definition, the same for all exits of all models."""
     tape = Tape()
-    hidden, down, down_bias, up, up_bias = inputs = [ir.val(name) for name in _INPUTS]
+    hidden, down, down_bias, up, up_bias = inputs = [ir.val(name) for name in INPUTS]
     wide = tape.op("Cast", [hidden], {"to": ir.DataType.FLOAT})
     epsilon = ir.RefAttr("epsilon", "epsilon", ir.AttributeType.FLOAT)
-    normed = rms_norm(tape, wide, ones(tape, down, axis=1), epsilon)
+    normed = tape.op("RMSNormalization", [wide, ones(tape, down)], {"axis": -1, "epsilon": epsilon, "stash_type": 1})
     inner = tape.op("Add", [tape.op("MatMul", [normed, tape.op("Transpose", [down], {"perm": [1, 0]})]), down_bias])
     silu = tape.op("Mul", [inner, tape.op("Sigmoid", [inner])])
     score = tape.op("Sigmoid", [tape.op("Add", [tape.op("MatMul", [silu, up]), up_bias])])  # [..., R] · [R]
@@ -42,26 +37,10 @@ def router_function() -> ir.Function:
     return ir.Function(DOMAIN, NAME, graph=graph, attributes=[ir.Attr("epsilon", ir.AttributeType.FLOAT, 1e-6)])
 
 
-def ones(tape: Tape, matrix: ir.Value, axis: int) -> ir.Value:
-    """A vector of ones, as long as ``matrix`` in ``axis``: the weight of a norm without weight (the operator requires one).
+def ones(tape: Tape, down: ir.Value) -> ir.Value:
+    """Ones [H] of a matrix [R, H]: the weight of a norm without weight, which the operator requires.
 
     It is computed from the matrix, because a function holds no tensors; a runtime folds it at load.
     """
-    size = tape.op("Shape", [matrix], {"start": axis, "end": axis + 1})
+    size = tape.op("Shape", [down], {"start": 1, "end": 2})
     return tape.op("ConstantOfShape", [size], {"value": ir.tensor(np.ones(1, np.float32))})
-
-
-def cast(tape: Tape, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """``value`` as ``dtype``; itself if it has that type."""
-    if value.dtype == dtype:
-        return value
-    converted = tape.op("Cast", [value], {"to": dtype})
-    converted.dtype = dtype
-    return converted
-
-
-def rms_norm(tape: Tape, states: ir.Value, weight: ir.Value, epsilon: float | ir.Attr) -> ir.Value:
-    """RMSNorm over the last axis of ``states`` in float32 (Zhang & Sennrich 2019, arXiv:1910.07467)."""
-    attribute = epsilon if isinstance(epsilon, ir.Attr) else ir.Attr("epsilon", ir.AttributeType.FLOAT, epsilon)
-    attributes = {"axis": -1, "epsilon": attribute, "stash_type": 1}
-    return tape.op("RMSNormalization", [states, weight], attributes)

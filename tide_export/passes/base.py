@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 from tide_runtime.backends.onnxruntime.invariance import PADDINGS
@@ -56,6 +56,31 @@ class PassReport:
 
 
 GraphPass = Callable[[ir.Model, LoweringContext], PassReport]
+
+
+@dataclass(frozen=True)
+class PlacedPass:
+    """A pass of a package, and where it is run. An entry point of the group ``tide.passes`` names one.
+
+    Args:
+        targets: names of the targets that lower with it.
+        after: name of the pass that it follows: of a function, or of a class such as ``QuantizeWeights``.
+        package: name and version; set where it is found.
+    """
+
+    run: GraphPass
+    targets: tuple[str, ...]
+    after: str
+    package: str = ""
+
+    def __call__(self, model: ir.Model, context: LoweringContext) -> PassReport:
+        report = self.run(model, context)
+        return replace(report, name=f"{report.name} ({self.package})")
+
+
+def pass_name(graph_pass: GraphPass) -> str:
+    """The name by which `PlacedPass.after` finds a pass."""
+    return getattr(graph_pass, "__name__", type(graph_pass).__name__)
 
 
 def run_passes(model: ir.Model, passes: Sequence[GraphPass], context: LoweringContext) -> list[PassReport]:

@@ -104,6 +104,7 @@ class Target:
         int8_kv: its attention reads and writes KV caches in int8.
         drafts: it runs the draft head.
         mixed_layers: it runs layers that keep states, or read the keys and values of others.
+        scores_logits: it runs a package's router that reads the logits of an exit's head.
         long_rotary: its attention takes position ids that are not the tokens' slots.
     """
 
@@ -119,6 +120,7 @@ class Target:
     int8_kv: bool = False
     drafts: bool = False
     mixed_layers: bool = False
+    scores_logits: bool = False
     long_rotary: bool = False
 
     @property

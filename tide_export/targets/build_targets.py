@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from tide_runtime.bundle.manifest import GraphInfo, TargetInfo
+from tide_runtime.bundle.manifest import SCORE, GraphInfo, TargetInfo
 from tide_runtime.errors import TargetError, TideError
 
 from tide_export.bundle_writer import ONNX_FOLDER, describe
@@ -67,6 +67,8 @@ def build_targets(
         prepared = _prepare(traced, targets, context)
     for target in targets:
         try:
+            if not target.scores_logits and any(graph.name.startswith(SCORE) for graph in cuts.exits):
+                raise TargetError(f"target {target.name} runs no router that reads the head's logits; compile for cpu")
             if target.lowering not in lowerings:
                 lowerings[target.lowering] = _lower(prepared, target, cuts, context, job)
                 on_lowered(lowerings[target.lowering])

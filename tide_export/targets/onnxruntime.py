@@ -85,6 +85,7 @@ CPU = Target(
     int8_kv=True,
     drafts=True,
     mixed_layers=True,
+    scores_logits=True,
     long_rotary=True,
 )
 
@@ -110,5 +111,6 @@ CUDA = replace(
     drafts=False,  # pass costs, which decide how far it drafts, are measured on the CPU only
     int8_kv=False,
     mixed_layers=False,  # one layer's, each, and no states
+    scores_logits=False,
     long_rotary=False,
 )

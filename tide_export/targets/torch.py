@@ -43,5 +43,6 @@ TORCH = replace(
     padded=(),
     uncut=False,
     mixed_layers=False,
+    scores_logits=False,
     long_rotary=False,
 )

@@ -1,4 +1,4 @@
-"""Compare the compiled exits with their formulas, on the hidden states of the compiled segments."""
+"""Compare the compiled exits with the modules that were calibrated, on the hidden states of the compiled segments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tide_runtime import ThreadOptions
 from tide_runtime.backends import load_backend
@@ -13,11 +14,11 @@ from tide_runtime.backends.base import Backend
 from tide_runtime.backends.graph_contract import hidden_states
 from tide_runtime.bundle.bundle import Bundle
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import Manifest, exit_graph
+from tide_runtime.bundle.manifest import HEAD, Manifest, exit_graph, score_graph
 from tide_runtime.errors import VerificationError
 from tide_runtime.text.tokenizer import Tokenizer
 
-from tide_export.graphs.exit_graphs import RMS_EPSILON, ExitTensors
+from tide_export.graphs.exit_modules import ExitModules, ExitTensors
 from tide_export.verify.verify_bundle import prompts
 
 # Allowed rounding error: exits compute in float32 and round the state once.
@@ -53,19 +54,21 @@ def verify_exits(directory: Path, tensors: ExitTensors, target: str = "cpu") -> 
     return checks
 
 
-def exit_reference(info: ExitInfo, tensors: ExitTensors, hidden: NDArray[np.generic]) -> dict[str, NDArray[np.float64]]:
-    """An exit's outputs by the formulas of `tide_export.graphs.exit_graphs`, in float64, from ``hidden`` [T, H]."""
-    exact = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
-    wide = hidden.astype(np.float64)
-    normed = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + RMS_EPSILON)
+@torch.no_grad()
+def exit_reference(
+    info: ExitInfo, tensors: ExitTensors, hidden: NDArray[np.generic], logits: NDArray[np.generic] | None = None
+) -> dict[str, NDArray[np.float64]]:
+    """What the modules of an exit compute in float64 from ``hidden`` [T, H]; with ``logits`` [T, V], its router's score."""
+    modules = ExitModules.of(info, tensors, hidden.shape[-1])
+    wide = torch.from_numpy(hidden.astype(np.float64))
     outputs = {}
-    if "score" in info.graph_outputs():
-        router = f"router.{info.checkpoint}"
-        down = normed @ exact[f"{router}.down"].T + exact[f"{router}.down_bias"]
-        outputs["score"] = _sigmoid((down * _sigmoid(down)) @ exact[f"{router}.up"] + exact[f"{router}.up_bias"])
-    if "hidden_out" in info.graph_outputs():
-        translator = f"translator.{info.checkpoint}"
-        outputs["hidden_out"] = wide + normed @ exact[f"{translator}.down"].T @ exact[f"{translator}.up"].T
+    if logits is not None:
+        given = torch.from_numpy(np.asarray(logits).astype(np.float64))
+        return {"score": modules.router.double().scores(wide, given, given.logsumexp(-1)).numpy()}
+    if info.has_mlp:
+        outputs["score"] = modules.router.double().scores(wide, None, None).numpy()
+    if modules.translator is not None:
+        outputs["hidden_out"] = modules.translator.double()(wide).numpy()
     return outputs
 
 
@@ -90,18 +93,21 @@ def _differences(manifest: Manifest, backend: Backend, ids: list[int], tensors: 
         step.run(segment.name)
     found = {}
     for info in reversed(manifest.calibration.exits):  # deep first: an exit's output is no input of a shallower exit
-        graph = exit_graph(info)
-        if not info.graph_outputs():
-            continue
-        reads, writes = hidden_states(manifest, graph)
-        expected = exit_reference(info, tensors, step.hidden[reads].copy())
-        step.run(graph)
-        outputs = {"score": (step.score, 1.0), "hidden_out": (step.hidden[writes], float(np.abs(step.hidden[writes]).max()))}
-        for name, reference in expected.items():
-            array, scale = outputs[name]
-            found[graph, name] = float(np.abs(np.asarray(array) - reference).max()) / scale
+        reads, writes = hidden_states(manifest, exit_graph(info))
+        states = step.hidden[reads].copy()
+
+        def compare(graph: str, reference: dict[str, NDArray[np.float64]], writes: int = writes) -> None:
+            step.run(graph)
+            outputs = {"score": (step.score, 1.0), "hidden_out": (step.hidden[writes], float(np.abs(step.hidden[writes]).max()))}
+            for name, expected in reference.items():
+                array, scale = outputs[name]
+                found[graph, name] = float(np.abs(np.asarray(array) - expected).max()) / scale
+
+        if info.graph_outputs():
+            compare(exit_graph(info), exit_reference(info, tensors, states))
+        if info.scores_logits:
+            if info.head == "identity":
+                step.hidden[-1][:] = states
+            step.run(HEAD)
+            compare(score_graph(info), exit_reference(info, tensors, states, step.logits[: len(states)]))
     return found
-
-
-def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return (1 + np.tanh(x / 2)) / 2  # this form does not overflow

@@ -14,7 +14,7 @@ from tide_runtime.targets.gpu_probe import present_gpu
 from tide_runtime.targets.select import CPU, DeviceChoice, obstacle
 
 from tide_export.drafters.rounded import RoundedDrafter
-from tide_export.graphs.exit_graphs import ExitTensors
+from tide_export.graphs.exit_modules import ExitTensors
 from tide_export.progress import ExportProgress
 from tide_export.quantize.kv_scales import KVScales
 from tide_export.sources.loaded_model import LoadedModel

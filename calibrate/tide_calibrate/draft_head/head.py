@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from tide_calibrate.capture.forward_pass import hidden_states
 from tide_calibrate.model.frozen import FrozenModel
-from tide_export.graphs.exit_graphs import RMS_EPSILON
+from tide_export.graphs.exit_modules import RMS_EPSILON
 
 _BLOCK = 32
 _INNER = 8 / 3  # width of the feed-forward block over the hidden size, as in models with gated ones

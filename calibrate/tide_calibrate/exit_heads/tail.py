@@ -14,9 +14,10 @@ from tide_runtime.errors import ParamsError, UnsupportedModelError
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from tide_calibrate.exit_heads.base import ExitHead, Translator
+from tide_calibrate.exit_heads.base import ExitHead
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.model.tail import ModelTail
+from tide_export.graphs.exit_modules import Translator
 
 
 class TailHead(ExitHead):

@@ -114,6 +114,7 @@ class _Trainer:
         self.training = training
         self.vocabulary = vocabulary
         self.windows, self.held_out = windows, held_out
+        self.divergence = getattr(head.translator, "loss", top_k_divergence)  # a package's head may have its own
 
     def run(self, history: list[HeadProgress], on_step: Callable[[], None]) -> None:
         best = history[0].divergence
@@ -151,7 +152,7 @@ class _Trainer:
         for group in optimizer.param_groups:
             group["lr"] = self.training.learning_rate * _learning_rate_factor(step, self.training.steps)
         batch, sample = narrowed(read_batch(self.capture, windows, self.head.boundaries, self.head.device), self.vocabulary)
-        loss = _divergence(self._logits(batch, sample), batch, sample).mean()
+        loss = self._loss(self._logits(batch, sample), batch, sample).mean()
         if not torch.isfinite(loss):
             raise CalibrationError(
                 f"training head {self.head.kind} at checkpoint {self.head.checkpoint} gave a loss of {loss.item()} "
@@ -165,13 +166,18 @@ class _Trainer:
     def _logits(self, batch: WindowBatch, sample: VocabularySample | None) -> Tensor:
         return self.head.logits(batch.states, None if sample is None else sample.ids)[batch.valid]
 
+    def _loss(self, logits: Tensor, batch: WindowBatch, sample: VocabularySample | None) -> Tensor:
+        valid = batch.valid
+        total = None if sample is None else sample.logsumexp(logits)
+        return self.divergence(logits, batch.top_ids[valid], batch.top_logits[valid], batch.logsumexp[valid], total)
+
     @torch.no_grad()
     def evaluate(self, step: int) -> HeadProgress:
         divergences, agrees = [], []
         for part in in_batches(self.held_out, self.training.windows_per_step):
             batch, sample = narrowed(read_batch(self.capture, part, self.head.boundaries, self.head.device), self.vocabulary)
             logits = self._logits(batch, sample)
-            divergences.append(_divergence(logits, batch, sample))
+            divergences.append(self._loss(logits, batch, sample))
             agrees.append(logits.argmax(1) == batch.top_ids[batch.valid][:, 0])
         return HeadProgress(step, float(torch.cat(divergences).mean()), float(torch.cat(agrees).float().mean()))
 
@@ -188,12 +194,6 @@ def _learning_rate_factor(step: int, steps: int) -> float:
     if step <= warm_up:
         return step / warm_up
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up + 1)))
-
-
-def _divergence(logits: Tensor, batch: WindowBatch, sample: VocabularySample | None) -> Tensor:
-    valid = batch.valid
-    total = None if sample is None else sample.logsumexp(logits)
-    return top_k_divergence(logits, batch.top_ids[valid], batch.top_logits[valid], batch.logsumexp[valid], total)
 
 
 def top_k_divergence(

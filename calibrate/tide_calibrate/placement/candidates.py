@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.calibration import ROUTERS, CostTable, ExitInfo
-from tide_runtime.errors import CalibrationError, ParamsError
+from tide_runtime.errors import CalibrationError
 
 from tide_calibrate.certificate.risk import ExitRule, fit_family, policy_counts
+from tide_calibrate.kinds import check_router, package_fields
 from tide_calibrate.placement.expected_speed import exact_speedups, exit_speedup
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
@@ -51,8 +52,7 @@ def best_candidates(
     Raises CalibrationError when the table lacks sizes, the trace has no tokens, or no exit has scores of the router; ParamsError
     for an unknown router.
     """
-    if router not in ("auto", *ROUTERS):
-        raise ParamsError(f"router is {router!r}; set it to one of: auto, {', '.join(ROUTERS)}")
+    check_router(router)
     best = dict[tuple[int, str], Candidate]()
     for candidate in _of_each_kind(trace, costs, router, max_disagreement):
         key = candidate.info.checkpoint, candidate.info.head
@@ -73,7 +73,8 @@ def _of_each_kind(trace: SplitTrace, costs: CostTable, router: str, max_disagree
     for traced in trace.exits.values():
         for kind in ROUTERS if router == "auto" else (router,):
             for mlp_threshold in _mlp_thresholds(traced, kind):
-                info = ExitInfo(traced.checkpoint, traced.head, kind, 0.0, mlp_threshold=mlp_threshold)
+                fields = package_fields(traced.head, kind)
+                info = ExitInfo(traced.checkpoint, traced.head, kind, 0.0, mlp_threshold=mlp_threshold, **fields)
                 if info.checkpoint < trace.num_layers - info.tail_layers:
                     yield _candidate(trace, costs, info, max_disagreement)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.console import Console
 from rich.table import Table
-from tide_runtime.bundle.calibration import CalibrationInfo, DraftHeadInfo, ExitInfo
+from tide_runtime.bundle.calibration import OWN_HEAD, CalibrationInfo, DraftHeadInfo, ExitInfo
 
 from tide_calibrate.certificate.certificate import meaning
 from tide_calibrate.placement.candidates import EXACT
@@ -137,7 +139,8 @@ def _agreement(line: HeadAgreement, layer: int) -> float:
 def _draft_price(file: CalibrationFile, layer: int, head: str) -> tuple[float, float]:
     """A draft's time, and with its verification, in passes."""
     assert file.calibration.costs is not None
-    info = ExitInfo(layer, head, "max_probability", 0.0)
+    package = "" if re.fullmatch(OWN_HEAD, head) else "any"  # which does not need to be installed here
+    info = ExitInfo(layer, head, "max_probability", 0.0, head_package=package)
     model, (early_exit,) = cut_model([info], file.num_layers, file.calibration.costs)
     draft = model.evaluation(1, 0, early_exit)
     whole = model.full(1, 1, 1)

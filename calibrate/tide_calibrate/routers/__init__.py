@@ -1,4 +1,4 @@
-"""Routers score whether a token may stop at a checkpoint. ``mlp`` is trained; the others use the exit head's logits."""
+"""Routers score whether a token may stop at a checkpoint. ``mlp`` is trained; the others here use the exit head's logits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from tide_calibrate.routers.mlp import MlpRouter
+from tide_export.graphs.exit_modules import MlpRouter
 
 
 class Router(Protocol):

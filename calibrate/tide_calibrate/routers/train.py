@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tide_runtime.plugins import ROUTERS, extension
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,7 +16,9 @@ from tide_calibrate.capture.store import Capture
 from tide_calibrate.config import require_positive
 from tide_calibrate.exit_heads import ExitHead
 from tide_calibrate.exit_heads.sampled_vocabulary import SampledVocabulary, narrowed
-from tide_calibrate.routers.mlp import ROUTER_WIDTH, MlpRouter, fit_platt
+from tide_calibrate.routers import Router
+from tide_calibrate.routers.platt import fit_platt
+from tide_export.graphs.exit_modules import ROUTER_WIDTH, MlpRouter
 
 _WINDOWS_PER_READ = 4
 
@@ -74,6 +77,19 @@ def train_router(
     held_out = router_examples(head, capture, held_out_windows, vocabulary)
     with torch.no_grad():
         router.rescale(*fit_platt(router(held_out.states).cpu().numpy(), held_out.right.cpu().numpy()))
+    return router.requires_grad_(False)
+
+
+def package_router(
+    name: str, head: ExitHead, capture: Capture, training: RouterTraining, vocabulary: SampledVocabulary | None = None
+) -> Router:
+    """The router of a package; one that has a method ``fit`` learns from what the MLP router learns from."""
+    router = extension(ROUTERS, name)(capture.hidden[head.checkpoint].shape[-1], seed=training.seed).to(head.device)
+    router.kind = name
+    if hasattr(router, "fit"):
+        windows = divide_train_windows(capture, training.seed).router[: training.windows]
+        examples = router_examples(head, capture, windows, vocabulary)
+        router.fit(examples.states, examples.right)
     return router.requires_grad_(False)
 
 

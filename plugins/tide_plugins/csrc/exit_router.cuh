@@ -1,4 +1,4 @@
-// exit_router: the scores of an exit's MLP router (tide_calibrate/routers/mlp.py), in two launches.
+// exit_router: the scores of an exit's MLP router (`MlpRouter` of tide_export/graphs/exit_modules.py), in two launches.
 //
 //   n     = hidden / sqrt(mean(hidden²) + epsilon)            RMSNorm without weight (Zhang & Sennrich 2019, arXiv:1910.07467)
 //   score = sigmoid(up · silu(down · n + down_bias) + up_bias)

@@ -11,11 +11,12 @@ from tide_runtime.bundle.manifest import (
     DRAFT,
     HEAD,
     LOOP,
+    SCORE,
     STATES,
     UNCUT,
     GraphInfo,
     Manifest,
-    exit_graph,
+    exit_graphs,
 )
 from tide_runtime.errors import BundleError
 
@@ -69,6 +70,8 @@ def check_interface(
     wanted_inputs, wanted_outputs = _contract(manifest, graph, packed) if name != DRAFT else _draft(manifest, file)
     if name == UNCUT and any(DRAFT in target.graphs for target in manifest.targets.values()):
         wanted_outputs[STATES] = (1, None, _draft_head(manifest, file).width)
+    if name.startswith(SCORE):  # a router may read the logits alone
+        wanted_inputs = {n: shape for n, shape in wanted_inputs.items() if n in inputs}
     # Lowering chooses which position inputs its kernel reads, and a model whether its embedding does.
     if name == DRAFT or (name != ADVANCE and any(n.startswith(("key_cache_", "state_")) for n in wanted_inputs)):
         positions = _POSITIONS | {_POSITION_IDS: (1 if packed else None, None)}
@@ -118,8 +121,9 @@ def _contract(manifest: Manifest, graph: GraphInfo, packed: bool) -> tuple[dict[
         return {"hidden": hidden}, {"logits": (None, None, manifest.logits_size), "token": tokens}
     exits = manifest.calibration.exits if manifest.calibration is not None else []
     for info in exits:
-        if graph.name == exit_graph(info):
-            return {"hidden": hidden}, {name: tokens if name == "score" else hidden for name in info.graph_outputs()}
+        if graph.name in (made := exit_graphs(info)):
+            read = {"logits": (*tokens, manifest.logits_size)} if graph.name.startswith(SCORE) else {}
+            return {"hidden": hidden, **read}, {name: tokens if name == "score" else hidden for name in made[graph.name]}
     assert graph.layers is not None
     kept = _states(manifest, range(*graph.layers))
     if graph.name == ADVANCE:
@@ -223,7 +227,7 @@ def hidden_states(manifest: Manifest, graph: str) -> tuple[int, int]:
         return number - 1, number  # segment_0 reads token ids instead
     exits = manifest.calibration.exits if manifest.calibration is not None else []
     for info in exits:
-        if graph == exit_graph(info):
+        if graph in exit_graphs(info):
             return manifest.checkpoints.index(info.checkpoint), len(names) - (2 if info.tail_layers else 1)
     return len(names) - 1, len(names) - 1
 

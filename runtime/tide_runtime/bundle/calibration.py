@@ -13,6 +13,7 @@ from functools import cached_property
 from tide_runtime.bundle.layer_info import KVInfo
 from tide_runtime.errors import ParamsError
 
+OWN_HEAD = r"identity|linear|tail:[1-9]\d*"
 ROUTERS = ("max_probability", "mlp", "mlp+max_probability", "gate")
 RECOMMENDABLE = ("exact", "exit", "full")
 
@@ -23,13 +24,16 @@ class ExitInfo:
 
     Args:
         checkpoint: layers run before it; one of the manifest's checkpoints.
-        head: ``identity``, ``linear`` or ``tail:k`` (the translated state goes through the last k layers).
+        head: ``identity``, ``linear`` or ``tail:k`` (the translated state goes through the last k layers), or a package's.
         router: ``max_probability`` (of the exit head), ``mlp`` (on the hidden state, before the head is run),
-            ``mlp+max_probability`` (the head is run only when the MLP agrees) or ``gate`` (the exit gate of a looped model, as an
-            MLP: its probability to leave after this loop).
+            ``mlp+max_probability`` (the head is run only when the MLP agrees), ``gate`` (the exit gate of a looped model, as an
+            MLP: its probability to leave after this loop), or a package's.
         exact_threshold: policy ``exact`` drafts while the router's score is at least this, 0 … 1.
         exit_threshold: policy ``exit`` stops here when the score is at least this; None: no threshold was certified.
         mlp_threshold: least score of the MLP for which the head is evaluated, with router ``mlp+max_probability``.
+        head_package, router_package: name and version of the package outside TIDE that made it; empty: TIDE's own. It is not
+            needed to run the bundle, which has their graphs.
+        reads_logits: a package's router scores the head's logits, after the head was run; otherwise the hidden state, before.
 
     Raises ParamsError for a head or router that does not exist, or a threshold that is no probability.
     """
@@ -40,11 +44,14 @@ class ExitInfo:
     exact_threshold: float
     exit_threshold: float | None = None
     mlp_threshold: float | None = None
+    head_package: str = ""
+    router_package: str = ""
+    reads_logits: bool = False
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"identity|linear|tail:[1-9]\d*", self.head):
+        if not self.head_package and not re.fullmatch(OWN_HEAD, self.head):
             raise ParamsError(f"head is {self.head!r}, expected identity, linear or tail:k")
-        if self.router not in ROUTERS:
+        if not self.router_package and self.router not in ROUTERS:
             raise ParamsError(f"router is {self.router!r}, expected one of {', '.join(ROUTERS)}")
         for name in ("exact_threshold", "exit_threshold", "mlp_threshold"):
             value = getattr(self, name)
@@ -60,16 +67,22 @@ class ExitInfo:
 
     @cached_property
     def has_mlp(self) -> bool:
-        """Whether the router evaluates the MLP."""
-        return self.router in ("mlp", "mlp+max_probability", "gate")
+        """Whether the router scores the hidden state: by the MLP, or by a package's graph."""
+        return self.decides_before_head or self.router == "mlp+max_probability"
 
     @cached_property
     def decides_before_head(self) -> bool:
-        """Whether the MLP's score decides alone, so that the head is run for tokens that stop only."""
-        return self.router in ("mlp", "gate")
+        """Whether the score of the hidden state decides alone, so that the head is run for tokens that stop only."""
+        return not self.reads_logits if self.router_package else self.router in ("mlp", "gate")
+
+    @cached_property
+    def scores_logits(self) -> bool:
+        """Whether a graph scores the head's logits."""
+        return bool(self.router_package) and self.reads_logits
 
     def graph_outputs(self) -> tuple[str, ...]:
-        """Outputs of the exit's graph: the MLP's ``score`` [B, S], the translated ``hidden_out`` [B, S, H]. Empty: no graph."""
+        """Outputs of the exit's graph: the router's ``score`` [B, S] of the hidden state, and the translated ``hidden_out``
+        [B, S, H]. Empty: no graph."""
         return ("score",) * self.has_mlp + ("hidden_out",) * (self.head != "identity")
 
 

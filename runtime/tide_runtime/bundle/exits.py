@@ -6,16 +6,26 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.bundle.manifest import Manifest, exit_graph
+from tide_runtime.bundle.manifest import Manifest, exit_graph, score_graph
 
 
 @dataclass(frozen=True, eq=False)  # identity hash: the cost model looks exits up for every token
 class Exit:
-    """The exit at one checkpoint. ``boundary``: number of segments before it; ``graph``: its router and translator, or None."""
+    """The exit at one checkpoint.
+
+    Args:
+        boundary: number of segments before it.
+        graph: its translator, and its router where that reads the hidden state; None: it has neither.
+    """
 
     info: ExitInfo
     boundary: int
     graph: str | None
+
+    @cached_property
+    def score_graph(self) -> str | None:
+        """The graph of a router that reads the head's logits."""
+        return score_graph(self.info) if self.info.scores_logits else None
 
     @cached_property
     def layers(self) -> int:

@@ -24,6 +24,7 @@ from tide_runtime.errors import BundleError, ParamsError
 SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 HEAD = "head"  # the LM head for early exits; the last segment includes its own
+SCORE = "score_"  # begins the names of graphs that score the logits of `HEAD`, see `score_graph`
 UNCUT = "uncut"  # all segments as one graph; optional in a target
 LOOP = "loop"  # one loop of a looped model, for rows of any loops; optional in a target
 DRAFT = "draft"  # the draft head; optional in a target
@@ -343,7 +344,7 @@ class Manifest:
         fits = size > 0 and len(read) == 1 and isinstance(read[0], int) and read[0] % size == 0
         _require(fits, f"the graph head reads states of {read} numbers, expected a multiple of the hidden size, {size}")
         exits = self.calibration.exits if self.calibration is not None else []
-        wanted = {exit_graph(e) for e in exits if e.graph_outputs()}
+        wanted = {name for e in exits for name in exit_graphs(e)}
         missing = sorted(wanted - names)
         _require(not missing, f"the graphs {', '.join(missing)} are missing")
         unknown = sorted(names - wanted - {g.name for g in self.segments} - {HEAD})
@@ -382,6 +383,17 @@ class Manifest:
 def exit_graph(info: ExitInfo) -> str:
     """Name of the graph with an exit's router and translator."""
     return f"exit_{info.checkpoint}"
+
+
+def score_graph(info: ExitInfo) -> str:
+    """Name of the graph of a router that reads the head's logits."""
+    return f"{SCORE}{info.checkpoint}"
+
+
+def exit_graphs(info: ExitInfo) -> dict[str, tuple[str, ...]]:
+    """Name → outputs of the graphs that an exit has."""
+    outputs = {exit_graph(info): info.graph_outputs(), score_graph(info): ("score",) * info.scores_logits}
+    return {name: names for name, names in outputs.items() if names}
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -144,8 +144,8 @@ class CostModel:
         """
         cost = self._step(batch_size, batch_size)
         ms = self.run(first, early_exit.boundary, batch_size, batch_size)
-        if early_exit.graph is not None:
-            ms += cost.exit_ms  # its own launch included
+        graphs = (early_exit.graph is not None) + (with_head and early_exit.score_graph is not None)
+        ms += graphs * cost.exit_ms  # their own launches included
         if with_head and early_exit.info.tail_layers:
             ms += self.run(self.num_segments - 1, self.num_segments, batch_size, batch_size) + cost.logits_ms
         elif with_head:

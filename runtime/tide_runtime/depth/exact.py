@@ -65,6 +65,8 @@ class ExactDepth:
         tuning = self._options.tuning
         if speculator.exits.exits or speculator.head.info is not None:
             return f"policy exact drafts with {'exits' if speculator.exits.exits else 'the draft head'}, which the host drives"
+        if speculator.package is not None:
+            return f"policy exact drafts with {speculator.package.name}, which the host drives"
         if not speculator.text:
             return "policy exact does not draft from texts"
 

@@ -135,7 +135,7 @@ class Executor:
         step = context.step(rows.first, rows.tokens, rows.wanted if info.tail_layers else ())
         for place, i in enumerate(chosen):
             newest = sequences[i].frontier.newest(early_exit.boundary)
-            if early_exit.graph is not None:
+            if early_exit.graph is not None or early_exit.score_graph is not None:
                 step.hidden[early_exit.boundary - 1][place] = newest
             if info.head == "identity":
                 step.hidden[-1][place] = newest
@@ -148,6 +148,9 @@ class Executor:
             step.place(rows.slots)  # a tail's keys and values are provisional: the real run overwrites them
         step.run(self.segments[-1] if info.tail_layers else HEAD)
         tokens = step.token[: len(chosen)].tolist()
+        if early_exit.score_graph is not None:
+            step.run(early_exit.score_graph)
+            scores = step.score[: len(chosen)].tolist()
         guesses = list[Guess]()
         for place, (score, may, token) in enumerate(zip(scores, passed, tokens, strict=True)):
             if may:
@@ -207,8 +210,8 @@ def passes_mlp(info: ExitInfo, score: float, least: float) -> bool:
 
 def head_score(info: ExitInfo, score: float, logits: NDArray[np.floating], token: int) -> float:
     """What decides about a token with the head's ``logits``, ``token`` their argmax: NaN of logits that hold one, else the
-    MLP's ``score`` or the argmax's probability."""
-    if not info.decides_before_head:
+    ``score`` of a graph or the argmax's probability."""
+    if not info.decides_before_head and not info.scores_logits:
         return probability(logits, token)
     return score if is_finite(logits, token) else math.nan
 

@@ -105,6 +105,8 @@ class ExitDepth:
             return "an exit's tail attends to keys and values that a loop on the device completes sooner than the host"
         if self.adds_up:
             return "the model's own exit rule adds up probabilities on the host"
+        if (read := next((stop.exit.info for stop in self.stops if stop.exit.score_graph is not None), None)) is not None:
+            return f"router {read.router} of {read.router_package} reads logits, which a loop on the device does not score"
         if self.options.max_exit_streak:
             return "max_exit_streak is counted on the host"
         always = ExitDepth(self.manifest, self.options, self.concurrency, evaluates_always=True)

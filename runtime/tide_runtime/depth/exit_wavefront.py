@@ -135,7 +135,8 @@ class ExitWavefront(WavefrontDepth):
 
 def takes_rows(manifest: Manifest, options: DepthOptions) -> bool:
     """Whether `ExitWavefront` can do what ``options`` want with the exits of the bundle: those at the ends of loops with the
-    model's own head."""
+    model's own head, and no package's router of its logits."""
     each = manifest.model.num_layers // manifest.model.loops
-    at_ends = all(e.info.head == "identity" and e.info.checkpoint % each == 0 for e in bundle_exits(manifest))
+    exits = bundle_exits(manifest)
+    at_ends = all(e.info.head == "identity" and e.info.checkpoint % each == 0 and e.score_graph is None for e in exits)
     return at_ends and not options.max_exit_streak

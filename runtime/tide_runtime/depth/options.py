@@ -11,6 +11,7 @@ from tide_runtime.bundle.manifest import DRAFT, Manifest
 from tide_runtime.depth.tuning import DepthTuning
 from tide_runtime.errors import ParamsError
 from tide_runtime.option import check_choices, option
+from tide_runtime.plugins import DRAFTERS, installed, known
 
 Drafters = Literal["all", "router", "ngram", "head", "grammar", "none"]
 ExitRule = Literal["threshold", "model"]
@@ -24,7 +25,7 @@ class DepthOptions:
     Args:
         draft: what ``exact`` drafts with, and ``exit`` where a looped model's loops are rows: ``router`` (early exits, loops),
             ``ngram`` (copies from the text so far and from earlier replies), ``head`` (the draft head), ``grammar`` (tokens that
-            a request's grammar forces), ``all`` of them that the bundle has, or ``none``.
+            a request's grammar forces), ``all`` of them that the bundle has, ``none``, or a drafter of a package by its name.
         max_wait_steps: in a batch, how many steps a row that needs depth waits for others that need it too.
         exit_rule: when ``exit`` stops: ``threshold``, where a router's score reaches the exit's threshold; ``model``, by the rule
             that a looped model was trained with: where its gate's probabilities add up to the model's own threshold, or to
@@ -32,9 +33,7 @@ class DepthOptions:
         tuning: constants that the policies decide with.
     """
 
-    draft: Drafters = _depth(
-        "all", "What exact drafts with: router, ngram, head, grammar, all or none.", one_of=get_args(Drafters), kind=str
-    )
+    draft: str = _depth("all", "What exact drafts with: router, ngram, head, grammar, all or none.")
     draft_limit: int | None = _depth(None, "Most drafts before a verification. Default: the calibration's.")
     max_wait_steps: int = 2
     threshold: float | None = _depth(None, "Replaces the certified thresholds of exit, 0 to 1; the certificate no longer holds.")
@@ -51,6 +50,9 @@ class DepthOptions:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        own = get_args(Drafters)
+        if self.draft not in own and self.draft not in installed(DRAFTERS):
+            raise ParamsError(f"draft is {self.draft!r}; set it to one of: {known(DRAFTERS, own)}")
         if self.draft_limit is not None and (not _is_int(self.draft_limit) or not 1 <= self.draft_limit <= 64):
             raise ParamsError(f"draft_limit is {self.draft_limit!r}; set it to a number of tokens from 1 to 64")
         if self.threshold is not None and (not isinstance(self.threshold, Real) or not 0.0 <= self.threshold <= 1.0):

@@ -96,6 +96,14 @@ def test_a_tail_attends_to_true_keys_and_its_own_draft_key(llama: FrozenModel) -
     assert seen.int().tolist() == [[0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 1]]
 
 
+def test_a_package_may_train_its_head_by_a_loss_of_its_own(llama: FrozenModel, captured: Capture) -> None:
+    """A researcher's loss would be ignored."""
+    usual, head = make_head("linear", llama, 2), make_head("linear", llama, 2)
+    _translator(head).loss = lambda *given: 2 * top_k_divergence(*given)  # type: ignore[assignment]
+    histories = [train_head(one, captured, QUICK)[1] for one in (usual, head)]
+    assert histories[1][0].divergence == pytest.approx(2 * histories[0][0].divergence)
+
+
 @pytest.mark.parametrize("kind", ["linear", "tail:1"])
 def test_training_lowers_the_divergence_leaves_the_model_alone_and_is_reproducible(
     kind: str, llama: FrozenModel, captured: Capture

@@ -12,7 +12,7 @@ from tide_calibrate.capture.store import Capture
 from tide_calibrate.exit_heads import make_head
 from tide_calibrate.model.frozen import FrozenModel
 from tide_calibrate.routers import TRAINING_FREE, Entropy, MaxProbability, MlpRouter
-from tide_calibrate.routers.mlp import fit_platt
+from tide_calibrate.routers.platt import fit_platt
 from tide_calibrate.routers.train import RouterExamples, RouterTraining, fit_router, router_examples, train_router
 from tide_calibrate.traces.record import trace_split, windows_of
 from tide_runtime.errors import DataError, ParamsError

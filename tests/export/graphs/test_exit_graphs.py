@@ -6,7 +6,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from export.stub_calibration import exit_tensors
-from tide_calibrate.exit_heads.base import Translator
+from tide_calibrate.exit_heads import Translator
 from tide_calibrate.routers import MlpRouter
 from tide_runtime.bundle.calibration import ExitInfo
 

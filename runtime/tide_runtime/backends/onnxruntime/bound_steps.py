@@ -18,7 +18,7 @@ from tide_runtime.backends.onnxruntime.host_rows import HostRows, HostSessions
 from tide_runtime.backends.onnxruntime.packed_weights import PACKED_OUTPUT
 from tide_runtime.backends.recurrent_states import StepStates
 from tide_runtime.backends.step_arrays import RowPadding, StepPositions, StepShape
-from tide_runtime.bundle.manifest import DRAFT, HEAD, STATES, UNCUT
+from tide_runtime.bundle.manifest import DRAFT, HEAD, SCORE, STATES, UNCUT
 from tide_runtime.errors import BundleError
 
 _NO_STATES = StepStates(0, 0)  # of a step that reads no states
@@ -133,7 +133,7 @@ class BoundStep:
         manifest = self._rows.backend.manifest
         shape = self.shape
         reads, writes = hidden_states(manifest, graph)
-        outputs = shape.tokens if graph == HEAD else shape.outputs
+        outputs = shape.tokens if graph == HEAD or graph.startswith(SCORE) else shape.outputs
         of_all = graph == UNCUT and manifest.draft_head is not None and manifest.draft_head.kv is not None
         return {
             "input_ids": self.input_ids[None],

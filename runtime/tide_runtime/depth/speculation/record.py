@@ -13,8 +13,8 @@ from tide_runtime.depth.tuning import DepthTuning
 
 
 class Guess(NamedTuple):
-    """``tokens`` likely to follow a text, and the ``evidence`` for each: matched tokens before it, or a draft head's score. Those
-    that a grammar forces need none."""
+    """``tokens`` likely to follow a text, and the ``evidence`` for each: matched tokens before it, a draft head's score, or a
+    package's probability. Those that a grammar forces need none."""
 
     tokens: Sequence[int]
     evidence: Sequence[float]
@@ -129,6 +129,7 @@ class TrackRecord:
     Args:
         expected: speedup expected of exit drafts.
         head: what the calibration measured of the draft head; None: there is none.
+        package: name of a package's drafter, whose evidence is a probability; None: there is none.
 
     Attributes:
         rates: of guesses, by source.
@@ -137,7 +138,9 @@ class TrackRecord:
         num_exit_drafts: most exit drafts of the next cycle.
     """
 
-    def __init__(self, tuning: DepthTuning, expected: float = 1.0, head: DraftHeadInfo | None = None) -> None:
+    def __init__(
+        self, tuning: DepthTuning, expected: float = 1.0, head: DraftHeadInfo | None = None, package: str | None = None
+    ) -> None:
         weight, memory = tuning.hit_rate_weight, tuning.hit_rate_memory
         self.rates = {
             "ngram": HitRates(weight, memory, dict(tuning.usual_hit_rates)),
@@ -145,6 +148,8 @@ class TrackRecord:
         }
         if head is not None:
             self.rates["head"] = HitRates(weight, memory, {score: share for score, share in head.classes})
+        if package is not None:
+            self.rates[package] = HitRates(weight, memory, {n / 8: (n + 0.5) / 8 for n in range(8)})
         self._acceptance = head.acceptance if head is not None else [0.0]
         self.head_first = HitRates(weight, memory, {0.0: self._acceptance[0]})
         self.exits = Backoff(tuning, expected)

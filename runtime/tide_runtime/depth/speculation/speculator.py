@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import get_args
 
 from tide_runtime.backends.base import ExecutionContext
 from tide_runtime.bundle.calibration import CostTable
@@ -17,13 +18,14 @@ from tide_runtime.costs.batch_speedup import exits_pay
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.costs.pass_clock import PassClock
 from tide_runtime.depth.executor import Executor
-from tide_runtime.depth.options import DepthOptions
+from tide_runtime.depth.options import DepthOptions, Drafters
 from tide_runtime.depth.policy import PromptChunk
 from tide_runtime.depth.speculation.drafter import Drafter
 from tide_runtime.depth.speculation.exits import ExitDrafter
 from tide_runtime.depth.speculation.grammar import GrammarDrafter, allowed
 from tide_runtime.depth.speculation.head import HeadDrafter
 from tide_runtime.depth.speculation.lengths import choose_lengths
+from tide_runtime.depth.speculation.package import PackageDrafter
 from tide_runtime.depth.speculation.record import SpeculativeSequence, TrackRecord
 from tide_runtime.depth.speculation.successors import SuccessorDrafter
 from tide_runtime.depth.speculation.text import TextDrafter
@@ -66,6 +68,9 @@ class Speculator:
         self.text = copies if draft in ("ngram", "all") else []
         if draft in ("grammar", "all"):
             self.text.append(GrammarDrafter(text_limit))
+        self.package = PackageDrafter(draft, text_limit, manifest) if draft not in get_args(Drafters) else None
+        if self.package is not None:
+            self.text.append(self.package)
         info = manifest.draft_head if draft in ("head", "all") and passes is not None else None
         self.head = HeadDrafter(info, head_limit, can_rerun=not manifest.is_recurrent)
         # Tokens that stopped at an exit would leave gaps among the pairs in the head's cache.
@@ -82,7 +87,7 @@ class Speculator:
     def start(self, context: ExecutionContext, sequence: TokenSequence) -> SpeculativeSequence:
         """The state of a new sequence. A calibration predicts greedy text; fewer drafts of sampled text are accepted."""
         expected = self._expected if sequence.params.greedy else min(self._expected, self.tuning.uncalibrated_speedup)
-        record = TrackRecord(self.tuning, expected, self.head.info)
+        record = TrackRecord(self.tuning, expected, self.head.info, self.package.name if self.package is not None else None)
         return SpeculativeSequence(sequence, self.executor.frontier(context, sequence, room=self.limit + 1), record=record)
 
     def propose(self, context: ExecutionContext, states: States, prompts: Sequence[PromptChunk]) -> float | None:

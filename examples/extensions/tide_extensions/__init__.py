@@ -1,0 +1,1 @@
+"""What docs/extending.md describes, one file for each kind."""
