@@ -7,7 +7,7 @@ import pytest
 from runtime.arm_python import ROOT, arm_command, unavailable
 
 TESTS = ("text", "scheduling", "costs", "bundle", "test_generation_params.py", "test_machine_cache.py")
-OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:left_running", "--timeout=600")
+OPTIONS = ("-p", "no:cacheprovider", "-p", "no:left_running", "--timeout=600")
 
 
 @pytest.mark.slow
