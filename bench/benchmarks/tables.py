@@ -24,11 +24,11 @@ MARKED = re.compile(r"<!-- (tables|brief|figures): ([\w ]+) -->\n(.*?)<!-- /\1 -
 
 # Benchmark → title, caption, arms and columns of its first table where a page is brief: what users choose between.
 BRIEF = {
-    "integer_products": (
+    "integer_products_amd": (
         "SmolLM2-135M-Instruct without drafts",
         "Tokens per second of one request and of eight together; milliseconds until the first token of a prompt of 512 tokens. "
-        "`w8a8` is what an export chooses by itself; *build* is what ran; GGML_NATIVE is compiled for this machine, whose AMX "
-        "OpenVINO and llama.cpp use too. Medians of rounds, all arms in turn.",
+        "`w8a8` is what an export chooses by itself; *build* is what ran; GGML_NATIVE is compiled for this machine. "
+        "Medians of rounds, all arms in turn.",
         ("TIDE w8a8", "TIDE int4", "llama.cpp, the file", "onnxruntime-genai int4", "OpenVINO GenAI, Q8_0"),
         ("arm", "batch 1, tokens/s", "batch 8, tokens/s", "first token of 512, ms", "build"),
     ),
@@ -36,26 +36,26 @@ BRIEF = {
 # Page → text with figures of newest runs, in the syntax of str.format: {benchmark[result]}.
 FIGURES = {
     "README": """\
-- **One request at a time: decodes {tasks[auto_vs_genai_tasks]:.2f} times as fast as onnxruntime-genai** over eight kinds of work
-  (chats, code edits, JSON, translation, …), 4-bit weights in both; {tasks[auto_vs_genai_worst_kind]:.2f} times in the worst \
-kind. With AVX2 alone {tasks_avx2[auto_vs_genai_tasks]:.2f} and {tasks_avx2[auto_vs_genai_worst_kind]:.2f} times.
-- **Eight requests together: {integer_products[w8a8_b8_vs_genai]:.2f} times onnxruntime-genai's tokens per second, \
-{integer_products[w8a8_b8_vs_llamacpp]:.2f} times \
-llama.cpp's** (compiled here).
+- **One request at a time, Qwen2.5-Coder-0.5B: {tasks_05b[w8a8_auto_vs_llamacpp]:.2f} times llama.cpp's speed** (compiled \
+here; {tasks_05b[w8a8_auto_vs_llamacpp_drafts]:.2f} with its own
+  drafts) and {tasks_05b[w8a8_auto_vs_genai]:.2f} times onnxruntime-genai's over ten kinds of work; \
+{tasks_05b[w8a8_auto_vs_llamacpp_solved]:.2f} and {tasks_05b[w8a8_auto_vs_genai_solved]:.2f} on solved tasks, \
+{tasks_05b[w8a8_auto_vs_llamacpp_worst_kind]:.2f} and {tasks_05b[w8a8_auto_vs_genai_worst_kind]:.2f} in the worst kind.
+- **Eight requests together, SmolLM2: {integer_products_amd[w8a8_b8_vs_llamacpp]:.2f} times llama.cpp's tokens per second**, \
+{integer_products_amd[w8a8_b8_vs_genai]:.2f} times onnxruntime-genai's.
 - **The same request gets the same text**: {certainty[tide_distinct]:.0f} text, asked {certainty[settings][requests]} times \
 alone, in crowds of 32, from caches,
-  after restarts and preemptions; up to {certainty[llamacpp_distinct]:.0f} texts of llama.cpp's server \
-({certainty[machine][cpu]}).
-- **A coding agent's session of 20 turns: {agent_session[agent_session_s_messages_tide]:.0f} s, \
-{agent_session[agent_session_s_messages_llamacpp]:.0f} s with llama.cpp's server** (PyPI's wheel, compiled for AVX2).
+  after restarts and preemptions; up to {certainty[llamacpp_distinct]:.0f} texts of llama.cpp's server.
+- **A coding agent's session of 20 turns, the 0.5B: {agent_session_05b[agent_session_s_messages_tide]:.0f} s, \
+{agent_session_05b[agent_session_s_messages_llamacpp]:.0f} s with llama.cpp's server**, whose answers are longer.
 - **A chat of 2,000 tokens after a restart: first token in {restart[first_token_ms_restart]:.0f} ms**, \
 {restart[first_token_ms_cold]:.0f} ms if it is computed anew.
-- **Where others are faster:** a single step without drafts has {integer_products[b1_vs_best_peer]:.2f} times the speed of the \
-fastest engine, a prompt of 512
-  tokens {integer_products[prefill512_vs_best_peer]:.2f} times: see the table below.
+- **Where others are faster:** a single step without drafts has {integer_products_amd[b1_vs_best_peer]:.2f} times the speed of \
+the fastest engine, a prompt of
+  512 tokens {integer_products_amd[prefill512_vs_best_peer]:.2f} times: see the table below.
 
-{integer_products[machine][cpu]}, {integer_products[machine][instructions]}, {integer_products[machine][cores]} cores; \
-{tasks[date]:.10} to {integer_products[date]:.10}.""",
+{integer_products_amd[machine][cpu]}, {integer_products_amd[machine][instructions]}, {integer_products_amd[machine][cores]} \
+cores; {tasks_05b[date]:.10}.""",
 }
 
 

@@ -75,15 +75,15 @@ def test_pages_show_the_cells_that_the_terminal_showed(
 def test_brief_pages_show_what_users_choose_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README would list every variant, or lack one of those that its text is about."""
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    columns = tables.BRIEF["integer_products"][3]
-    report = Report("integer_products")
+    columns = tables.BRIEF["integer_products_amd"][3]
+    report = Report("integer_products_amd")
     report.table(
         "Speed",
         [*columns, "more"],
         [[arm, "8.5", "2", "3", "b", "9"] for arm in ("TIDE w8a8", "TIDE source", "llama.cpp, the file")],
     )
-    report.finish(tmp_path / "2026-01-01-integer_products.json")
-    (brief,) = tables.run_tables("integer_products", brief=True)
+    report.finish(tmp_path / "2026-01-01-integer_products_amd.json")
+    (brief,) = tables.run_tables("integer_products_amd", brief=True)
     rows = [line for line in brief.splitlines() if line.startswith("| TIDE") or line.startswith("| llama")]
     assert rows == ["| TIDE w8a8 | 8.5 | 2 | 3 | b |", "| llama.cpp, the file | 8.5 | 2 | 3 | b |"] and len(columns) <= 6
 
