@@ -11,7 +11,7 @@ SLICE_WIDTH = 16
 MAX_CHUNKS = 32
 CHUNK_STEP = 256
 MAX_ROUTER_WIDTH = 256
-LOOP_THREADS = 256  # csrc/decode_loop.h
+LOOP_THREADS = 256  # csrc/loop_threads.h
 TEXT_THREADS = 512  # csrc/text_drafts.h
 # csrc/exit_score_params.h. Pieces are 16 bytes per thread; one warp adds the sums of a row's blocks, one per lane.
 SCORE_THREADS = 256

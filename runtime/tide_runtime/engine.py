@@ -29,14 +29,14 @@ from tide_runtime.depth.certificate_coverage import with_promises
 from tide_runtime.depth.options import with_draft_head_of
 from tide_runtime.depth.policy import BackendFacts, EnginePolicy
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.device_loop.select import Drive, capture_steps, choose_drive, with_captures
+from tide_runtime.device_loop.driver_choice import DriverChoice, capture_steps, choose_driver, with_captures
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import BIAS_LIMIT, GenerationParams
 from tide_runtime.lora import read_adapters
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
-from tide_runtime.prefix_files import PrefixFiles
+from tide_runtime.prefix_cache_folder import PrefixCacheFolder
 from tide_runtime.scheduling.budgets import StepBudget, kept_on_device, kv_blocks
 from tide_runtime.scheduling.handle import GenerationHandle, ResultHandle
 from tide_runtime.scheduling.loop import EngineLoop, Submitted
@@ -46,7 +46,7 @@ from tide_runtime.scheduling.scheduler import Scheduler, SchedulerOptions
 from tide_runtime.scheduling.snapshot_tree import SnapshotTree
 from tide_runtime.scoring import ForcedSequence, Score
 from tide_runtime.sequence import TokenSequence
-from tide_runtime.targets.select import DeviceChoice, choose_target
+from tide_runtime.targets.target_choice import DeviceChoice, choose_target
 from tide_runtime.text.chat_template import render_chat
 from tide_runtime.text.grammar import Grammar, GrammarCompiler
 from tide_runtime.text.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ class Engine:
         if adapters:
             self.backend = self.backend.with_adapters(adapters)
         capture_steps(self.backend)
-        self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
+        self.drive = DriverChoice(policy, "the policy was given") if policy is not None else self._choose_driver()
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
         self.tokenizer = tokenizer or (Tokenizer.from_file(bundle.path(info.file)) if info is not None else None)
@@ -157,9 +157,9 @@ class Engine:
                 f"prefix_dir is set, and policy {self.policy.name} on target {self.target} writes no prefixes; leave it out"
             )
         policy = self.policy.name, repr(self.options.depth)
-        return PrefixDisk(PrefixFiles(Path(folder), limit), [*self.backend.bits_key, *policy])
+        return PrefixDisk(PrefixCacheFolder(Path(folder), limit), [*self.backend.bits_key, *policy])
 
-    def _choose_drive(self) -> Drive:
+    def _choose_driver(self) -> DriverChoice:
         if self.bits_limitation is not None and self.options.bits == "same":
             warnings.warn(self.bits_limitation, RuntimeWarning, stacklevel=4)
         facts = BackendFacts(
@@ -172,7 +172,7 @@ class Engine:
         )
         policy, depth = self.options.policy, self.options.depth
         manifest = with_draft_head_of(self.manifest, self.target, policy, depth)
-        return choose_drive(make_policy(policy, manifest, depth, facts), self.backend)
+        return choose_driver(make_policy(policy, manifest, depth, facts), self.backend)
 
     @classmethod
     def load(cls, directory: str | Path, options: EngineOptions | None = None, device: str | None = None) -> Engine:

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.kept_tokens import TINY, Ids, Values, weights
+from tide_runtime.sampling_filters import TINY, Ids, Values, weights
 
 _FEW = 128  # tokens that can win, whose words are drawn one by one: 50 of 128k take a quarter of the time of drawing all words
 _WORDS = 4  # of one value of the generator's counter

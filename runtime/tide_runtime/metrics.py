@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from tide_runtime.outputs import Generation
-from tide_runtime.prefix_files import FileCounts
+from tide_runtime.prefix_cache_folder import FileCounts
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # upper bounds of the histograms' buckets
 

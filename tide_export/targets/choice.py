@@ -9,7 +9,7 @@ from tide_runtime.bundle.architectures import onnxruntime_compute
 from tide_runtime.bundle.manifest import PAD_ATTENTION, TargetInfo
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu, runs_code_for
-from tide_runtime.targets.select import DeviceChoice, obstacle
+from tide_runtime.targets.target_choice import DeviceChoice, obstacle
 
 from tide_export.config import TrtOptions
 from tide_export.targets import TARGETS, find_target

@@ -19,8 +19,8 @@ from tide_plugins.conformance.case import (
     rng_for,
     untouched,
 )
-from tide_plugins.launch.exact_loop import prepare_text_accept, prepare_text_drafts
-from tide_plugins.reference import exact_loop as reference
+from tide_plugins.launch.exact_loop_launch import prepare_text_accept, prepare_text_drafts
+from tide_plugins.reference import numpy_exact_loop as reference
 
 _LEAST = np.array([1, 2, 3, 6, 14], np.int32)
 _DRAFTS = 15

@@ -23,7 +23,7 @@ from tide_plugins.conformance.case import (
     rng_for,
     untouched,
 )
-from tide_plugins.launch.decode_loop import (
+from tide_plugins.launch.decode_loop_launch import (
     prepare_choose_token,
     prepare_exit_candidates,
     prepare_exit_gate,
@@ -34,7 +34,7 @@ from tide_plugins.launch.decode_loop import (
     prepare_loop_turn,
     prepare_take_tokens,
 )
-from tide_plugins.reference import decode_loop as reference
+from tide_plugins.reference import numpy_decode_loop as reference
 
 _SLOTS = 64
 _THRESHOLD = 0.5

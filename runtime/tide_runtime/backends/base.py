@@ -69,8 +69,8 @@ class LoopStep(Step, Protocol):
     first_loop: NDArray[np.bool_]  # [T, 1], whether a token runs the first loop, which begins with the embedding of its id
 
 
-class KeptMemory(Protocol):
-    """Memory whose pieces can be written to files; see `KeptPieces`.
+class BlockMemory(Protocol):
+    """Memory in blocks whose bytes can be written to files; see `HostBlocks`.
 
     Args:
         layout: what the bytes of a piece are.
@@ -100,7 +100,7 @@ class PrefixRows(Protocol):
         """Give the memory of the blocks ``ids`` back, where others can have it."""
 
 
-class PrefixMemory(PrefixRows, KeptMemory, Protocol):
+class PrefixMemory(PrefixRows, BlockMemory, Protocol):
     """Blocks that can be written to files, and read from them."""
 
     def write_row(self, row: int, block: int, content: NDArray[np.uint8]) -> None:
@@ -113,7 +113,7 @@ class PrefixMemory(PrefixRows, KeptMemory, Protocol):
         """Say that ``row`` is filled up to so many blocks."""
 
 
-class SnapshotMemory(KeptMemory, Protocol):
+class SnapshotMemory(BlockMemory, Protocol):
     """Copies of what recurrent layers keep of a row, one a slot."""
 
     def save(self, row: int, slot: int) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.kept_pieces import KeptPieces
+from tide_runtime.backends.host_blocks import HostBlocks
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS, KVCaches
 from tide_runtime.backends.step_arrays import RowEnds
 
@@ -26,7 +26,7 @@ class _Kept(NamedTuple):
         return _pair_slots(first, count) if self.pairs else slice(first, first + count)
 
 
-class PrefixBlocks(KeptPieces):
+class PrefixBlocks(HostBlocks):
     """``blocks`` blocks with ids from 0 on. A block holds all layers in one piece.
 
     A draft head's pair belongs to the block of its second token, as a block may go on with another one: these caches are kept one

@@ -18,7 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tide_runtime.backends.graph_contract import read_name
-from tide_runtime.backends.kept_pieces import KeptPieces
+from tide_runtime.backends.host_blocks import HostBlocks
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.backends.lazy_memory import LazyMemory
 from tide_runtime.bundle.manifest import Manifest
@@ -242,7 +242,7 @@ class OperandSets:
         return {name: array[None, :tokens] for name, array in arrays.items()}
 
 
-class StateSnapshots(KeptPieces):
+class StateSnapshots(HostBlocks):
     """``count`` copies of a row's states, in slots from 0 on.
 
     Attributes:

@@ -34,7 +34,7 @@ from tide_runtime.engine import Engine
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import MissingExtraError, ModelFilesError, OutputError, ParamsError
 from tide_runtime.machine_cache import cache_folder
-from tide_runtime.targets.select import DeviceChoice, choose_target
+from tide_runtime.targets.target_choice import DeviceChoice, choose_target
 
 MODEL_HELP = (
     "A bundle's directory, as `tide-export --out` wrote it. Or a .gguf file, a model directory, a hub id such as org/name, which "

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tide_runtime.backends.device.control_flow import Launch, Node, Run, Switch, While
 from tide_runtime.backends.device.device_step import DeviceContext
-from tide_runtime.backends.device.program import Launch, Node, Run, Switch, While
 from tide_runtime.backends.step_arrays import MAX_PADDED_TOKENS, PADDED_TOKENS
 from tide_runtime.depth.policy import TextDrafts
 from tide_runtime.device_loop.loop_kernels import LoopKernels

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol
 
+from tide_runtime.backends.device.control_flow import Execution, IfThen, Node, Run, Switch, While, bodies_of, conditions
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Execution, IfThen, Node, Run, Switch, While, bodies_of, conditions
 from tide_runtime.device_loop.captured_nodes import node_types, why_not_in_a_body, why_not_repeatable
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.errors import TargetError, TideError

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tide_runtime.backends.device.arena import Arena, Layout, TransferBlock, layout_bytes
+from tide_runtime.backends.device.control_flow import Condition, Launch
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Condition, Launch
 from tide_runtime.device_loop.token_ring import TokenRing
-from tide_runtime.kept_tokens import TINY
 from tide_runtime.sampler import Sampler
+from tide_runtime.sampling_filters import TINY
 from tide_runtime.sequence import TokenSequence
 
 MAX_EOS = 8  # eos ids per sequence; a request with more is decoded by the host

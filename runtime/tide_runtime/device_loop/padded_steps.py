@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import prod
 
 from tide_runtime.backends.device.arena import DeviceBuffers
+from tide_runtime.backends.device.control_flow import Run
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES
-from tide_runtime.backends.device.program import Run
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.device_loop.loop_kernels import ChooseToken, LoopKernels, NextInputs
 from tide_runtime.device_loop.loop_state import LoopState

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.device.arena import Arena
+from tide_runtime.backends.device.control_flow import Enqueue
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.element_types import ElementType
-from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.device_loop.loop_kernels import ChooseToken, LoopKernels
 from tide_runtime.device_loop.loop_state import LoopState
 from tide_runtime.errors import TideError

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tide_runtime.backends.device.arena import Arena, Layout, TransferBlock, layout_bytes
+from tide_runtime.backends.device.control_flow import Condition
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Condition
 from tide_runtime.depth.policy import TextDrafts
 from tide_runtime.sequence import TokenSequence
 

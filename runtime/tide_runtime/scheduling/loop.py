@@ -17,7 +17,7 @@ from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.errors import DeviceMemoryError, EngineClosedError
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation
-from tide_runtime.prefix_files import FileCounts
+from tide_runtime.prefix_cache_folder import FileCounts
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scheduling.scheduler import Request, Scheduler, StepPlan
 from tide_runtime.scheduling.step import append_tokens, run_step

@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.base import KeptMemory, PrefixMemory, SnapshotMemory
+from tide_runtime.backends.base import BlockMemory, PrefixMemory, SnapshotMemory
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
-from tide_runtime.prefix_files import Parts, PrefixFiles
+from tide_runtime.prefix_cache_folder import Parts, PrefixCacheFolder
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.snapshot_tree import SnapshotTree
 
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
     """What a file holds: of each (memory, id) the bytes."""
 
     key: bytes
-    places: Sequence[tuple[KeptMemory, int]]
+    places: Sequence[tuple[BlockMemory, int]]
 
     @property
     def content(self) -> Parts:
@@ -83,7 +83,7 @@ class PrefixDisk:
         writer: the thread that writes, once there is something to write.
     """
 
-    def __init__(self, files: PrefixFiles, facts: Sequence[str]) -> None:
+    def __init__(self, files: PrefixCacheFolder, facts: Sequence[str]) -> None:
         self.files, self._facts = files, facts
         self._root: bytes | None = None
         self._blocks: PrefixMemory | None = None

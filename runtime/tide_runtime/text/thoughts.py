@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from tide_runtime.text.held_back import held_back, shared_length
+from tide_runtime.text.prefix_match import common_prefix_length, partial_match_length
 
 Phase = Literal["before", "thoughts", "gap", "answer"]
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z][A-Z_ ]+\]|◁[^◁▷\s]+▷")
@@ -151,7 +151,7 @@ class ThoughtSplitter:
         if last:
             self.phase = "answer"
             return len(self._held), self._words(self._held)
-        words = self._held[: len(self._held) - held_back(self._held, [self.marks.closing])].rstrip()
+        words = self._held[: len(self._held) - partial_match_length(self._held, [self.marks.closing])].rstrip()
         return (len(words), self._words(words)) if words else None
 
     def _head(self, last: bool) -> tuple[int, str] | None:
@@ -170,7 +170,7 @@ class ThoughtSplitter:
             self.phase = heads[head]
             return len(self._held) - len(text) + len(head), ""
         self.phase = "answer"
-        return (0 if is_first else shared_length(self._held, self.marks.space)), ""
+        return (0 if is_first else common_prefix_length(self._held, self.marks.space)), ""
 
     def _words(self, text: str) -> str:
         """``text`` of thoughts as it is shown: blocks without white space around them, and an empty line between two."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tide_runtime.errors import BundleError, PromptError
-from tide_runtime.text.held_back import held_back
+from tide_runtime.text.prefix_match import partial_match_length
 from tide_runtime.text.thoughts import Thoughts, ThoughtSplitter
 from tide_runtime.text.token_bound import TokenBound
 
@@ -263,7 +263,7 @@ class StopStrings:
             _, start, hit = found
             self.hit = self._spelled[hit]
             return self._shown(text[:start])
-        certain = len(text) - held_back(text, self._stops)
+        certain = len(text) - partial_match_length(text, self._stops)
         self._held = text[certain:]
         return self._shown(text[:certain])
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from tide_runtime import Chunk
-from tide_runtime.text.held_back import held_back
+from tide_runtime.text.prefix_match import partial_match_length
 from tide_runtime.text.thoughts import ThoughtSplitter
 
 from tide_serve.request.call_formats import ToolCall
@@ -57,6 +57,6 @@ class AnswerParser:
         for mark in self._hidden:
             thoughts = thoughts.replace(mark, "")
             text = text.replace(mark, "")
-        certain = len(text) - (0 if last else held_back(text, self._hidden))
+        certain = len(text) - (0 if last else partial_match_length(text, self._hidden))
         text, self._held = text[:certain], text[certain:]
         return AnswerParts(thoughts, text, calls)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from tide_runtime.text.held_back import held_back
+from tide_runtime.text.prefix_match import partial_match_length
 
 from tide_serve.request.call_formats import BARE, PUBLISHED, CallForm, ToolCall
 from tide_serve.request.call_reader import NoCall, Reading, Unfinished
@@ -92,7 +92,7 @@ class ToolCallParser:
             return None
         self._bare, opening = False, self._openings.search(self._held)
         if opening is None:
-            certain = len(self._held) - (0 if ended else held_back(self._held, self._phrases))
+            certain = len(self._held) - (0 if ended else partial_match_length(self._held, self._phrases))
             return self._removed(certain) if certain else None
         if opening.start():
             return self._removed(opening.start())

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from tide_runtime.backends.base import PrefixRows, uncounted
 from tide_runtime.backends.device.arena import Arena, DeviceBuffers, TransferBlock
+from tide_runtime.backends.device.control_flow import Enqueue, Launch, Run
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.device_rows import DeviceRows
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
-from tide_runtime.backends.device.program import Enqueue, Launch, Run
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.step_arrays import MAX_PADDED_TOKENS, PADDED_TOKENS, RowEnds, StepPositions, StepShape, next_power_of_2

@@ -21,9 +21,9 @@ from tide_runtime.backends.torch.backend import TorchBackend
 from tide_runtime.backends.torch.prefix_blocks import TorchPrefixBlocks
 from tide_runtime.bundle import Bundle
 from tide_runtime.depth.full import FullDepth
+from tide_runtime.device_loop.device_policy import DeviceLoopPolicy, Drivers
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
-from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.errors import DeviceMemoryError, ParamsError
 
 FIRST = [5, 6, 7, 8, 9, 10, 3, 4, 11, 12, 13, 14, 17, 17, 2, 40, 41, 42, 43, 44]
@@ -48,7 +48,7 @@ def loaded(bundle: Path, driven: bool, **options: Any) -> Engine:
     backend = TorchBackend(Bundle.open(bundle), "torch", SimulatedStream(gpu))
     backend.min_slots = 16
     drivers = Drivers(HostDriver(gpu).compile, GraphDriver(gpu).compile)
-    policy: Any = DrivenDepth(FullDepth().device_plan(), NumpyLoopKernels(gpu), 5, drivers, 4)
+    policy: Any = DeviceLoopPolicy(FullDepth().device_plan(), NumpyLoopKernels(gpu), 5, drivers, 4)
     return Engine(Bundle.open(bundle), made, backend=backend, policy=policy)
 
 

@@ -20,7 +20,7 @@ TINY = float(np.finfo(np.float32).tiny)  # the least weight and temperature of a
 _COLUMN = 32  # tokens of which top-k's bound takes the largest
 
 
-def kept_tokens(values: Values, params: GenerationParams) -> Ids | None:
+def filter_tokens(values: Values, params: GenerationParams) -> Ids | None:
     """Ascending places in logits ``values`` [n], whose maximum is finite, of the tokens that are kept; None: all are."""
     ids: Ids | None = None
     for keep in _filters(params):

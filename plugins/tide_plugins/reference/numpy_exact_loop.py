@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_plugins.reference.decode_loop import Tensors, at_beginning
+from tide_plugins.reference.numpy_decode_loop import Tensors, at_beginning
 
 MAX_MATCH, MAX_TRIES = 32, 32
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tide_plugins.launch.decode_loop import PLACES
+from tide_plugins.launch.decode_loop_launch import PLACES
 from tide_plugins.launch.kernel_call import KernelCall
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch

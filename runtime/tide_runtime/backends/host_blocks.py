@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tide_runtime.backends.lazy_memory import LazyMemory
 
 
-class KeptPieces:
+class HostBlocks:
     """``count`` pieces of ``size`` bytes with ids from 0 on. A piece has pages of its own, so that one call gives it back; memory
     is taken when a piece is first written.
 

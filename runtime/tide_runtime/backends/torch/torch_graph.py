@@ -51,7 +51,7 @@ class _Call:
     last: tuple[int, ...]
 
 
-class Program:
+class TorchGraph:
     """The function of a graph: `run` takes tensors of its inputs by name and returns its outputs.
 
     ``kernels``: the module `fused_kernels`, or None.

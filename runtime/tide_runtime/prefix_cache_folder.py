@@ -42,7 +42,7 @@ class FileCounts(NamedTuple):
     damaged: int = 0
 
 
-class PrefixFiles:
+class PrefixCacheFolder:
     """The files of ``folder``, which is made, for the owner alone, where it is missing. One thread may write while another reads.
 
     Args:

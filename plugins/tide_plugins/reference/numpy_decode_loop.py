@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.gumbel_noise import GumbelNoise
-from tide_runtime.kept_tokens import kept_tokens
+from tide_runtime.sampling_filters import filter_tokens
 
 Tensors = dict[str, NDArray[Any]]
 EXIT_UNIT = 1 << 32  # bits from here on hold the number of the exit that the token took
@@ -74,7 +74,7 @@ def _drawn(given: Tensors, logits: NDArray[np.float32], sequence: int, token: in
     temperature, tail, top_k, min_p = (given[name][sequence].item() for name in ("temperature", "tail", "top_k", "min_p"))
     params = GenerationParams(temperature=temperature, top_k=top_k, top_p=1 - tail, min_p=min_p)
     noise = GumbelNoise(0)
-    kept = kept_tokens(logits, params)
+    kept = filter_tokens(logits, params)
     noise.key = given["key"][sequence]
     position = int(given["length"][sequence]) + 1 + token
     return noise.winner(position, logits if kept is None else logits[kept], temperature, kept)
