@@ -43,6 +43,7 @@ def _changed(name: str, **fields: Any) -> dict[str, DeviceArray]:
     ("change", "message"),
     [
         ({"hidden": None}, "hidden is missing"),
+        ({"hidden": [1.0]}, "hidden is a list; expected a DeviceArray(pointer, shape, dtype) of GPU memory"),
         (_changed("hidden", dtype="i32"), "hidden has dtype i32; expected one of f32, f16, bf16"),
         (_changed("down", dtype="f16"), "down has dtype f16; expected f32"),
         (_changed("score", dtype="f16"), "score has dtype f16; expected f32"),
