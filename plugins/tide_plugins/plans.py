@@ -71,8 +71,9 @@ def plan_exit_router(rows: int, hidden_size: int, width: int) -> RouterPlan:
 
 
 def router_chunk(hidden_size: int) -> int:
-    """As many chunks as one warp adds, so that one row keeps a large GPU busy; the same for all GPUs and numbers of rows, and
-    with it a score's bits.
+    """Numbers of ``hidden_size`` in one chunk: as many chunks as one warp adds, so that one row keeps a large GPU busy.
+
+    It does not depend on the GPU or the number of rows, so neither do a score's bits.
     """
     return _divide_up(_divide_up(hidden_size, CHUNK_STEP), MAX_CHUNKS) * CHUNK_STEP
 

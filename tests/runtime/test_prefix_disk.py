@@ -96,7 +96,7 @@ def test_reading_beside_decodes_changes_no_text(
     start: Callable[..., Engine], alone: Callable[[list[int]], Generation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Breaks: requests that wait for the disk, which are read a block a step here, and those that run meanwhile."""
-    monkeypatch.setattr(prefix_cache, "BLOCKS_BESIDE", 1)
+    monkeypatch.setattr(prefix_cache, "MAX_DISK_BLOCKS_PER_STEP", 1)
     long = PROMPT[:4]
     with start() as engine:
         for last in (1, 2, 3):

@@ -25,7 +25,7 @@ def choose_targets(
 ) -> tuple[list[Target], dict[str, TargetError]]:
     """The targets to build, in the order of ``names``, and the reason for each that this machine cannot build.
 
-    ``mixed``: `LoadedModel.mixed_layers`.
+    ``mixed``: `LoadedModel.target_restriction`.
 
     Raises TargetError for an unknown name, and if no target can be built.
     """

@@ -187,11 +187,11 @@ class ExecutionContext(RowStates, Protocol):
     has_draft_head: bool
     has_draft_cache: bool
 
-    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+    def step(self, first_index: int, counts: Sequence[int], num_logits: Sequence[int] = ()) -> Step:
         """A step of ``counts[b]`` tokens for each batch index from ``first_index`` on; 0 skips a sequence between others.
 
         Args:
-            wanted: number of last tokens of each sequence to compute logits for in the last segment; none when omitted.
+            num_logits: number of last tokens of each sequence to compute logits for in the last segment; none when omitted.
         """
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
@@ -203,8 +203,8 @@ class LoopContext(ExecutionContext, Protocol):
 
     loops: int  # R; a sequence at batch index b has the rows b · R … b · R + R - 1
 
-    def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
-        """A step of ``counts[i]`` tokens of each row from ``first_index`` on, and logits of the last ``wanted[i]`` of them."""
+    def loop_step(self, first_index: int, counts: Sequence[int], num_logits: Sequence[int]) -> LoopStep:
+        """A step of ``counts[i]`` tokens of each row from ``first_index`` on, with logits of the last ``num_logits[i]``."""
 
     def loops_fit(self, counts: Sequence[int], slots: Sequence[int]) -> bool:
         """Whether a `loop_step` of ``counts`` tokens in cache slots from ``slots`` on fits into the rows, padding included."""

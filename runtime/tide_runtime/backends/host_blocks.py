@@ -34,7 +34,7 @@ class HostBlocks:
         return self._pieces[piece, : self.piece_bytes]
 
     def change(self, ids: Iterable[int]) -> None:
-        """To be called before pieces are written."""
+        """Note that the pieces ``ids`` are about to be written."""
         for piece in ids:
             self.versions[piece] += 1
 

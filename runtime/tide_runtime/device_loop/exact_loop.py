@@ -24,7 +24,7 @@ from tide_runtime.device_loop.text_state import RING_ENTRY, TextState
 from tide_runtime.device_loop.token_ring import NO_TOKEN
 from tide_runtime.sequence import TokenSequence
 
-MAX_LAUNCH_TOKENS = 128  # of a sequence and launch
+MAX_LAUNCH_TOKENS = 128  # tokens that one launch generates for a sequence at most
 _INPUTS = ("input_ids", "position_ids", "write_index", "seqlens_k")
 
 

@@ -26,7 +26,7 @@ from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.errors import TargetError, TideError
 
 _REFUSED = "the decode step cannot be captured in a CUDA graph"
-_BUGS = (AttributeError, ImportError, NameError, TypeError)  # of this file or the package's version, not of a capture
+_BUGS = (AttributeError, ImportError, NameError, TypeError)  # errors of this file or of the package's version, not of a capture
 
 
 class CapturingDevice(Device, Protocol):

@@ -58,7 +58,7 @@ class LoopState:
             "top_k": ((batch_size,), np.int32),
             "finished": ((batch_size,), np.uint8),
         }
-        kept: Layout = {
+        state: Layout = {
             "chosen": ((batch_size,), np.int64),
             "emitted": ((batch_size,), np.int32),
             "running": ((1,), np.int32),
@@ -69,13 +69,13 @@ class LoopState:
             "exits": ((batch_size,), np.uint8),
         }
         self._block = TransferBlock(device, sent)
-        self._arena = Arena(device, layout_bytes(kept))
+        self._arena = Arena(device, layout_bytes(state))
         self.ring = TokenRing(device, 2 * turns, batch_size * ring_entry, exits)
         rings: Layout = {
             "ring": (self.ring.entries.shape, np.int64),
             "counts": (self.ring.counts.shape, np.int64),
         }
-        self.tensors = sent | kept | rings
+        self.tensors = sent | state | rings
         self.pointers = self._block.pointers | self._arena.pointers | dict(zip(rings, self.ring.pointers, strict=True))
         self.proceed = Condition(self.pointers["proceed"], default=1)
         flag = np.dtype(np.int32).itemsize

@@ -32,9 +32,9 @@ from tide_runtime.prefix_cache_folder import Parts, PrefixCacheFolder
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.snapshot_tree import SnapshotTree
 
-BLOCKS_BESIDE = 16  # that a step reads beside decodes: about as long as the prompt tokens that it could have instead
+MAX_DISK_BLOCKS_PER_STEP = 16  # blocks; reading them takes about as long as a prompt chunk of the same step
 _FORMAT = "1"
-_NICENESS = 5  # of the writing thread: a quarter of a core that steps use as well
+_NICENESS = 5  # nice level of the writing thread, which then gets a quarter of a core that steps use too
 _TOKEN_BYTES = np.dtype(np.int64).itemsize
 
 

@@ -26,9 +26,9 @@ Field = Literal["reasoning_content", "reasoning", "tool_plan", "parts", "blocks"
 # Words that no template has: a prompt with one shows what was called so.
 _USER, _THOUGHT, _ANSWER = "vreluth", "fimbulo", "quastiv"
 _EFFORTS = ("none", "no_think", "minimal", "low", "medium", "high", "xhigh", "max")
-_USUAL_EFFORTS = ("low", "medium", "high")  # what a template that takes any value expects
+_USUAL_EFFORTS = ("low", "medium", "high")  # tried on a template that accepts any value
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token"}
-_USUAL_GAP = "\n\n"  # of models whose template does not show it
+_USUAL_GAP = "\n\n"  # assumed where the template does not show the gap
 _OPENING_AT_END = re.compile(rf"((?:(?:{TAG.pattern})\w+)?(?:{TAG.pattern}))\s*$")
 _CLOSING = re.compile(r"</[^<>\s/]+>|\[/[A-Z_]+\]")
 _NAMED = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>", re.IGNORECASE)

@@ -217,7 +217,7 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
 
 
 def _arguments(turns: _Turns, one: str, at: int) -> tuple[int, int, Arguments]:
-    """Where the arguments begin and end, and how they are written. ``at``: where the name ends."""
+    """Beginning and end of the arguments in ``one``, and their form. ``at``: the place after the name."""
     key, value = one.find(_KEYS[0], at), one.find(_VALUE, at)
     colon = one[key + len(_KEYS[0]) : value]
     comma = _between(one[value:], _VALUE, _KEYS[1])

@@ -100,7 +100,7 @@ def test_loaded_blocks_are_the_saved_ones(shapes: Any, dtype: str) -> None:
     """Guards against another text's keys and values in a prefix hit: scattered ids, saved from the middle of a row, in slots that
     have grown since."""
     gpu, kind = SimulatedGpu(), ELEMENT_TYPES[dtype]
-    caches = DeviceCaches(gpu, shapes, kind, 3, least=20, of_draft_head=True)
+    caches = DeviceCaches(gpu, shapes, kind, 3, min_slots=20, of_draft_head=True)
     context: Any = type("Context", (), {"caches": caches, "ends": RowEnds(3, caches.limit)})
     context.backend = type("Backend", (), {"manifest": shapes, "cache_element": kind})
     blocks, rng = TorchPrefixBlocks(SimulatedStream(gpu), context, 9), np.random.default_rng(0)
