@@ -141,7 +141,7 @@ class Speculator:
         `choose_lengths`."""
         best = [state.best_guess() for state in states]
         pass_ms = self.clock.pass_time(prompt_tokens, spent_ms)
-        lengths = choose_lengths([chances for _, chances in best], pass_ms, self.tuning.padding_penalty, min_speedup).of
+        lengths = choose_lengths([chances for _, chances in best], pass_ms, self.tuning.padding_penalty, min_speedup).per_sequence
         for state, (guess, _), length in zip(states, best, lengths, strict=True):
             state.drop_drafts()
             for token in guess.tokens[:length]:
