@@ -18,7 +18,7 @@ BLUE, ORANGE, GREEN = COLOURS[:3]
 
 @house_style
 def draw_segments() -> Figure:
-    """From one traced graph to segments with an exit between them."""
+    """Draws how one traced graph becomes segments with an exit between them."""
     figure, [axis] = panels([""], height=2.6)
     _frameless(axis, 12.4, 3)
     boxes = [

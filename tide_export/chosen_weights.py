@@ -14,7 +14,7 @@ from tide_export.targets import CPU
 from tide_export.targets.base import Target
 from tide_export.weights.quantized_weight import INTEGER
 
-_SHARE = 0.5  # of the free memory; the rest is for keys and values, and for what else runs there
+_FREE_MEMORY_SHARE = 0.5  # share of the free memory; the rest is for keys and values, and for other programs
 # Bytes that 4-bit blocks of a file would take in 8 bits. Above, decoding waits for memory: in the shape of Qwen2.5 1.5B (random,
 # Q4_0, AVX512-VNNI) blocks give 35 tokens/s and 8 bits 25, with 8 sequences 129 and 120. Qwen2.5 0.5B, 0.6 GB, gives 61 and 70.
 _LARGE = 10**9
@@ -47,7 +47,7 @@ def chosen_weights(loaded: LoadedModel, config: ExportConfig, targets: Sequence[
         return low, "as most of them are experts', for which there are no products of integers"
     size = in_products + in_tables + 4 * others
     free = free_memory()
-    if size > _SHARE * free:
+    if size > _FREE_MEMORY_SHARE * free:
         return low, f"as 8 bits a weight would take {size / 1e9:.1f} GB of the {free / 1e9:.1f} GB that are free here"
     if loaded.quantized and size > _LARGE:
         return (

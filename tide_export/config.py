@@ -12,7 +12,7 @@ from tide_runtime.bundle.manifest import DTYPES
 from tide_runtime.errors import ParamsError, TargetError
 from tide_runtime.option import check_choices, option
 
-AUTO = "auto"  # of an export, which knows the machine that it is for; a calibration takes one of the others
+AUTO = "auto"  # only for exports, which know the machine that they are for; a calibration takes one of the others
 WEIGHTS = ("source", *DTYPES, "int8", "int4", "w8a8")
 QUANTIZERS = ("rtn", "gptq", "gptq_mixed")
 HEAD_BITS = ("auto", "4", "8")

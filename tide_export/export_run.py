@@ -90,7 +90,7 @@ class ExportRun:
         slots = self._cache_slots()
         original = long_rotary_from(loaded.model)
         long_from = original if original is not None and original < slots else None
-        targets, refused = choose_targets(config.targets, config.dtype, config.kv, loaded.mixed_layers)
+        targets, refused = choose_targets(config.targets, config.dtype, config.kv, loaded.target_restriction)
         targets, without = without_long_rotary(targets, long_from)
         for name, error in (refused | without).items():
             self.progress.failed(name, str(error))
@@ -124,13 +124,13 @@ class ExportRun:
 
     @cached_property
     def exits(self) -> ExitCalibration | OwnExits | None:
-        """Those of the calibration, or of the model's own exit gate."""
+        """The exits of the calibration, or of the model's own exit gate."""
         own = self.calibration is None and self.config.checkpoints == "auto"
         return own_exits(self.loaded) if own else self.calibration
 
     @cached_property
     def draft_head(self) -> _DraftHead | None:
-        """The one that was imported and measured, else the calibration's, if there is one."""
+        """The imported and measured drafter, else the calibration's draft head; None: there is none."""
         if (measured := self.drafter) is not None:
             drafter = measured.drafter
             vocabulary = len(measured.drafter.vocabulary)
@@ -263,7 +263,7 @@ class Written:
 
 
 def write_manifest(manifest: Manifest, directory: Path) -> None:
-    """In one step: an engine may be reading it."""
+    """Replace the manifest of ``directory`` by renaming, because an engine may be reading it."""
     new = directory / f".{MANIFEST_NAME}"
     new.write_text(manifest.to_json(), encoding="utf-8")
     new.replace(directory / MANIFEST_NAME)

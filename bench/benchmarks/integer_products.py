@@ -117,7 +117,7 @@ def pass_seconds(bundle: Path) -> tuple[float, float]:
                 (score,) = engine.score_many([(text, 2 * PASS_PERIOD + 16)], decode=True)
                 passes = score.layers / engine.depth
                 own.append(score.decode_s / passes)
-        tokens = (len(score.likeliest) - 1) / passes
+        tokens = (len(score.argmax) - 1) / passes
     if tokens < PASS_TOKENS - 0.5:
         raise ArmError(f"passes had {tokens:.1f} tokens, expected {PASS_TOKENS}: drafts were shorter than they might be")
     return median(times[0][1:]), median(times[1][1:])

@@ -41,9 +41,9 @@ EXACT, LOOPS, EXIT = "exact_both", "exact_router", "exit5"  # of POLICIES; LOOPS
 PERCENT = 5
 CONFIDENCE = 0.95
 _SHARE, _REPEATS = 0.25, 200  # as benchmarks.certificate
-_HEAD = "identity"  # at a loop's end that is the model's own norm and head
+_HEAD = "identity"  # the model's own norm and head, which fit at the end of a loop
 PROMPT_TOKENS, NEW_TOKENS = 64, 96
-READ_TOKENS = 128  # of a held-out document, behind its prompt
+READ_TOKENS = 128  # tokens of a held-out document that follow its prompt
 QUICK_PROMPTS = 16
 HEADINGS = ("batch", "policy", "× full (95%)", "× total", "tokens/s", "loops of a token", "launched", "drafts kept", "differ")
 

@@ -82,7 +82,7 @@ def _small(config: PreTrainedConfig) -> dict[str, Any]:
     return made
 
 
-_UNSET = {"head_dim": 16, "num_key_value_heads": 4}  # that some families compute with although they are None
+_UNSET = {"head_dim": 16, "num_key_value_heads": 4}  # values with which some families compute although they are None
 _NEEDED: dict[str, dict[str, Any]] = {"gemma4_assistant": {"hidden_size_per_layer_input": 0}}
 _TYPES = ["sliding_attention", "full_attention"] * 2
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}

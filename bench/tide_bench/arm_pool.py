@@ -18,7 +18,7 @@ from tide_bench.arms.process import ArmError, ArmProcess
 from tide_bench.report import Phases
 
 _CANNOT_RUN = (TideError, ArmError, RuntimeError, ImportError)
-_LOADS = 3  # of a model, when its time is measured
+_LOADS = 3  # loads of a model over which its load time is measured
 
 
 @dataclass(frozen=True)

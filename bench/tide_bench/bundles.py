@@ -51,7 +51,7 @@ def _key(identity: str, checkpoints: str, dtype: str, max_seq_len: int | None) -
 
 
 def _package(name: str) -> Path:
-    """Where a package lies; importing it would bring torch."""
+    """The folder of a package, which is not imported, because that would import torch."""
     spec = find_spec(name)
     assert spec is not None and spec.submodule_search_locations  # both come with this distribution
     return Path(next(iter(spec.submodule_search_locations)))

@@ -13,7 +13,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.form import APP, COMMAND, with_options
 from tide_runtime.errors import ParamsError
-from tide_runtime.targets.select import AUTO
+from tide_runtime.targets.target_choice import AUTO
 
 from tide_bench.arms import OTHER_ARMS, POLICIES
 from tide_bench.bench_run import Bench

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tide_runtime.bundle.manifest import Manifest
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu
-from tide_runtime.targets.select import AUTO, CPU, CUDA, DeviceChoice, choose_target, obstacle
+from tide_runtime.targets.target_choice import AUTO, CPU, CUDA, DeviceChoice, choose_target, obstacle
 
 from tide_bench.arms.base import ArmDevice
 

@@ -83,7 +83,7 @@ def settled(turns: Mapping[str, Sequence[TimedRun]], seconds: Seconds, config: B
 def _ratio(
     own: Sequence[TimedRun], baseline: Sequence[TimedRun], pivot: Sequence[TimedRun], seconds: Seconds
 ) -> PairedRatio | None:
-    """From runs on the same prompts next to each other; over the pivot when the two were never in memory together."""
+    """Speedup from runs on the same prompts next to each other; over the pivot when the two were never in memory together."""
     if direct := _pairs(baseline, own, seconds):
         return paired_ratio([a for a, _ in direct], [b for _, b in direct])
     one, other = (_pairs(pivot, arm, seconds) for arm in (own, baseline))

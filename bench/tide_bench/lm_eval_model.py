@@ -182,7 +182,7 @@ class TideLM(TemplateLM):
             answer = (0.0, True)  # of a continuation without tokens
             if continuation:
                 score = next(scores)
-                answer = (sum(score.logprobs), score.likeliest == continuation)
+                answer = (sum(score.logprobs), score.argmax == continuation)
             self.cache_hook.add_partial("loglikelihood", key, answer)
             answers.append(answer)
         return answers

@@ -78,7 +78,7 @@ def _more_than_certified(texts: Tokens, references: Tokens, certified: float | N
 
 
 def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
-    """Where two continuations part; None when one is the beginning of the other."""
+    """First place where two continuations differ; None when one is the beginning of the other."""
     return next((i for i, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b), None)
 
 

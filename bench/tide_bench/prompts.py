@@ -11,7 +11,7 @@ from tide_runtime.errors import PromptError
 from tide_runtime.text.tokenizer import Tokenizer
 
 LIBRARY_FILES = 64
-LIBRARY_CHARACTERS = 6000  # of each: prompts end in the middle of code, not with a file
+LIBRARY_CHARACTERS = 6000  # characters of each file: prompts end in the middle of code, not with a file
 
 
 def library_texts() -> list[str]:

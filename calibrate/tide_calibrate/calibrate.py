@@ -78,7 +78,7 @@ def calibrate(
             loaded = load()
         check_can_exit(loaded)
         on_gpu = device.type == "cuda"
-        measured = measured_target(config.dtype, target, loaded.mixed_layers, on_gpu) if costs == "measure" else None
+        measured = measured_target(config.dtype, target, loaded.target_restriction, on_gpu) if costs == "measure" else None
         with progress.phase(f"read {data}"):
             text = read_text(data, loaded, config, progress.note)
         reference = None

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from tide_runtime.cli.errors import run_app
 from tide_runtime.cli.form import APP, COMMAND, with_options
-from tide_runtime.targets.select import AUTO
+from tide_runtime.targets.target_choice import AUTO
 from typer.core import TyperGroup
 
 from tide_calibrate.config import CalibrationConfig

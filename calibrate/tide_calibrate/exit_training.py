@@ -54,11 +54,11 @@ class TrainedExit:
 
     @property
     def routers(self) -> dict[str, Router]:
-        """By the name of their scores."""
+        """Name of the scores → router."""
         return {router.kind: router for router in (self.router, self.gate, self.package) if router is not None}
 
     def router_of(self, info: ExitInfo) -> Router:
-        """The one whose weights the exit ``info`` needs."""
+        """The router whose weights the exit ``info`` needs."""
         return self.routers.get(info.router, self.router)
 
 

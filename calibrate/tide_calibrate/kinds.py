@@ -18,8 +18,8 @@ def parse_kind(kind: str) -> tuple[str, int]:
     """
     name, colon, count = kind.partition(":")
     takes_count = name == "tail"
-    there = name in OWN_HEADS or name in installed(HEADS)
-    if not there or bool(colon) != takes_count or (takes_count and not (count.isdecimal() and int(count) > 0)):
+    exists = name in OWN_HEADS or name in installed(HEADS)
+    if not exists or bool(colon) != takes_count or (takes_count and not (count.isdecimal() and int(count) > 0)):
         own = ("identity", "linear", "tail:k with k layers (1, 2, …)")
         raise ParamsError(f"{kind!r} is no exit head; known are {known(HEADS, own)}")
     return name, int(count) if takes_count else 0
@@ -37,6 +37,6 @@ def package_fields(head: str, router: str) -> dict[str, Any]:
     if parse_kind(head)[0] not in OWN_HEADS:
         fields["head_package"] = package_of(installed(HEADS)[head])
     if router not in OWN_ROUTERS:
-        made = extension(ROUTERS, router)
-        fields |= {"router_package": package_of(installed(ROUTERS)[router]), "reads_logits": made.reads_logits}
+        router_class = extension(ROUTERS, router)
+        fields |= {"router_package": package_of(installed(ROUTERS)[router]), "reads_logits": router_class.reads_logits}
     return fields

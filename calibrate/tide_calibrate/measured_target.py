@@ -15,7 +15,7 @@ def measured_target(dtype: str, wanted: str = AUTO, mixed: str = "", gpu_first: 
     onnxruntime-gpu may be older than what ``cpu`` needs; costs are then the GPU's, on which the bundle will run.
 
     Args:
-        mixed: `LoadedModel.mixed_layers`.
+        mixed: `LoadedModel.target_restriction`.
         gpu_first: the GPU's targets before ``cpu``.
 
     Raises TargetError, with the reason for each target, where none with ``dtype`` kernels can be built and run here.

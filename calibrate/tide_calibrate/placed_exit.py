@@ -36,10 +36,10 @@ from tide_export.sources.loaded_model import LoadedModel
 
 COSTS_NAME = "costs.json"
 HOST = torch.device("cpu")
-GATE = 1.02  # least speedup for which exits are kept, and leaving `full` is recommended
-WORTH_MEASURING = 0.95  # least expected speedup of an exit that is measured: expectations miss by some percent
+GATE = 1.02  # smallest speedup for which exits are kept, and another policy than `full` is recommended
+WORTH_MEASURING = 0.95  # smallest expected speedup of an exit that is measured; expectations are off by some percent
 TIE = 1.08  # measured speeds nearer than this are noise: one bundle, measured twice, ran at 1.57x and 1.68x
-CANDIDATE_SECONDS, POLICY_SECONDS = 15.0, 45.0  # of measuring a candidate, and each policy with the chosen exit
+CANDIDATE_SECONDS, POLICY_SECONDS = 15.0, 45.0  # seconds of measuring a candidate, and each policy with the chosen exit
 _TOOLS = ("tide-llm", "torch", "transformers", "numpy", "safetensors", "matplotlib")
 _TRAIN_WINDOWS = 96  # windows of the train split that fix the order in which thresholds are tested
 

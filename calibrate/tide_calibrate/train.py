@@ -38,12 +38,12 @@ from tide_export.sources.loaded_model import LoadedModel
 # Weights times tokens. SmolLM2 and 91,000 tokens (1.2e13) take 161 s compiled and 196 s in PyTorch, on two cores; an export 31 s.
 _WORTH_COMPILING = 5e12  # where step costs need the export anyway
 _WORTH_EXPORTING = 2e13
-_TRACE_PARTS = 4  # of the windows; a single exit is traced in several threads as well
+_TRACE_PARTS = 4  # parts of the windows, so that a single exit is traced in several threads too
 _TRAIN_WINDOWS, _MIN_TRAIN_WINDOWS = 128, 32  # captured with the default minutes, and at least
 _TEST_WINDOWS = 20  # captured, for the agreement of all heads: 5,120 tokens, a standard error of at most 0.7%
-_REPLIES, _MIN_REPLIES = 112, 32  # that the draft head learns from, with the default minutes and at least
-_DRAFT_HEAD_SHARE = 0.17  # of the minutes, for its training
-_DRAFT_HEAD_STEPS = 400  # at most, with the default minutes
+_REPLIES, _MIN_REPLIES = 112, 32  # replies that the draft head learns from: with the default minutes, and at least
+_DRAFT_HEAD_SHARE = 0.17  # share of the minutes in which the draft head is trained
+_DRAFT_HEAD_STEPS = 400  # training steps at most, with the default minutes
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Captured:
     Args:
         text: some windows of the train and the test split.
         threshold: captures the whole threshold split, on which the certificate rests: needed only where exits pay.
-        own, prompt_lengths: the result of `continue_prompts`.
+        generated, prompt_lengths: the result of `continue_prompts`.
     """
 
     text: Capture
-    own: Windows
+    generated: Windows
     prompt_lengths: NDArray[np.int32]
     continuations: Capture
     threshold: Callable[[], Capture]
@@ -65,7 +65,7 @@ class Captured:
     def held_out_prompts(self) -> list[list[int]]:
         """Token ids of the prompts from the test split, on which no exit was chosen."""
         held_out = windows_of(self.continuations, "test")
-        return [self.own.tokens[window, : self.prompt_lengths[window]].tolist() for window in held_out]
+        return [self.generated.tokens[window, : self.prompt_lengths[window]].tolist() for window in held_out]
 
     def traces(
         self, model: FrozenModel, exits: Mapping[Exit, TrainedExit], vocabulary: SampledVocabulary | None = None
@@ -73,9 +73,9 @@ class Captured:
         """Traces of the test text, and of the continuations of prompts from the threshold and the test split."""
         run = partial(trace_exits, model, exits=exits, vocabulary=vocabulary)
         test = run(self.text, "test", max_windows=_TEST_WINDOWS)
-        own = [run(self.continuations, split) for split in ("threshold", "test")]
-        own_threshold, own_test = (generated_tokens(trace, self.prompt_lengths) for trace in own)
-        return test, own_threshold, own_test
+        generated = [run(self.continuations, split) for split in ("threshold", "test")]
+        generated_threshold, generated_test = (generated_tokens(trace, self.prompt_lengths) for trace in generated)
+        return test, generated_threshold, generated_test
 
 
 @dataclass(frozen=True)

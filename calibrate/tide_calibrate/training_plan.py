@@ -15,10 +15,12 @@ from tide_calibrate.config import CalibrationConfig
 
 STEPS, STEPS_FROM_NEIGHBOUR = 120, 48
 _LEVELS = (4.0, 2.0, 1.0, 0.5, 0.25)
-_SHARE = 0.22  # of the minutes; capture, continuations, the draft head, step costs and the certificate take the rest
+_MINUTES_SHARE = (
+    0.22  # share of the minutes; capture, continuations, the draft head, step costs and the certificate take the rest
+)
 # A router's head runs forward on 80 windows, in a third of the time that steps of two of them take.
 _ROUTER_STEPS = 14
-_TRACE_STEPS = 14  # as many windows are traced
+_TRACE_STEPS = 14  # training batches whose forward pass takes as long as the traces
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,11 @@ def plan_training(step_seconds: Mapping[str, float], heads: Mapping[str, int], m
         heads: kind → number of heads.
     """
     max_level = max(1.0, minutes / CalibrationConfig.minutes)
-    plans = [TrainingPlan(level, step_seconds, heads, minutes * 60 * _SHARE, workers) for level in _LEVELS if level <= max_level]
+    plans = [
+        TrainingPlan(level, step_seconds, heads, minutes * 60 * _MINUTES_SHARE, workers)
+        for level in _LEVELS
+        if level <= max_level
+    ]
     for groups in ([list(heads)], [[kind] for kind in heads]):
         for plan in plans:
             if all(plan.seconds(group) <= plan.budget for group in groups):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from tide_runtime.backends.device.control_flow import Condition, Enqueue
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.element_types import BF16, FP16, FP32, INT32
-from tide_runtime.backends.device.program import Condition, Enqueue
 from tide_runtime.device_loop.loop_kernels import (
     ChooseToken,
     ExitCandidates,
@@ -22,7 +22,7 @@ from tide_runtime.device_loop.loop_state import LoopState
 from tide_runtime.device_loop.text_state import RING_ENTRY, TextState
 
 from tide_plugins.launch.cuda_driver import CudaDriver
-from tide_plugins.launch.decode_loop import (
+from tide_plugins.launch.decode_loop_launch import (
     CANDIDATE_TENSORS,
     CHOOSE_TENSORS,
     GATE_TENSORS,
@@ -42,7 +42,7 @@ from tide_plugins.launch.decode_loop import (
     prepare_take_tokens,
 )
 from tide_plugins.launch.device_array import DeviceArray
-from tide_plugins.launch.exact_loop import ACCEPT_TENSORS, DRAFT_TENSORS, prepare_text_accept, prepare_text_drafts
+from tide_plugins.launch.exact_loop_launch import ACCEPT_TENSORS, DRAFT_TENSORS, prepare_text_accept, prepare_text_drafts
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.tensor_contract import Tensor
 

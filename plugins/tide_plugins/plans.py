@@ -11,7 +11,7 @@ SLICE_WIDTH = 16
 MAX_CHUNKS = 32
 CHUNK_STEP = 256
 MAX_ROUTER_WIDTH = 256
-LOOP_THREADS = 256  # csrc/decode_loop.h
+LOOP_THREADS = 256  # csrc/loop_threads.h
 TEXT_THREADS = 512  # csrc/text_drafts.h
 # csrc/exit_score_params.h. Pieces are 16 bytes per thread; one warp adds the sums of a row's blocks, one per lane.
 SCORE_THREADS = 256
@@ -71,8 +71,9 @@ def plan_exit_router(rows: int, hidden_size: int, width: int) -> RouterPlan:
 
 
 def router_chunk(hidden_size: int) -> int:
-    """As many chunks as one warp adds, so that one row keeps a large GPU busy; the same for all GPUs and numbers of rows, and
-    with it a score's bits.
+    """Numbers of ``hidden_size`` in one chunk: as many chunks as one warp adds, so that one row keeps a large GPU busy.
+
+    It does not depend on the GPU or the number of rows, so neither do a score's bits.
     """
     return _divide_up(_divide_up(hidden_size, CHUNK_STEP), MAX_CHUNKS) * CHUNK_STEP
 

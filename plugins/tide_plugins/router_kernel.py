@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tide_plugins.launch.cuda_driver import CudaDriver
 from tide_plugins.launch.device_array import DeviceArray
-from tide_plugins.launch.exit_router import prepare_exit_router
+from tide_plugins.launch.exit_router_launch import prepare_exit_router
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.plans import plan_exit_router
 

@@ -39,9 +39,9 @@ class EmbeddedSequence(TokenSequence):
     def logits_from(self) -> int:
         return 0 if self.info.pooling == "mean" else self.prompt_tokens - 1
 
-    def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
+    def pick(self, logits: NDArray[np.floating], argmax: int, seen: int | None = None) -> int:
         """Pool ``logits`` [H], the state of the text's token number ``seen``."""
-        if not is_finite(logits, likeliest):
+        if not is_finite(logits, argmax):
             raise NumericsError("the model gives states that are not finite for this text; export it in fp32")
         if seen is not None and seen > self.pooled_until:
             self.total = self.total + np.asarray(logits, np.float64)

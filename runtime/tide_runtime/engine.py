@@ -29,15 +29,15 @@ from tide_runtime.depth.certificate_coverage import with_promises
 from tide_runtime.depth.options import with_draft_head_of
 from tide_runtime.depth.policy import BackendFacts, EnginePolicy
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.device_loop.select import Drive, capture_steps, choose_drive, with_captures
+from tide_runtime.device_loop.driver_choice import DriverChoice, capture_steps, choose_driver, with_captures
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import ParamsError, PromptError
 from tide_runtime.generation_params import BIAS_LIMIT, GenerationParams
 from tide_runtime.lora import read_adapters
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation, finished
-from tide_runtime.prefix_files import PrefixFiles
-from tide_runtime.scheduling.budgets import StepBudget, kept_on_device, kv_blocks
+from tide_runtime.prefix_cache_folder import PrefixCacheFolder
+from tide_runtime.scheduling.budgets import StepBudget, device_blocks, kv_blocks
 from tide_runtime.scheduling.handle import GenerationHandle, ResultHandle
 from tide_runtime.scheduling.loop import EngineLoop, Submitted
 from tide_runtime.scheduling.prefix_disk import PrefixDisk
@@ -46,12 +46,12 @@ from tide_runtime.scheduling.scheduler import Scheduler, SchedulerOptions
 from tide_runtime.scheduling.snapshot_tree import SnapshotTree
 from tide_runtime.scoring import ForcedSequence, Score
 from tide_runtime.sequence import TokenSequence
-from tide_runtime.targets.select import DeviceChoice, choose_target
+from tide_runtime.targets.target_choice import DeviceChoice, choose_target
 from tide_runtime.text.chat_template import render_chat
 from tide_runtime.text.grammar import Grammar, GrammarCompiler
 from tide_runtime.text.tokenizer import Tokenizer
 
-_LOGITS_BYTES = 1 << 26  # of the logits of a step's prompts; more would keep memory without being faster
+_LOGITS_BYTES = 1 << 26  # logits that a step's prompts may fill, in bytes; more would hold memory without being faster
 
 
 class Engine:
@@ -88,7 +88,7 @@ class Engine:
         if adapters:
             self.backend = self.backend.with_adapters(adapters)
         capture_steps(self.backend)
-        self.drive = Drive(policy, "the policy was given") if policy is not None else self._choose_drive()
+        self.drive = DriverChoice(policy, "the policy was given") if policy is not None else self._choose_driver()
         self.policy = self.drive.policy
         info = bundle.manifest.tokenizer
         self.tokenizer = tokenizer or (Tokenizer.from_file(bundle.path(info.file)) if info is not None else None)
@@ -110,10 +110,10 @@ class Engine:
         embeds = bundle.manifest.embedding is not None  # then every token is needed, as its state is pooled
         keeps_prefixes = self.policy.can_resume and self.backend.has_prefix_blocks and not embeds
         caches_prefixes = options.prefix_cache and keeps_prefixes
-        kept = blocks if caches_prefixes else 0
+        prefix_blocks = blocks if caches_prefixes else 0
         if caches_prefixes and of_rows is not None:
-            kept = kept_on_device(of_rows, memory, blocks if kv_memory is None else blocks // 2)
-            blocks += kept if kv_memory is None else 0
+            prefix_blocks = device_blocks(of_rows, memory, blocks if kv_memory is None else blocks // 2)
+            blocks += prefix_blocks if kv_memory is None else 0
         tree = self._make_tree() if caches_prefixes else None
         budget = StepBudget(
             CostModel.of(bundle.manifest, self.backend.pass_costs), options.prefill_chunk, self.backend.packs_steps
@@ -122,7 +122,7 @@ class Engine:
             SchedulerOptions(
                 max_batch=self.max_batch,
                 blocks=blocks,
-                prefix_blocks=kept,
+                prefix_blocks=prefix_blocks,
                 row_blocks=memory.row_blocks,
                 slots=bundle.manifest.max_seq_len,
                 lookahead=self.policy.lookahead,
@@ -137,7 +137,7 @@ class Engine:
         )
         finish = partial(_finished, self.policy.name, self.tokenizer, self.manifest, options, self._metrics)
         as_rows = {"loops_as_rows": True} if self.policy.loops_as_rows else {}
-        make_context = partial(rows.context, self.max_batch, kept, **as_rows)
+        make_context = partial(rows.context, self.max_batch, prefix_blocks, **as_rows)
         captures = with_captures(self.backend, self.policy, make_context)
         self._loop = EngineLoop(self.policy, captures or make_context, scheduler, finish, self._metrics)
         if captures is not None:
@@ -157,9 +157,9 @@ class Engine:
                 f"prefix_dir is set, and policy {self.policy.name} on target {self.target} writes no prefixes; leave it out"
             )
         policy = self.policy.name, repr(self.options.depth)
-        return PrefixDisk(PrefixFiles(Path(folder), limit), [*self.backend.bits_key, *policy])
+        return PrefixDisk(PrefixCacheFolder(Path(folder), limit), [*self.backend.bits_key, *policy])
 
-    def _choose_drive(self) -> Drive:
+    def _choose_driver(self) -> DriverChoice:
         if self.bits_limitation is not None and self.options.bits == "same":
             warnings.warn(self.bits_limitation, RuntimeWarning, stacklevel=4)
         facts = BackendFacts(
@@ -172,7 +172,7 @@ class Engine:
         )
         policy, depth = self.options.policy, self.options.depth
         manifest = with_draft_head_of(self.manifest, self.target, policy, depth)
-        return choose_drive(make_policy(policy, manifest, depth, facts), self.backend)
+        return choose_driver(make_policy(policy, manifest, depth, facts), self.backend)
 
     @classmethod
     def load(cls, directory: str | Path, options: EngineOptions | None = None, device: str | None = None) -> Engine:
@@ -385,7 +385,7 @@ class Engine:
 
     @property
     def step_time(self) -> float:
-        """Seconds that the running step has taken so far; 0 while none runs. One of minutes hangs."""
+        """Seconds that the running step has taken so far; 0 while none runs. A step that takes minutes hangs."""
         return self._loop.step_time
 
     def stats(self) -> EngineStats:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.errors import ParamsError
-from tide_runtime.targets.select import DeviceChoice
+from tide_runtime.targets.target_choice import DeviceChoice
 
 BITS = ("same", "fast")
 

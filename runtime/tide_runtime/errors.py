@@ -69,7 +69,7 @@ class CacheFullError(TideError):
 
 
 class QueueFullError(TideError):
-    """As many requests wait as may wait; send this one again later, or to another engine."""
+    """The queue is full; send the request again later, or to another engine."""
 
 
 class EngineClosedError(TideError):

@@ -11,13 +11,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.kept_tokens import TINY, Ids, Values, weights
+from tide_runtime.sampling_filters import TINY, Ids, Values, weights
 
 _FEW = 128  # tokens that can win, whose words are drawn one by one: 50 of 128k take a quarter of the time of drawing all words
-_WORDS = 4  # of one value of the generator's counter
+_WORDS = 4  # 64-bit words that the generator draws for one value of its counter
 _BLOCK = 16384  # tokens: arrays of a whole vocabulary would be mapped and unmapped in memory for each draw, which takes longer
-_LARGEST_EXPONENT = 88.0  # of float32; no (1 - u) / w is above its power of e
-_SLACK = 1.001  # above the rounding of weights, which are of logits rounded to float32
+_LARGEST_EXPONENT = 88.0  # exp of it is about the largest float32, which bounds every (1 - u) / w
+_SLACK = 1.001  # exceeds the rounding error of weights, whose logits are rounded to float32
 
 
 class GumbelNoise:

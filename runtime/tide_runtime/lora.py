@@ -148,7 +148,7 @@ def _scale(name: str, config: Mapping[str, Any], module: str, rank: int) -> floa
 
 
 def _matches(pattern: str, module: str) -> bool:
-    """As PEFT's ``get_pattern_key``."""
+    """Whether ``pattern`` names ``module``, by the rule of PEFT's ``get_pattern_key``."""
     return re.match(rf"(.*\.)?({pattern})$", module) is not None
 
 

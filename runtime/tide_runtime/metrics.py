@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from tide_runtime.outputs import Generation
-from tide_runtime.prefix_files import FileCounts
+from tide_runtime.prefix_cache_folder import FileCounts
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # upper bounds of the histograms' buckets
 
@@ -151,17 +151,17 @@ class EngineMetrics:
     def add(self, generation: Generation) -> None:
         """Count one sequence that ended."""
         stats = generation.stats
-        found: Counter[tuple[str, str]] = Counter()
-        found["tide_requests_total", f'reason="{generation.finish_reason}"'] = 1
-        found["tide_prompt_tokens_total", ""] = stats.prompt_tokens
+        new_counts: Counter[tuple[str, str]] = Counter()
+        new_counts["tide_requests_total", f'reason="{generation.finish_reason}"'] = 1
+        new_counts["tide_prompt_tokens_total", ""] = stats.prompt_tokens
         depths = stats.depths(self.num_layers)
-        found.update({("tide_generated_tokens_total", f'layers="{layers}"'): count for layers, count in depths.items()})
+        new_counts.update({("tide_generated_tokens_total", f'layers="{layers}"'): count for layers, count in depths.items()})
         for name, counts in (("drafted", stats.drafted), ("accepted", stats.accepted)):
-            found.update({(f"tide_{name}_tokens_total", f'drafter="{drafter}"'): n for drafter, n in counts.items()})
-        found["tide_deep_passes_total", ""] = stats.deep_passes
-        found["tide_decoder_layers_total", ""] = round(stats.layers_per_token * max(1, stats.new_tokens - 1))
-        found["tide_forced_exits_total", ""] = stats.forced
-        found["tide_uncovered_tokens_total", ""] = stats.new_tokens if stats.uncovered else 0
+            new_counts.update({(f"tide_{name}_tokens_total", f'drafter="{drafter}"'): n for drafter, n in counts.items()})
+        new_counts["tide_deep_passes_total", ""] = stats.deep_passes
+        new_counts["tide_decoder_layers_total", ""] = round(stats.layers_per_token * max(1, stats.new_tokens - 1))
+        new_counts["tide_forced_exits_total", ""] = stats.forced
+        new_counts["tide_uncovered_tokens_total", ""] = stats.new_tokens if stats.uncovered else 0
         times = {
             "tide_decode_seconds_total": stats.decode_time,
             "tide_exit_seconds_total": stats.exit_time,
@@ -169,7 +169,7 @@ class EngineMetrics:
         with self._lock:
             self._prompt_tokens += stats.prompt_tokens
             self._prefix_tokens += stats.prefix_tokens
-            self._counts.update(found)
+            self._counts.update(new_counts)
             for metric, seconds in times.items():
                 self._counts[metric, ""] += seconds  # type: ignore[assignment]  # a Counter adds floats as well
 

@@ -21,18 +21,18 @@ def plugin(name: str) -> Any:
 
     Raises TargetError when no package does, or when one that it needs is missing.
     """
-    found = next(iter(entry_points(group=GROUP, name=name)), None)
-    if found is None:
+    entry = next(iter(entry_points(group=GROUP, name=name)), None)
+    if entry is None:
         raise TargetError(f"no installed package provides the plugin {name!r}; install tide-llm with its plugins")
     try:
-        return found.load()
+        return entry.load()
     except ImportError as error:
         raise TargetError(f"the plugin {name!r} cannot be imported ({error}); pip install 'tide-llm[kernels]'") from error
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
     """What packages outside TIDE register in one of the groups of `EXTENSIONS`, by name."""
-    return {found.name: found for found in entry_points(group=group)}
+    return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def extension(group: str, name: str) -> Any:
@@ -40,17 +40,17 @@ def extension(group: str, name: str) -> Any:
 
     Raises ParamsError, with the registered names, when there is none, and when it cannot be imported.
     """
-    found = installed(group).get(name)
-    if found is None:
+    entry = installed(group).get(name)
+    if entry is None:
         raise ParamsError(f"there is no {EXTENSIONS[group]} {name!r}; known are {known(group)}")
     try:
-        return found.load()
+        return entry.load()
     except (ImportError, AttributeError) as error:
-        raise ParamsError(f"the {EXTENSIONS[group]} {name} of {package_of(found)} cannot be imported: {error}") from error
+        raise ParamsError(f"the {EXTENSIONS[group]} {name} of {package_of(entry)} cannot be imported: {error}") from error
 
 
 def known(group: str, ours: Iterable[str] = ()) -> str:
-    """For messages about a name that nothing is registered under: those that are known, and how one is added."""
+    """The names that are known and how one is added, for messages about an unknown name."""
     names = ", ".join([*ours, *installed(group)]) or "none"
     return f"{names}; a package adds one by an entry point of {group} (docs/extending.md)"
 

@@ -4,8 +4,8 @@ Sampled tokens are drawn by the Gumbel-max trick: the largest sum of score and n
 (Maddison et al. 2014, "A* Sampling"). The noise is a function of seed, position and token id (`GumbelNoise`), so a
 sequence's text does not depend on other sequences, on what was drafted, or on where it was interrupted.
 
-The order is that of `transformers.generation`: repetition penalty, temperature, top-k, top-p, min-p (`kept_tokens`). Presence and
-frequency penalties, biases and a grammar's mask come after the repetition penalty.
+The order is that of `transformers.generation`: repetition penalty, temperature, top-k, top-p, min-p (`filter_tokens`). Presence
+and frequency penalties, biases and a grammar's mask come after the repetition penalty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tide_runtime.errors import BundleError, NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.gumbel_noise import GumbelNoise
-from tide_runtime.kept_tokens import kept_tokens, weights
+from tide_runtime.sampling_filters import filter_tokens, weights
 
 FloatArray = NDArray[np.floating]
 Mask = NDArray[np.bool_]
@@ -100,7 +100,7 @@ class Sampler:
         if self.params.greedy:
             return _likeliest(self._adjusted(row, seen, allowed))
         values = self._values(row, seen, allowed)
-        kept = kept_tokens(values, self.params)
+        kept = filter_tokens(values, self.params)
         return self._noise.winner(len(seen), values if kept is None else values[kept], self.params.temperature, kept)
 
     def distribution(self, logits: FloatArray, seen: NDArray[np.integer], allowed: Mask | None = None) -> NDArray[np.float64]:
@@ -113,7 +113,7 @@ class Sampler:
             probabilities[_likeliest(self._adjusted(logits, seen, allowed))] = 1
             return probabilities
         values = self._values(logits, seen, allowed)
-        kept = kept_tokens(values, self.params)
+        kept = filter_tokens(values, self.params)
         ids = np.arange(self.vocab_size) if kept is None else kept
         relative = weights(values[ids], self.params.temperature, values.max())
         probabilities[ids] = relative / relative.sum(dtype=np.float64)

@@ -18,14 +18,14 @@ class Score:
     """What a policy makes of a text, for each of its N tokens after the prompt.
 
     Args:
-        likeliest: the policy's likeliest token there, [N].
+        argmax: the policy's likeliest token there, [N].
         logprobs: natural logarithm of the probability of the text's own token, [N]; exp(-mean) is the perplexity.
         top: (token, log-probability) of the likeliest tokens at each place, [N], where some were wanted.
         decode_s: seconds for all tokens after the first, without the bookkeeping of this function; 0 in prompt passes.
         layers: decoder layers launched for them; 0 in prompt passes.
     """
 
-    likeliest: list[int]
+    argmax: list[int]
     logprobs: list[float]
     decode_s: float
     layers: int
@@ -45,7 +45,7 @@ class ForcedSequence(TokenSequence):
     forced: Sequence[int] = ()
     num_top: int = 0
     top: dict[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    likeliest: dict[int, int] = field(default_factory=dict)
+    argmax: dict[int, int] = field(default_factory=dict)
     forced_logprobs: dict[int, float] = field(default_factory=dict)
     bookkeeping_s: float = 0.0
 
@@ -69,13 +69,13 @@ class ForcedSequence(TokenSequence):
     def logits_from(self) -> int:
         return self.scored_from - 1 if self.num_tokens == self.prompt_tokens else self.prefill_end
 
-    def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
+    def pick(self, logits: NDArray[np.floating], argmax: int, seen: int | None = None) -> int:
         began = perf_counter()
         place = (self.num_tokens if seen is None else seen) - self.scored_from
         if place == len(self.forced):  # after a draft of the last token
-            return likeliest
+            return argmax
         token, logits = self.forced[place], np.asarray(logits)  # from a device, too
-        self.likeliest[place] = likeliest
+        self.argmax[place] = argmax
         self.forced_logprobs[place] = float(logits[token]) - _log_sum_exp(logits)
         if self.num_top:
             self.top[place] = self.sampler.logprobs(np.asarray(logits, np.float32), token, self.num_top).top
@@ -84,12 +84,12 @@ class ForcedSequence(TokenSequence):
 
     def score(self) -> Score:
         """What was recorded, once the sequence is finished. Raises EngineClosedError where it ended before the text did."""
-        if len(self.likeliest) < len(self.forced):
+        if len(self.argmax) < len(self.forced):
             raise EngineClosedError("the text was not scored to its end, as the request was cancelled; send it again")
         places = range(len(self.forced))
         decode_s = max(0.0, self.history.finished - self.history.first_token - self.bookkeeping_s)
         return Score(
-            [self.likeliest[place] for place in places],
+            [self.argmax[place] for place in places],
             [self.forced_logprobs[place] for place in places],
             decode_s,
             self.depth.layers_run,

@@ -106,7 +106,7 @@ class TokenSequence:
         adapter_digest: of its adapter's files; empty without one.
         long_rotary_from: the manifest's.
         is_long: its row is computed with the long rotary factors.
-        policy_state: what the depth policy keeps of the sequence, in a type of its own.
+        policy_state: the depth policy's state of the sequence; each policy has a type for it.
         error: why no token can be chosen from its logits; it ends then, and the others go on.
     """
 
@@ -150,7 +150,7 @@ class TokenSequence:
 
     @property
     def prefill_end(self) -> int:
-        """Tokens that are prefilled: the prompt; with output, all but the last token, which is decoded as it would have been."""
+        """Number of tokens to prefill: the prompt's, or after a preemption all but the last one, which is decoded."""
         return self.prompt_tokens if self.num_tokens == self.prompt_tokens else self.num_tokens - 1
 
     @property
@@ -181,8 +181,8 @@ class TokenSequence:
         after_first = self.num_tokens - self.prompt_tokens - 1
         return depths[after_first - 1] if 0 < after_first <= len(depths) else num_layers
 
-    def choose(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None, drawn: int = -1) -> int:
-        """The next token from ``logits`` [V]; ``likeliest`` is their argmax as the head computed it.
+    def choose(self, logits: NDArray[np.floating], argmax: int, seen: int | None = None, drawn: int = -1) -> int:
+        """The next token from ``logits`` [V]; ``argmax`` is their argmax as the head computed it.
 
         Args:
             seen: how many of ``tokens`` stand before it, when that includes drafts.
@@ -190,19 +190,19 @@ class TokenSequence:
         """
         try:
             drawable = drawn >= 0 and not (self.params.greedy or self.params.changes_logits)
-            token = drawn if drawable else self.pick(logits, likeliest, seen)
+            token = drawn if drawable else self.pick(logits, argmax, seen)
             self.note_logprobs(logits, token)
         except (NumericsError, GrammarError) as error:
             self.error = self.error or error
             return self.last_token  # it is not appended, see `error`
         return token
 
-    def pick(self, logits: NDArray[np.floating], likeliest: int, seen: int | None = None) -> int:
+    def pick(self, logits: NDArray[np.floating], argmax: int, seen: int | None = None) -> int:
         """`choose` without noting log-probabilities: for tokens that may yet be refused."""
         params = self.params
         seen = self.num_tokens if seen is None else seen
         if params.takes_likeliest:
-            return likeliest if is_finite(logits, likeliest) else self.sampler.sample(logits, self.tokens[:seen])
+            return argmax if is_finite(logits, argmax) else self.sampler.sample(logits, self.tokens[:seen])
         allowed = self.grammar.allowed(self.tokens[self.num_tokens : seen].tolist()) if self.grammar is not None else None
         return self.sampler.sample(logits, self.tokens[:seen], allowed)
 
@@ -260,7 +260,7 @@ def note_depth_time(sequences: Iterable[TokenSequence], began: float) -> None:
         sequence.depth.exit_time += spent
 
 
-def is_finite(logits: NDArray[np.floating], likeliest: int) -> bool:
+def is_finite(logits: NDArray[np.floating], argmax: int) -> bool:
     """A NaN wins every argmax, so one look at the winner finds it. Graphs whose logits are no array of the host have looked
-    themselves: ``likeliest`` is -1 then."""
-    return likeliest >= 0 and (not isinstance(logits, np.ndarray) or math.isfinite(logits.item(likeliest)))
+    themselves: ``argmax`` is -1 then."""
+    return argmax >= 0 and (not isinstance(logits, np.ndarray) or math.isfinite(logits.item(argmax)))

@@ -21,7 +21,7 @@ from tide_runtime.errors import EngineClosedError, ParamsError, PromptError, Que
 
 from tide_serve.observe.request_record import current_record
 
-RETRY_S = 5.0  # after an error that other requests, or another server, may not have
+RETRY_S = 5.0  # seconds after which a client should retry where the next request, or another server, may succeed
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -14,17 +14,17 @@ from tide_bench.config import BenchConfig, default_rivals
 from tide_bench.device_choice import BenchDevice, choose_device
 from tide_runtime.bundle.manifest import Manifest, read_manifest
 from tide_runtime.errors import ParamsError, TargetError
-from tide_runtime.targets import select
+from tide_runtime.targets import target_choice
 from tide_runtime.targets.gpu_probe import PresentGpu
 
 
 @pytest.fixture
 def h100(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that the driver names, whose packages are all here."""
-    for module in (device_choice, select):
+    for module in (device_choice, target_choice):
         monkeypatch.setattr(module, "present_gpu", lambda ordinal=0: PresentGpu("H100", 90))
-    monkeypatch.setattr(select, "_missing_package", lambda target: None)
-    monkeypatch.setattr(select, "onnxruntime_compute", lambda: (90,))
+    monkeypatch.setattr(target_choice, "_missing_package", lambda target: None)
+    monkeypatch.setattr(target_choice, "onnxruntime_compute", lambda: (90,))
 
 
 def _manifest(bundle: Path, *targets: str) -> Manifest:
@@ -35,7 +35,7 @@ def _manifest(bundle: Path, *targets: str) -> Manifest:
 
 def test_the_processor_is_the_default_without_a_gpu(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`tide-bench` would end with an error on every laptop."""
-    for module in (device_choice, select):
+    for module in (device_choice, target_choice):
         monkeypatch.setattr(module, "present_gpu", lambda ordinal=0: None)
     chosen = choose_device(read_manifest(bundle))
     assert (chosen.name, chosen.kind, chosen.targets[0], chosen.gpu) == ("cpu", "cpu", "cpu", "")
@@ -62,7 +62,7 @@ def test_a_bundle_without_a_target_for_the_gpu_says_what_it_has_and_how_to_add_o
 
 def test_the_command_refuses_a_gpu_that_is_not_here(bundle: Path) -> None:
     """A script would take a table of the processor for one of the GPU."""
-    if select.present_gpu() is not None:
+    if target_choice.present_gpu() is not None:
         pytest.skip("needs a machine without a GPU")
     command = [sys.executable, "-m", "tide_bench.cli", str(bundle), "--device", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -4,7 +4,7 @@ import onnxruntime
 import pytest
 from tide_calibrate.measured_target import measured_target
 from tide_runtime.errors import TargetError
-from tide_runtime.targets import select
+from tide_runtime.targets import target_choice
 from tide_runtime.targets.gpu_probe import PresentGpu
 
 from tide_export.targets import choice
@@ -21,10 +21,12 @@ def onnxruntime_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def present(monkeypatch: pytest.MonkeyPatch, gpu: PresentGpu | None, lacks: str | None = None) -> None:
     monkeypatch.setattr(choice, "present_gpu", lambda: gpu)
-    monkeypatch.setattr(select, "_torch_obstacle", lambda *_: lacks)
-    monkeypatch.setattr(select, "_missing_package", lambda target: None if target.backend == "onnxruntime-cuda" else "not here")
+    monkeypatch.setattr(target_choice, "_torch_obstacle", lambda *_: lacks)
+    monkeypatch.setattr(
+        target_choice, "_missing_package", lambda target: None if target.backend == "onnxruntime-cuda" else "not here"
+    )
     if lacks is not None:
-        monkeypatch.setattr(select, "_missing_package", lambda target: lacks)
+        monkeypatch.setattr(target_choice, "_missing_package", lambda target: lacks)
 
 
 def test_the_processor_is_timed_where_it_can_be_or_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +41,7 @@ def test_the_gpu_is_timed_where_onnx_runtime_is_its_own(onnxruntime_gpu: None, m
     """Guards against "cannot load" after an hour of training, and a refusal on a GPU with torch, which every calibration has."""
     present(monkeypatch, L40)
     assert measured_target("fp16") == "cuda"
-    monkeypatch.setattr(select, "_missing_package", lambda target: "no CUDA provider")
+    monkeypatch.setattr(target_choice, "_missing_package", lambda target: "no CUDA provider")
     assert measured_target("bf16") == "torch"
 
 

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from api import bindings
-from tide_plugins.launch.exit_router import float_bits
+from tide_plugins.launch.exit_router_launch import float_bits
 from tide_plugins.trt import aot
 from tide_runtime.errors import ParamsError, TargetError
 

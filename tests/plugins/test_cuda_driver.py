@@ -21,8 +21,8 @@ from pathlib import Path
 from plugins.launch_case import EMPTY_KERNELS, router_tensors, turn_tensors
 from tide_plugins.build.builder import Builder
 from tide_plugins.launch.cuda_driver import CudaDriver
-from tide_plugins.launch.decode_loop import prepare_loop_turn
-from tide_plugins.launch.exit_router import prepare_exit_router
+from tide_plugins.launch.decode_loop_launch import prepare_loop_turn
+from tide_plugins.launch.exit_router_launch import prepare_exit_router
 from tide_plugins.launch.kernel_library import KernelLibrary
 
 driver = CudaDriver()

@@ -9,8 +9,8 @@ from plugins.launch_case import EMPTY_KERNELS, router_tensors, turn_tensors
 from plugins.recording_driver import RecordingDriver
 from tide_plugins.build.builder import Builder
 from tide_plugins.kernels import KERNELS
-from tide_plugins.launch.decode_loop import prepare_loop_turn
-from tide_plugins.launch.exit_router import float_bits, prepare_exit_router
+from tide_plugins.launch.decode_loop_launch import prepare_loop_turn
+from tide_plugins.launch.exit_router_launch import float_bits, prepare_exit_router
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.plans import plan_exit_router, plan_loop_block
 from tide_runtime.errors import ParamsError, TargetError

@@ -19,7 +19,7 @@ _HIDDEN = (1, 64, 111, 2048, 4096, 4097, 8192, 65536)
         ("exit_router.cuh", "kGroupRows", plans.GROUP_ROWS),
         ("exit_router.cuh", "kGroupThreads", plans.GROUP_THREADS),
         ("exit_router.cuh", "kSliceWidth", plans.SLICE_WIDTH),
-        ("decode_loop.h", "kLoopThreads", plans.LOOP_THREADS),
+        ("loop_threads.h", "kLoopThreads", plans.LOOP_THREADS),
         ("exit_score_params.h", "kScoreThreads", plans.SCORE_THREADS),
         ("choose_token_params.h", "kChooseThreads", plans.CHOOSE_THREADS),
         ("choose_token_params.h", "kMaxChooseBlocks", plans.MAX_CHOOSE_BLOCKS),

@@ -11,9 +11,9 @@ from plugins.launch_case import EMPTY_KERNELS, router_tensors
 from plugins.recording_driver import RecordingDriver
 from tide_plugins.build.builder import Builder
 from tide_plugins.conformance import CaseSpec, cases
-from tide_plugins.launch import decode_loop, exit_router
+from tide_plugins.launch import decode_loop_launch, exit_router_launch
 from tide_plugins.launch.device_array import DeviceArray
-from tide_plugins.launch.exit_router import prepare_exit_router
+from tide_plugins.launch.exit_router_launch import prepare_exit_router
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.params import ChooseTokenParams, ExitRouterParams, ExitScoreParams, LoopTurnParams, TakeTokensParams
 from tide_runtime.errors import ParamsError
@@ -43,6 +43,7 @@ def _changed(name: str, **fields: Any) -> dict[str, DeviceArray]:
     ("change", "message"),
     [
         ({"hidden": None}, "hidden is missing"),
+        ({"hidden": [1.0]}, "hidden is a list; expected a DeviceArray(pointer, shape, dtype) of GPU memory"),
         (_changed("hidden", dtype="i32"), "hidden has dtype i32; expected one of f32, f16, bf16"),
         (_changed("down", dtype="f16"), "down has dtype f16; expected f32"),
         (_changed("score", dtype="f16"), "score has dtype f16; expected f32"),
@@ -96,11 +97,11 @@ def test_every_pointer_of_every_parameter_struct_can_be_given(library: KernelLib
     """Guards against pointer fields that are never set."""
     scratch = {"workspace", "counters", "partial"}
     contracts = {
-        ExitRouterParams: exit_router.TENSORS,
-        TakeTokensParams: decode_loop.TAKE_TENSORS,
-        LoopTurnParams: decode_loop.TURN_TENSORS,
-        ExitScoreParams: decode_loop.SCORE_TENSORS,
-        ChooseTokenParams: decode_loop.CHOOSE_TENSORS,
+        ExitRouterParams: exit_router_launch.TENSORS,
+        TakeTokensParams: decode_loop_launch.TAKE_TENSORS,
+        LoopTurnParams: decode_loop_launch.TURN_TENSORS,
+        ExitScoreParams: decode_loop_launch.SCORE_TENSORS,
+        ChooseTokenParams: decode_loop_launch.CHOOSE_TENSORS,
     }
     for params, tensors in contracts.items():
         fields = [name for name, *_ in params._fields_]

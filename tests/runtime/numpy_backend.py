@@ -97,16 +97,16 @@ class NumpyContext:
         self.keys, self.values = np.full(shape, GARBAGE), np.full(shape, -GARBAGE)
         self._latest: NumpyStep | None = None
 
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> NumpyStep:
+    def step(self, first_row: int, counts: Sequence[int], num_logits: Sequence[int] = ()) -> NumpyStep:
         assert min(counts) >= 0 < max(counts) and 0 <= first_row <= self.capacity - len(counts)
-        assert not wanted or all(0 <= few <= many for few, many in zip(wanted, counts, strict=True))
+        assert not num_logits or all(0 <= few <= many for few, many in zip(num_logits, counts, strict=True))
         if self._latest is not None:
             self._latest.forget()  # steps may share their memory
-        self._latest = NumpyStep(self, first_row, counts, wanted or [0] * len(counts))
+        self._latest = NumpyStep(self, first_row, counts, num_logits or [0] * len(counts))
         return self._latest
 
-    def loop_step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> NumpyLoopStep:
-        return NumpyLoopStep(self, first_row, counts, wanted)
+    def loop_step(self, first_row: int, counts: Sequence[int], num_logits: Sequence[int]) -> NumpyLoopStep:
+        return NumpyLoopStep(self, first_row, counts, num_logits)
 
     def loops_fit(self, counts: Sequence[int], slots: Sequence[int]) -> bool:
         return max(slots) + max(counts) <= self.ends.limit
@@ -165,9 +165,9 @@ class NumpyPrefixBlocks:
 class NumpyStep:
     """As long arrays as a backend that rounds their length up may have."""
 
-    def __init__(self, context: NumpyContext, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> None:
+    def __init__(self, context: NumpyContext, first_row: int, counts: Sequence[int], num_logits: Sequence[int]) -> None:
         manifest, self.tokens = context.backend.manifest, sum(counts)
-        self._context, self._first, self._counts, self._wanted = context, first_row, list(counts), list(wanted)
+        self._context, self._first, self._counts, self._num_logits = context, first_row, list(counts), list(num_logits)
         room = self.tokens if len(counts) * max(counts) == self.tokens else self.tokens + 3
         self.input_ids = np.zeros(room, np.int64)
         self.hidden: list[NDArray[np.generic]] = [np.zeros((room, HIDDEN)) for _ in manifest.segments]
@@ -212,12 +212,12 @@ class NumpyStep:
         context.layers_launched += len(layers)
         reads, writes = hidden_states(context.backend.manifest, graph)
         begin, logits_of = 0, []
-        for row, (place, count, wanted) in enumerate(zip(self._places, self._counts, self._wanted, strict=True)):
+        for row, (place, count, num_logits) in enumerate(zip(self._places, self._counts, self._num_logits, strict=True)):
             end = begin + count
             self._spoil(layers, row, place + count, place + max(self._counts))
             states = self._layers(layers, self._first + row, place, slice(begin, end), reads)
             if layers.stop == context.backend.manifest.model.num_layers:
-                logits_of += list(states[count - wanted :])
+                logits_of += list(states[count - num_logits :])
             else:
                 self.hidden[writes][begin:end] = states
             begin = end
@@ -255,9 +255,9 @@ class NumpyStep:
 class NumpyLoopStep:
     """One loop's layers for tokens of rows (sequence, loop); see `LoopStep`."""
 
-    def __init__(self, context: NumpyContext, first_row: int, counts: Sequence[int], wanted: Sequence[int]) -> None:
-        assert all(0 <= few <= many for few, many in zip(wanted, counts, strict=True)) and max(counts) > 0
-        self._context, self._first, self._counts, self._wanted = context, first_row, counts, wanted
+    def __init__(self, context: NumpyContext, first_row: int, counts: Sequence[int], num_logits: Sequence[int]) -> None:
+        assert all(0 <= few <= many for few, many in zip(num_logits, counts, strict=True)) and max(counts) > 0
+        self._context, self._first, self._counts, self._num_logits = context, first_row, counts, num_logits
         room = sum(counts) + 3
         self.input_ids, self.first_loop = np.zeros(room, np.int64), np.zeros((room, 1), np.bool_)
         self.before_loop, self.after_loop = np.full((room, HIDDEN), FORGOTTEN), np.full((room, HIDDEN), FORGOTTEN)
@@ -275,7 +275,7 @@ class NumpyLoopStep:
         count_of_loop = backend.manifest.model.num_layers // context.loops
         context.layers_launched += count_of_loop
         begin, logits_of = 0, list[Array]()
-        for index, (place, count, wanted) in enumerate(zip(self._places, self._counts, self._wanted, strict=True)):
+        for index, (place, count, num_logits) in enumerate(zip(self._places, self._counts, self._num_logits, strict=True)):
             (row, loop), end = divmod(self._first + index, context.loops), begin + count
             assert (self.first_loop[begin:end] == (loop == 0)).all()
             layers, positions = range(loop * count_of_loop, (loop + 1) * count_of_loop), place + np.arange(count)
@@ -288,7 +288,7 @@ class NumpyLoopStep:
                 keys, values = context.keys[layer, row], context.values[layer, row]
                 hidden = backend.model.layer(layer, hidden, keys, values, visible) if count else hidden
             self.after_loop[begin:end] = hidden
-            logits_of += list(hidden[count - wanted :])
+            logits_of += list(hidden[count - num_logits :])
             begin = end
         if logits_of:
             self.logits[: len(logits_of)] = backend.model.logits(np.stack(logits_of))

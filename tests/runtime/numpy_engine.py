@@ -85,9 +85,9 @@ class StagedContext(NumpyContext):
 
     backend: StagedBackend
 
-    def step(self, first_row: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> NumpyStep:
+    def step(self, first_row: int, counts: Sequence[int], num_logits: Sequence[int] = ()) -> NumpyStep:
         self.backend.enter()
-        return super().step(first_row, counts, wanted)
+        return super().step(first_row, counts, num_logits)
 
     def forget_row(self, row: int, tainted: bool = False) -> None:
         if self.backend.breaks_rows:

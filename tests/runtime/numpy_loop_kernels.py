@@ -10,9 +10,9 @@ from numpy.typing import DTypeLike, NDArray
 from runtime.simulated_gpu import SimulatedGpu
 from tide_plugins import loop_kernels
 from tide_plugins.loop_kernels import PluginLoopKernels, Prepare
-from tide_plugins.reference import decode_loop, exact_loop
+from tide_plugins.reference import numpy_decode_loop, numpy_exact_loop
+from tide_runtime.backends.device.control_flow import Condition, Enqueue
 from tide_runtime.backends.device.element_types import ElementType
-from tide_runtime.backends.device.program import Condition, Enqueue
 
 Tensors = dict[str, NDArray[Any]]
 FP64 = ElementType("fp64", 11, np.float64)
@@ -61,7 +61,7 @@ class NumpyLoopKernels(PluginLoopKernels):
 
     def _run(self, prepare: Prepare, tensors: Tensors, numbers: dict[str, Any]) -> None:
         kernel = prepare.__name__.removeprefix("prepare_")
-        compute = getattr(decode_loop, kernel, None) or getattr(exact_loop, kernel)
+        compute = getattr(numpy_decode_loop, kernel, None) or getattr(numpy_exact_loop, kernel)
         given = dict(tensors)
         if "position_ids32" in given:
             given.setdefault("position_ids", given["position_ids32"])

@@ -12,7 +12,7 @@ from tide_runtime.backends.onnxruntime import distribution
 from tide_runtime.cli import doctor as command
 from tide_runtime.cli.doctor import checkup, main
 from tide_runtime.targets import checkup as module
-from tide_runtime.targets import select
+from tide_runtime.targets import target_choice
 from tide_runtime.targets.checkup import every_target, lacking
 from tide_runtime.targets.gpu_probe import PresentGpu
 
@@ -54,7 +54,7 @@ def test_targets_are_those_of_the_exporter() -> None:
 @pytest.mark.parametrize("gpu", [T4, L40, H100])
 def test_a_gpu_runs_its_own_targets(monkeypatch: pytest.MonkeyPatch, gpu: PresentGpu) -> None:
     on(monkeypatch, gpu)
-    monkeypatch.setattr(select, "_missing_package", lambda target: None)
+    monkeypatch.setattr(target_choice, "_missing_package", lambda target: None)
     targets = checkup()["targets"]
     engines = [name for name, target in targets.items() if name.startswith(("rtx-", "trt-")) and target["runs"]]
     own = [] if gpu is H100 else [f"rtx-sm_{gpu.compute}", *(["rtx-ampere+"] if gpu is L40 else [])]
@@ -66,7 +66,7 @@ def test_a_gpu_runs_its_own_targets(monkeypatch: pytest.MonkeyPatch, gpu: Presen
 def test_everything_that_a_target_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a user who installs one package after the other and learns of the next each time."""
     on(monkeypatch, B200)
-    monkeypatch.setattr(select, "missing_cuda_core", lambda: None)
+    monkeypatch.setattr(target_choice, "missing_cuda_core", lambda: None)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     gpu, package = checkup()["targets"]["cuda"]["lacks"]
     assert "here: NVIDIA B200 (sm_100)" in gpu and "RTX 40" in gpu
@@ -75,7 +75,7 @@ def test_everything_that_a_target_lacks_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against "CUDA driver version is insufficient" from within a library, at the first request."""
-    monkeypatch.setattr(select, "_missing_package", lambda target: None)
+    monkeypatch.setattr(target_choice, "_missing_package", lambda target: None)
     [reason] = lacking(every_target()["cuda"], [L40], CUDA_12)
     assert "the driver is for 12.4; install an NVIDIA driver of release 580" in reason
     assert lacking(every_target()["trt-sm_70"], [PresentGpu("V100", 70)], CUDA_12) == []

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tide_runtime import Engine, EngineOptions, Generation, GenerationParams, ThreadOptions
-from tide_runtime.backends.kept_pieces import KeptPieces
+from tide_runtime.backends.host_blocks import HostBlocks
 from tide_runtime.cached_folders import folder_bytes
 from tide_runtime.errors import ParamsError
-from tide_runtime.prefix_files import PrefixFiles
+from tide_runtime.prefix_cache_folder import PrefixCacheFolder
 from tide_runtime.scheduling import prefix_cache
 
 OPTIONS = EngineOptions(policy="full", max_batch=2, threads=ThreadOptions(1))
@@ -96,7 +96,7 @@ def test_reading_beside_decodes_changes_no_text(
     start: Callable[..., Engine], alone: Callable[[list[int]], Generation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Breaks: requests that wait for the disk, which are read a block a step here, and those that run meanwhile."""
-    monkeypatch.setattr(prefix_cache, "BLOCKS_BESIDE", 1)
+    monkeypatch.setattr(prefix_cache, "MAX_DISK_BLOCKS_PER_STEP", 1)
     long = PROMPT[:4]
     with start() as engine:
         for last in (1, 2, 3):
@@ -117,16 +117,16 @@ def test_a_slow_disk_does_not_hold_up_callers(
     start: Callable[..., Engine], alone: Callable[[list[int]], Generation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Breaks: all streams of a server, its probes and its metrics stop while a prompt's prefix is looked for on a slow disk."""
-    entered, may_go_on, has = threading.Event(), threading.Event(), PrefixFiles.has
+    entered, may_go_on, has = threading.Event(), threading.Event(), PrefixCacheFolder.has
 
-    def has_slowly(files: PrefixFiles, key: bytes) -> bool:
+    def has_slowly(files: PrefixCacheFolder, key: bytes) -> bool:
         entered.set()
         assert may_go_on.wait(60)
         return has(files, key)
 
     with start() as engine, ThreadPoolExecutor() as pool:
         ask(engine, PROMPT[:4])  # before the first step there is no disk
-        monkeypatch.setattr(PrefixFiles, "has", has_slowly)
+        monkeypatch.setattr(PrefixCacheFolder, "has", has_slowly)
         try:
             first = engine.submit(PROMPT, ASKED)
             assert entered.wait(60)
@@ -244,7 +244,7 @@ def test_the_folder_keeps_to_its_limit_and_what_is_used(start: Callable[..., Eng
 
 def test_a_piece_that_changes_meanwhile_is_not_written(tmp_path: Path) -> None:
     """Breaks: files of a block that another text took over while it was written."""
-    kept, memory = PrefixFiles(tmp_path, 2**20), KeptPieces(2, 100)
+    kept, memory = PrefixCacheFolder(tmp_path, 2**20), HostBlocks(2, 100)
     memory.content(1)[:] = 7
     for change in (lambda: memory.change([1]), lambda: memory.release([1]), memory.close):
         before = memory.versions[1]
@@ -255,7 +255,7 @@ def test_a_piece_that_changes_meanwhile_is_not_written(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_write_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks: half a file on a full disk."""
-    kept = PrefixFiles(tmp_path, 2**20)
+    kept = PrefixCacheFolder(tmp_path, 2**20)
     monkeypatch.setattr(os, "rename", lambda *paths: (_ for _ in ()).throw(OSError("no space left")))
     with pytest.raises(OSError, match="no space left"):
         kept.write(KEY, [np.zeros(9, np.uint8)], lambda: True)
@@ -274,7 +274,7 @@ def test_a_full_disk_is_announced_and_the_engine_goes_on(start: Callable[..., En
 
 def test_an_engine_that_its_writing_thread_drops_ends(start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Breaks: memory that is never given back where the garbage of an engine is found in the thread that writes its prefixes."""
-    engines, asked, write = [start()], threading.Event(), PrefixFiles.write
+    engines, asked, write = [start()], threading.Event(), PrefixCacheFolder.write
 
     def dropping(*arguments: object) -> None:
         assert asked.wait(60)
@@ -282,7 +282,7 @@ def test_an_engine_that_its_writing_thread_drops_ends(start: Callable[..., Engin
         gc.collect()
         write(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PrefixFiles, "write", dropping)
+    monkeypatch.setattr(PrefixCacheFolder, "write", dropping)
     loop = engines[0]._loop
     ask(engines[0], PROMPT)
     asked.set()

@@ -183,7 +183,7 @@ def test_scores_are_those_of_a_decode(model: Model) -> None:
     with model.engine_with(policy="exact", prefill_chunk=13) as engine:
         scores = engine.score_many(texts)
     for prompt, score in zip(model.prompts, scores, strict=True):
-        assert score.likeliest == list(model.alone[tuple(prompt)].token_ids)
+        assert score.argmax == list(model.alone[tuple(prompt)].token_ids)
 
 
 def test_exit_is_refused(model: Model) -> None:

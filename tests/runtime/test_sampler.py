@@ -6,10 +6,10 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-import tide_runtime.kept_tokens as kept_tokens_module
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tide_runtime import sampling_filters
 from tide_runtime.errors import BundleError, NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.gumbel_noise import GumbelNoise, gumbel
@@ -298,7 +298,7 @@ def test_top_p_sorts_only_candidates(seed, size, spread, masked, top_p):
 
 def test_top_p_sorts_all_where_rounding_could_decide():
     """Breaks: sums added up in another order fall on the other side of 1 - p. Ten even tokens reach it within rounding."""
-    with patch.object(kept_tokens_module, "_top_p_of_all", wraps=kept_tokens_module._top_p_of_all) as of_all:
+    with patch.object(sampling_filters, "_top_p_of_all", wraps=sampling_filters._top_p_of_all) as of_all:
         Sampler(GenerationParams(temperature=1.0, top_p=0.9), 10).distribution(np.zeros(10, np.float32), NOTHING)
         assert of_all.call_count == 1
         Sampler(GenerationParams(temperature=1.0, top_p=0.93), 10).distribution(np.zeros(10, np.float32), NOTHING)

@@ -24,7 +24,7 @@ def test_scores_are_the_eager_models(load: Callable[..., Engine], hf_model: Llam
         score = engine.score(TEXT, prompt_tokens=2)
     places = np.arange(1, len(TEXT) - 1)
     assert score.logprobs == pytest.approx(logprobs[places, TEXT[2:]].tolist(), abs=1e-3)
-    assert score.likeliest == logprobs[places].argmax(-1).tolist()
+    assert score.argmax == logprobs[places].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("policy", ["full", "exact"])
@@ -34,7 +34,7 @@ def test_texts_that_run_together_get_the_scores_that_each_gets_alone(load: Calla
     with load(policy=policy) as engine:
         together = engine.score_many(texts)
         alone = [engine.score(*text) for text in texts]
-    assert [score.likeliest for score in together] == [score.likeliest for score in alone]
+    assert [score.argmax for score in together] == [score.argmax for score in alone]
     for one, other in zip(together, alone, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
@@ -54,7 +54,7 @@ def test_prompt_passes_give_the_bits_of_decode_steps(load: Callable[..., Engine]
         used = (sum(engine.backend.launches.values()) - launches) / 2
     for scores in passes:
         for one, other in zip(scores, decoded, strict=True):
-            assert (one.likeliest, one.logprobs) == (other.likeliest, other.logprobs)
+            assert (one.argmax, one.logprobs) == (other.argmax, other.logprobs)
     assert chunk == 3 or used < launches / 2
 
 
@@ -99,6 +99,6 @@ def test_a_submitted_score_is_the_same_with_the_likeliest_tokens(load: Callable[
         score = engine.submit_score(TEXT, 2, top=3).result()
         wanted = engine.score(TEXT, 2)
     assert score.logprobs == wanted.logprobs and wanted.top == []
-    assert [top[0][0] for top in score.top] == score.likeliest and all(len(top) == 3 for top in score.top)
+    assert [top[0][0] for top in score.top] == score.argmax and all(len(top) == 3 for top in score.top)
     for token, logprob, top in zip(TEXT[2:], score.logprobs, score.top, strict=True):
         assert dict(top).get(token, logprob) == pytest.approx(logprob, abs=1e-5)

@@ -6,9 +6,9 @@ import numpy as np
 from runtime.numpy_loop_kernels import FP64, memory
 from runtime.simulated_gpu import SimulatedGpu
 from runtime.tiny_transformer import HIDDEN, TinyTransformer
+from tide_runtime.backends.device.control_flow import Enqueue
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep, DeviceTensor
 from tide_runtime.backends.device.element_types import INT32, ElementType
-from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.bundle.calibration import ExitInfo

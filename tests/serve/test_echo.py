@@ -28,7 +28,7 @@ def test_requests_of_lm_evaluation_harness(served: Served, http: httpx.Client, m
         assert (values[0], top[0]) == (None, None)
         assert values[1 : len(ids)] == pytest.approx(score.logprobs, abs=1e-6)
         likeliest = [value == max(each.values()) for value, each in zip(values[1:], top[1:], strict=True)]
-        assert likeliest[: len(ids) - 1] == [a == b for a, b in zip(score.likeliest, ids[1:], strict=True)]
+        assert likeliest[: len(ids) - 1] == [a == b for a, b in zip(score.argmax, ids[1:], strict=True)]
 
 
 def test_a_likely_prompt_is_reported_as_likeliest(served: Served, http: httpx.Client, model: str) -> None:

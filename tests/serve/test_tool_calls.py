@@ -120,11 +120,11 @@ def test_values_have_the_types_of_the_schema(name: str, text: str, value: object
 def test_one_call_where_there_may_be_no_other() -> None:
     """Breaks: with parallel_tool_calls false, a client gets two calls, or text behind the one."""
     text = f"So. <tool_call>{CALL}</tool_call> and <tool_call>{CALL}</tool_call>"
-    shown, calls = split_calls(text, {"f"}, most=1)
+    shown, calls = split_calls(text, {"f"}, max_calls=1)
     assert (shown, len(calls)) == ("So. ", 1)
-    parser = ToolCallParser({"f"}, most=1)
+    parser = ToolCallParser({"f"}, max_calls=1)
     assert "".join(parser.feed(letter)[0] for letter in text) + parser.finish()[0] == shown and len(parser.calls) == 1
-    assert len(split_calls(f"[{CALL}, {CALL}]", {"f"}, most=1)[1]) == 1
+    assert len(split_calls(f"[{CALL}, {CALL}]", {"f"}, max_calls=1)[1]) == 1
 
 
 def test_tags_that_are_special_tokens_are_not_text() -> None:

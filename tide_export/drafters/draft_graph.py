@@ -75,7 +75,7 @@ class _DraftStep(nn.Module):
             )
         token = drafter.vocabulary[logits.argmax(-1)]
         score = logits.float().softmax(-1).amax(-1)
-        return token, score, states.to(before.dtype), [layer.written[name] for name in KEY_VALUES] if kept else []
+        return token, score, states.to(before.dtype), [layer.caches_out[name] for name in KEY_VALUES] if kept else []
 
 
 def trace_drafter(rounded: RoundedDrafter, model: PreTrainedModel, num_layers: int) -> TracedDrafter:

@@ -36,7 +36,7 @@ _PARTS: dict[str, tuple[type[nn.Module], type[nn.Module]]] = {
     "qwen3": (Qwen3Attention, Qwen3MLP),
 }
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-_UNUSED = ("t2d",)  # which tokens the head knows, as a mask: d2t says so too
+_UNUSED = ("t2d",)  # a mask of the tokens that the head knows, which d2t tells too
 
 
 @dataclass(frozen=True)

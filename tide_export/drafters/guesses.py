@@ -96,17 +96,17 @@ def measure(drafter: Drafter, replies: Replies) -> GuessRecord:
     for start in range(0, len(replies.ids), _TEXTS):
         rows = slice(start, start + _TEXTS)
         ids = replies.ids[rows]
-        likeliest = replies.likeliest[rows]
+        argmax = replies.argmax[rows]
         ends = replies.ends[rows, None]
         on_text = torch.ones((len(ids), len(places)), dtype=torch.bool)
         for ahead, (logits, _) in enumerate(chain(drafter, tapped[rows], ids, GUESSES)):
             best = logits.float().softmax(-1).max(-1)
             read = places + 1 + ahead  # the token read; the guess is of the next one
-            right = drafter.vocabulary[best.indices] == likeliest[:, read]
+            right = drafter.vocabulary[best.indices] == argmax[:, read]
             counted = on_text & (read + 1 >= replies.first) & (read + 1 < ends)
             record.add(ahead, best.values, right, counted)
             following = ids[:, (read + 1).clamp(max=length - 1)]
-            on_text = counted & right & (following == likeliest[:, read])
+            on_text = counted & right & (following == argmax[:, read])
     return record
 
 

@@ -25,7 +25,7 @@ from tide_export.graphs.exit_modules import RMS_EPSILON
 
 
 class OwnHead(Drafter):
-    """In float32, whatever the model's dtype.
+    """The draft head of a calibration; it computes in float32, whatever the model's dtype.
 
     Args:
         tensors: fuse [H, 3H], gate_up [2I, H], down [H, I] and rows [N, H] float32, vocabulary [N] int64.

@@ -34,14 +34,14 @@ class Replies:
         ids: [B, T] int64.
         first: place of the replies' first token.
         ends: [B], place behind the last token of each.
-        likeliest: [B, T] the token that the model gives the largest logit after each.
+        argmax: [B, T] the token that the model gives the largest logit after each.
         states: boundary → [B, T, H].
     """
 
     ids: Tensor
     first: int
     ends: Tensor
-    likeliest: Tensor
+    argmax: Tensor
     states: dict[int, Tensor]
 
 
@@ -73,7 +73,7 @@ def write_replies(
 
     ids = generate_tokens(loaded.model, prompts, reply_tokens, choose)
     kept: dict[int, list[Tensor]] = {boundary: [] for boundary in boundaries}
-    likeliest = []
+    argmax = []
 
     def keep(boundary: int, state: Tensor) -> None:
         if boundary in kept:
@@ -81,9 +81,9 @@ def write_replies(
 
     with at_boundaries(loaded.model, keep):
         for row in ids.split(1):  # the logits of one text are enough to hold
-            likeliest.append(loaded.model(input_ids=row, use_cache=False).logits.argmax(-1))
+            argmax.append(loaded.model(input_ids=row, use_cache=False).logits.argmax(-1))
     states = {boundary: torch.cat(parts) for boundary, parts in kept.items()}
-    return Replies(ids, first, text_ends(loaded.model, ids, first), torch.cat(likeliest), states)
+    return Replies(ids, first, text_ends(loaded.model, ids, first), torch.cat(argmax), states)
 
 
 def template_tokens(loaded: LoadedModel) -> tuple[list[int], list[int]]:

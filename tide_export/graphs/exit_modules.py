@@ -122,8 +122,12 @@ class ExitModules:
 
 
 def _of_package(group: str, name: str, package: str, hidden: int) -> nn.Module:
+    """The module registered as ``name``, for states of ``hidden`` numbers.
+
+    Raises CalibrationError where it is missing, or its package is not ``package``, the name and version of the calibration's.
+    """
     try:
-        made = extension(group, name)
+        module_class = extension(group, name)
     except ParamsError as error:
         raise CalibrationError(f"the model was calibrated with {package}: {error}") from error
     found = package_of(installed(group)[name])
@@ -132,7 +136,7 @@ def _of_package(group: str, name: str, package: str, hidden: int) -> nn.Module:
             f"the {EXTENSIONS[group]} {name} was calibrated with {package}, and {found} is installed; install that version, or "
             "calibrate the model again"
         )
-    return made(hidden, seed=0)
+    return module_class(hidden, seed=0)
 
 
 def _load(module: nn.Module, prefix: str, tensors: ExitTensors) -> None:

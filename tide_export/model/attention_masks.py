@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-_MAX_POSITIONS = 2**18  # that a mask is looked at; no model has a longer window
+_MAX_POSITIONS = 2**18  # positions up to which a mask is examined; no model has a longer window
 _NO_WINDOW = "a mask that is neither causal nor a sliding window is not supported"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

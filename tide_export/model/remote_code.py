@@ -20,7 +20,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CLASSES = ("AutoConfig", "AutoModelForCausalLM")
-_PACKAGE = "transformers_modules"  # where transformers imports such code from
+_PACKAGE = "transformers_modules"  # package from which transformers imports a model's own code
 
 
 def check_remote_code(source: str, revision: str | None, trusted: bool) -> None:

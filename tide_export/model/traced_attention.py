@@ -28,18 +28,18 @@ from tide_export.model.attention_masks import declared_window
 DOMAIN = "tide"
 ATTENTION_NAME = _EXPERTS_NAME = "tide"
 KEY_VALUES = ("key_cache", "value_cache")
-_POSITIONS = ("position_ids", "cache_position")  # which masks are made from
+_POSITIONS = ("position_ids", "cache_position")  # arguments from which masks are built
 _KEEPS_NOTHING = ("mlp", "moe")  # types of layers that compute each token by itself
 
 
 class TracedLayer(LinearAttentionAndFullAttentionLayer):
     """What one layer keeps of a text, while its code runs: new keys, values and rows go to the functions that replace the
-    model's, which read ``given`` and write ``written``.
+    model's, which read ``caches`` and write ``caches_out``.
 
     It never has a previous state, so that the model's code takes its branch for many tokens.
 
     Args:
-        given: the layer's caches by the names of `trace.kept_names`, without its number; empty while they are found out.
+        caches: the layer's caches by the names of `trace.kept_names`, without its number; empty while they are found out.
         kv: shape of the cached keys and values, and ``states``: of the states; set when the layer uses them.
         kv_source: the earlier layer whose keys and values it reads in place of its own.
         convolves: it was asked for a convolution state, and no convolution has read it yet.
@@ -50,10 +50,10 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
     is_sliding = False
     is_compileable = True
 
-    def __init__(self, given: Mapping[str, torch.Tensor], write_index: torch.Tensor) -> None:
+    def __init__(self, caches: Mapping[str, torch.Tensor], write_index: torch.Tensor) -> None:
         super().__init__()
-        self.given, self.write_index = given, write_index
-        self.written: dict[str, torch.Tensor] = {}
+        self.caches, self.write_index = caches, write_index
+        self.caches_out: dict[str, torch.Tensor] = {}
         self.is_initialized = True
         self.new: tuple[torch.Tensor, torch.Tensor] | None = None
         self.kv: KVInfo | None = None
@@ -95,14 +95,14 @@ class TracedLayer(LinearAttentionAndFullAttentionLayer):
             )
         if [*recurrent_states.shape[1:]] != self.states[-1].shape:
             raise UnsupportedModelError("a layer that joins the states of several recurrences is not supported")
-        self.written[f"state_{len(self.states) - 1}"] = recurrent_states
+        self.caches_out[f"state_{len(self.states) - 1}"] = recurrent_states
         return recurrent_states
 
     def state(self, info: StateInfo, batch: int) -> tuple[str, torch.Tensor]:
         """Name and value of the layer's next state, [B, *shape] in fp32."""
         name = f"state_{len(self.states)}"
         self.states.append(info)
-        return name, self.given[name] if self.given else torch.zeros(batch, *info.shape)
+        return name, self.caches[name] if self.caches else torch.zeros(batch, *info.shape)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0
@@ -168,10 +168,10 @@ def _attention(
     query, key, value = (_padded_to(tensor, width) for tensor in (query, key, value))
     layer.kv_source = source
     layer.kv = KVInfo(key.shape[1], width, width) if source is None else None
-    caches = [layer.given.get(name, key) for name in KEY_VALUES]
+    caches = [layer.caches.get(name, key) for name in KEY_VALUES]
     sinks = () if s_aux is None else (s_aux.to(query.dtype),)
     batch, heads, seq, _ = query.shape
-    output, *written = torch.onnx.ops.symbolic_multi_out(
+    output, *caches_out = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::Attention",
         (query, key, value, *caches, layer.write_index, *sinks),
         attrs={"scale": scale, "softcap": float(softcap or 0.0), "window": int(layer.window)},
@@ -179,7 +179,7 @@ def _attention(
         shapes=((batch, seq, heads, width), *(cache.shape for cache in caches)),
         version=1,
     )
-    layer.written.update(zip(KEY_VALUES, written, strict=True))
+    layer.caches_out.update(zip(KEY_VALUES, caches_out, strict=True))
     return output if width == value_dim else output[..., :value_dim], None
 
 

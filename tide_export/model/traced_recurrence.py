@@ -86,7 +86,7 @@ def _causal_conv1d(
     layer.convolves = False
     rows = hidden_states.transpose(1, 2).float()
     name, state = layer.state(StateInfo("convolution", [weight.shape[1] - 1, weight.shape[0]]), rows.shape[0])
-    output, layer.written[name] = torch.onnx.ops.symbolic_multi_out(
+    output, layer.caches_out[name] = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::CausalConv",
         (rows, weight.float(), state, *(() if bias is None else (bias.float(),))),
         attrs={"activation": "none" if activation is None else "silu"},
@@ -113,7 +113,7 @@ def _recurrence(
     name, state = layer.state(StateInfo("recurrence", [heads, key.shape[3], width]), value.shape[0])
     rows = [tensor.flatten(2).float() for tensor in (query, key, value)]
     gates = [tensor.flatten(2).float() for tensor in (decay, beta) if tensor is not None]
-    output, layer.written[name] = torch.onnx.ops.symbolic_multi_out(
+    output, layer.caches_out[name] = torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::Recurrence",
         (*rows, state, *gates),
         attrs={"rule": rule, "scale": scale, "query_heads": query.shape[2], "heads": heads},
@@ -121,7 +121,7 @@ def _recurrence(
         shapes=(rows[2].shape, state.shape),
         version=1,
     )
-    return output.unflatten(2, (heads, width)), layer.written[name]
+    return output.unflatten(2, (heads, width)), layer.caches_out[name]
 
 
 def _delta_rule(

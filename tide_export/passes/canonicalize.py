@@ -105,18 +105,18 @@ def inline_functions(model: ir.Model, context: LoweringContext) -> PassReport:
 
 @dataclass(frozen=True)
 class InlineAllBut:
-    """As `inline_functions`, for a runtime that has a kernel for the function named ``kept``."""
+    """`inline_functions` for a runtime that has a kernel for the function named ``kernel_function``."""
 
-    kept: str
+    kernel_function: str
 
     def __call__(self, model: ir.Model, context: LoweringContext) -> PassReport:
-        return PassReport("inline_functions", _inline(model, self.kept))
+        return PassReport("inline_functions", _inline(model, self.kernel_function))
 
 
-def _inline(model: ir.Model, kept: str = "") -> int:
-    calls = sum(1 for node in model.graph if node.op_identifier() in model.functions and node.op_type != kept)
+def _inline(model: ir.Model, kernel_function: str = "") -> int:
+    calls = sum(1 for node in model.graph if node.op_identifier() in model.functions and node.op_type != kernel_function)
     if calls:
-        common.InlinePass(criteria=lambda function: function.name != kept)(model)
+        common.InlinePass(criteria=lambda function: function.name != kernel_function)(model)
         common.RemoveUnusedOpsetsPass()(model)
         common.ShapeInferencePass()(model)  # values of a function have no types before inlining
     return calls

@@ -31,7 +31,7 @@ from tide_export.passes.base import LoweringContext, PassReport
 from tide_export.passes.graph_walk import array_initializer, produced_by
 
 CONVOLUTION, RECURRENCE = "CausalConv", "Recurrence"
-_STATE = {CONVOLUTION: 2, RECURRENCE: 3}  # a marker's input
+_STATE = {CONVOLUTION: 2, RECURRENCE: 3}  # operator → index of the marker's input that is the state
 _OPERANDS = {CONVOLUTION: {"rows": 0}, RECURRENCE: {"key": 1, "value": 2, "decay": 4, "beta": 5}}
 
 

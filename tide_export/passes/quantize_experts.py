@@ -130,7 +130,7 @@ def _weights(
 
     def part(kind: str, array: Callable[[QuantizedWeight], Any], dtype: ir.DataType, width: int) -> ir.Value:
         shape = (experts, rows // experts, width)
-        make = lambda: ir.tensor(array(ordered(weight.made(), experts)).reshape(shape))  # noqa: E731
+        make = lambda: ir.tensor(array(ordered(weight.materialize(), experts)).reshape(shape))  # noqa: E731
         return add_initializer(graph, f"{name}.{kind}", ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(shape)))
 
     bits = weight.bits

@@ -28,7 +28,7 @@ from tide_export.weights.quantized_weight import QuantizedWeight
 
 QUANTIZE_WEIGHTS = "quantize_weights"  # name in the reports
 QUANTIZED_MATMUL = "QuantizedMatMul"
-MIN_BLOCK = 16  # of GatherBlockQuantized; blocks are powers of two
+MIN_BLOCK = 16  # smallest block size of GatherBlockQuantized; blocks are powers of two
 NO_LOW_BITS = "the target has no products with low-bit weights"
 
 
@@ -161,7 +161,7 @@ def _weight_values(graph: ir.Graph, name: str | None, weight: LowBits) -> list[i
     blocks = columns // weight.block_size
 
     def part(kind: str, array: Callable[[QuantizedWeight], Any], dtype: ir.DataType, *shape: int) -> ir.Value:
-        tensor = ir.LazyTensor(lambda: ir.tensor(array(weight.made())), dtype=dtype, shape=ir.Shape(shape))
+        tensor = ir.LazyTensor(lambda: ir.tensor(array(weight.materialize())), dtype=dtype, shape=ir.Shape(shape))
         return add_initializer(graph, f"{name}.{kind}", tensor)
 
     block_bytes = weight.block_size * weight.bits // 8
@@ -186,7 +186,7 @@ def _in_blocks(weight: LowBits) -> LowBits:
         block *= 2
 
     def make() -> QuantizedWeight:
-        made = weight.made()
+        made = weight.materialize()
         return replace(made, scales=np.repeat(made.scales, columns // block, 1), smoothing=None)
 
     return DeferredWeight(weight.bits, weight.shape, block, False, False, weight.origin, make)
@@ -200,7 +200,7 @@ def _quantize_embedding(graph: ir.Graph, node: ir.Node, weight: LowBits) -> None
     weight = _in_blocks(weight)
     flat = ir.Shape([rows, columns * weight.bits // 8])
     values = ir.LazyTensor(
-        lambda: ir.tensor(weight.made().packed_values().reshape(rows, -1)), dtype=ir.DataType.UINT8, shape=flat
+        lambda: ir.tensor(weight.materialize().packed_values().reshape(rows, -1)), dtype=ir.DataType.UINT8, shape=flat
     )
     _, scales, zeros, _ = _weight_values(graph, f"{table.name}.look_up", weight)
     looked_up = ir.node(

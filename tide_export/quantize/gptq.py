@@ -19,7 +19,7 @@ from tide_export.documents import Note, load_documents
 from tide_export.sources.source_tokenizer import prompt_prefix
 from tide_export.weights.quantized_weight import QuantizedWeight
 
-DAMPING = 0.01  # of the mean of the Hessian's diagonal, section 3.3 of the paper
+DAMPING = 0.01  # multiple of the mean of the Hessian's diagonal; section 3.3 of the paper
 SHARES_OF_RANGE = tuple(1 - 0.025 * step for step in range(20))
 WINDOW = 512  # tokens that the model reads from an empty cache
 MAX_TOKENS = 32 * WINDOW

@@ -26,9 +26,9 @@ from tide_export.sources.parameters import ParameterSource
 from tide_export.sources.source_tokenizer import prompt_prefix
 from tide_export.weights.quantized_weight import symmetric_int4
 
-TOKENS = 1024  # in windows of half of them, fewer for a model of few positions; some seconds for SmolLM2
-MIN_SHARE = 0.1  # of the model's parameters: a smaller head would save less than a tenth of a token's time
-MAX_LOSS = 0.01  # of the perplexity
+TOKENS = 1024  # tokens that are scored, in windows of at most half of them; some seconds for SmolLM2
+MIN_SHARE = 0.1  # share of the model's parameters; a smaller head would save less than a tenth of a token's time
+MAX_LOSS = 0.01  # relative increase of the perplexity
 
 
 def with_head(loaded: LoadedModel, wanted: str, note: Callable[[str], None]) -> LoadedModel:

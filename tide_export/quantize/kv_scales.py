@@ -22,7 +22,9 @@ from transformers.cache_utils import Cache, LinearAttentionAndFullAttentionLayer
 
 MARGIN = 1.5
 _SEQUENCES, _TOKENS = 8, 128
-_LEAST = 0.01  # of a layer's largest range: a channel that was zero in the run may be small in use
+_MIN_RANGE = (
+    0.01  # smallest range of a channel, relative to the layer's largest: one that was zero in the run may be small in use
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def _scales(cached: torch.Tensor | None, heads: int, width: int) -> NDArray[np.f
         )
     largest = np.zeros((heads, width), np.float32)
     largest[:, : cached.shape[3]] = cached.float().abs().amax((0, 2)).numpy()
-    return np.maximum(largest, _LEAST * largest.max()) * np.float32(MARGIN / 127)
+    return np.maximum(largest, _MIN_RANGE * largest.max()) * np.float32(MARGIN / 127)
 
 
 class _RoundedLayer(LinearAttentionAndFullAttentionLayer):

@@ -27,7 +27,7 @@ from tide_export.model.boundaries import at_boundaries, decoder_layers
 from tide_export.quantize.quantizers import token_tables
 from tide_export.sources.parameters import ParameterSource
 
-_HEAD_BYTES = 1 << 26  # of the head's rows that are in memory at a time
+_HEAD_BYTES = 1 << 26  # bytes of the head's rows that are in memory at a time
 
 Seen = Callable[[str, Tensor], None]
 

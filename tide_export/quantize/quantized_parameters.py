@@ -52,21 +52,21 @@ class QuantizedParameters:
         # What is rounded to nearest: a row does not depend on the others. What is quantised, and only as a whole.
         self._row_by_row, self._made_whole = set[str](), set[str]()
         self._smoothing = {self._first[name]: scales for name, scales in (smoothing or {}).items()}
-        found: dict[str, LowBits] = {}
+        weights: dict[str, LowBits] = {}
         for name, matrix in distinct.items():
-            kept = stored.get(name)
+            original = stored.get(name)
             if done is not None and name in done:
-                found[name] = done[name]
+                weights[name] = done[name]
             elif (scales := self._smoothing.get(name)) is not None:
-                found[name] = deferred_integer(matrix.shape, scales, partial(recent.get, name, partial(self._quantize, matrix)))
+                weights[name] = deferred_integer(matrix.shape, scales, partial(recent.get, name, partial(self._quantize, matrix)))
                 (self._made_whole if matrix.transposed else self._row_by_row).add(name)
-            elif kept is not None and kept.bits == matrix.bits:
-                found[name] = kept
+            elif original is not None and original.bits == matrix.bits:
+                weights[name] = original
             elif matrix.fits:
                 make = partial(recent.get, name, partial(self._quantize, matrix))
-                found[name] = deferred(round_to_nearest(_SAMPLE, matrix.bits), matrix.shape, make)
+                weights[name] = deferred(round_to_nearest(_SAMPLE, matrix.bits), matrix.shape, make)
                 (self._row_by_row if matrix.bits == 8 and not matrix.transposed else self._made_whole).add(name)
-        self.low_bits = {name: found[first] for name, first in self._first.items() if first in found}
+        self.low_bits = {name: weights[first] for name, first in self._first.items() if first in weights}
         left = sum(matrix.name not in self.low_bits for matrix in matrices)
         self.notes = [f"{left} matrices whose input is no multiple of {BLOCK_SIZE} wide keep their precision"] if left else []
 
@@ -94,7 +94,7 @@ class QuantizedParameters:
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         weight = self.low_bits.get(name)
-        return weight.made() if weight is not None else None
+        return weight.materialize() if weight is not None else None
 
     def _quantize(self, matrix: Matrix) -> QuantizedWeight:
         values = self._inner.value(matrix.name).float()
@@ -117,7 +117,7 @@ def in_memory(loaded: LoadedModel, advance: Callable[[int, int], None] | None = 
     distinct = {id(weight): weight for weight in loaded.quantized.values()}
     made: dict[int, QuantizedWeight] = {}
     for key, weight in distinct.items():
-        made[key] = weight.made()
+        made[key] = weight.materialize()
         if advance is not None:
             advance(len(made), len(distinct))
     quantized = {name: made[id(weight)] for name, weight in loaded.quantized.items()}

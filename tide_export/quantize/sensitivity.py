@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-SENSITIVE_SHARE = 1 / 8  # of the weights
+SENSITIVE_SHARE = 1 / 8  # share of the weights that keeps more bits
 WINDOW = 128  # tokens; each window is one sample of the gradient
 
 

@@ -32,9 +32,9 @@ from tide_export.model.boundaries import decoder_layers
 from tide_export.sources.parameters import ParameterSource
 
 ALPHAS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-MIN_GAIN = 1.5  # of the expected error: where no norm or product takes the division in, it costs an operator for each token
+MIN_GAIN = 1.5  # reduction factor of the expected error; a division that no norm or product absorbs costs an operator per token
 _SAMPLE = 512  # rows of an input
-_ROWS_AT_A_TIME, _TRIED = 1024, 256  # of a matrix; of those, rows for which every α is tried
+_ROWS_AT_A_TIME, _TRIED = 1024, 256  # rows of a matrix in memory at a time, and rows on which every α is tried
 
 
 @dataclass(frozen=True)

@@ -37,21 +37,21 @@ class CheckpointParameters:
         self._uses = tensor_uses(model, headers).by_target
         self._target = {name: target for target in self._uses for name in self._filled(target)}
         self._check_shapes({target: headers[name].shape for target in self._uses if (name := self._single(target))})
-        self._held = self._tie()
+        self._stored_names = self._tie()
 
     def names(self) -> Collection[str]:
-        return self._held.keys()
+        return self._stored_names.keys()
 
     def value(self, name: str) -> torch.Tensor:
-        made = self._make(self._held[name])
+        made = self._make(self._stored_names[name])
         self._check_shapes({name: made.shape})
         return made
 
     def rows(self, name: str, first: int, count: int) -> torch.Tensor:
-        held = self._held[name]
-        if (stored := self._single(self._target[held])) is None:
+        stored_name = self._stored_names[name]
+        if (stored := self._single(self._target[stored_name])) is None:
             return self.value(name)[first : first + count].clone()  # a view would hold the matrix
-        return self._holder[stored].get_slice(stored)[first : first + count].to(self._expected[held].dtype)
+        return self._holder[stored].get_slice(stored)[first : first + count].to(self._expected[stored_name].dtype)
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         return None
@@ -95,7 +95,7 @@ class CheckpointParameters:
         groups: dict[str, list[str]] = {}
         for name, first in first_names(self._model).items():
             groups.setdefault(first, []).append(name)
-        held: dict[str, str] = {}
+        stored_names: dict[str, str] = {}
         for names in groups.values():
             stored, *others = [name for name in names if name in self._target]
             for other in others:
@@ -104,5 +104,5 @@ class CheckpointParameters:
                         f"{self._source} holds {stored} and {other} with different values, and its config.json ties them: set "
                         f"tie_word_embeddings to false if both are meant, or delete {other}"
                     )
-            held |= dict.fromkeys(names, stored)
-        return held
+            stored_names |= dict.fromkeys(names, stored)
+        return stored_names

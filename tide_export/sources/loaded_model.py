@@ -31,7 +31,7 @@ class LoadedModel:
         weight_files: the files it was loaded from; empty for a model made in memory.
         quantized: low-bit weights by parameter name; the parameters hold their dequantised values.
         weights: how they were chosen, of `WEIGHTS`, with the quantizer where one ran.
-        text: SHA-256 of the tokens from which gptq made them; empty for others.
+        text: SHA-256 of the tokens on which gptq quantized the weights; empty for other quantizers.
         notes: what could not be kept in low-bit form, in sentences.
         streamed: the values of the fake parameters; None for a model in memory.
         code: file → SHA-256 of the code that came with it and ran; see `remote_code`.
@@ -84,8 +84,8 @@ class LoadedModel:
         return any(layer.states for layer in self.layers)
 
     @property
-    def mixed_layers(self) -> str:
-        """What only some targets run: layers without keys and values of their own, the states of embeddings; else empty."""
+    def target_restriction(self) -> str:
+        """What the model has that only some targets can run, for messages; empty: nothing."""
         if self.embedding is not None:
             return "final states, which it outputs in the place of logits"
         if self.is_recurrent:
@@ -98,7 +98,7 @@ class LoadedModel:
         """The values of all parameters."""
         if self.streamed is not None:
             return self.streamed
-        return LoadedParameters(self.model, {name: weight.made() for name, weight in self.quantized.items()})
+        return LoadedParameters(self.model, {name: weight.materialize() for name, weight in self.quantized.items()})
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from tide_runtime.bundle.architectures import onnxruntime_compute
 from tide_runtime.bundle.manifest import PAD_ATTENTION, TargetInfo
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu, runs_code_for
-from tide_runtime.targets.select import DeviceChoice, obstacle
+from tide_runtime.targets.target_choice import DeviceChoice, obstacle
 
 from tide_export.config import TrtOptions
 from tide_export.targets import TARGETS, find_target
@@ -25,7 +25,7 @@ def choose_targets(
 ) -> tuple[list[Target], dict[str, TargetError]]:
     """The targets to build, in the order of ``names``, and the reason for each that this machine cannot build.
 
-    ``mixed``: `LoadedModel.mixed_layers`.
+    ``mixed``: `LoadedModel.target_restriction`.
 
     Raises TargetError for an unknown name, and if no target can be built.
     """

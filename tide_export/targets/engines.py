@@ -22,7 +22,7 @@ ENGINE_FOLDER = "engines"
 # Part of every engine's key. Raise it if the same graph must become another engine (builder settings).
 BUILD_VERSION = 2
 _MAX_DRAFTS = 12  # drafts that `exact` verifies in one step, text drafts included, unless the calibration has more
-_PROMPT_TOKENS = 512  # the runtime's prefill step
+_PROMPT_TOKENS = 512  # prompt tokens of one step of the runtime
 
 
 def build_engines(

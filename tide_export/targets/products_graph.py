@@ -17,7 +17,7 @@ from tide_export.bundle_writer import ONNX_FOLDER
 from tide_export.graphs.cut import CutGraph
 
 _OPERATOR = "MatMulNBits"
-_KEPT, _TILE = 512, 128  # output features; the remainder of N by the widest tile is kept, as it has kernels of its own
+_FEATURES, _TILE = 512, 128  # output features; the remainder of N by the widest tile is kept, as it has kernels of its own
 _WEIGHT, _SCALES, _GROUP_INDEX, _BIAS = 1, 2, 4, 5  # inputs of MatMulNBits; 3: zero points
 
 
@@ -79,7 +79,7 @@ def products_graph(models: Iterable[ir.Model]) -> ir.Model | None:
 
 def _kind(node: ir.Node) -> Kind:
     features = _integer(node, "N")
-    kept = min(features, _KEPT + features % _TILE)
+    kept = min(features, _FEATURES + features % _TILE)
     dtypes = tuple(None if value is None else _constant(value).dtype for value in node.inputs[1:])
     bits, block_size, accuracy_level = (_integer(node, name) for name in ("bits", "block_size", "accuracy_level"))
     return Kind(_integer(node, "K"), kept, bits, block_size, accuracy_level, dtypes)

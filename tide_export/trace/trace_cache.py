@@ -27,8 +27,8 @@ from tide_export.trace.repeated_layers import module_forms
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 _KNOWN_CODE = ("transformers.", "tide_export.")  # other code has no version
-_PREFIX = "model."  # of a parameter's name in a trace
-_OF_FILES = ("_name_or_path", "name_or_path", "transformers_version", "architectures")  # of a configuration
+_PREFIX = "model."  # prefix of parameter names in a trace
+_FILE_KEYS = ("_name_or_path", "name_or_path", "transformers_version", "architectures")  # keys that describe files
 
 
 def kept_trace(model: PreTrainedModel, kept: Sequence[LayerInfo], trace: Callable[[], ir.Model]) -> ir.Model:
@@ -79,14 +79,14 @@ def _with_parameters(content: bytes, model: PreTrainedModel, names: Sequence[str
 
 
 def _parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
-    """By their names in a trace."""
+    """Name in a trace → parameter."""
     return {f"{_PREFIX}{name}": one for name, one in model.named_parameters(remove_duplicate=False)}
 
 
 def _description(model: PreTrainedModel, kept: Sequence[LayerInfo]) -> str:
     numbers = dict[int, int]()
     shared = [numbers.setdefault(id(one), len(numbers)) for one in _parameters(model).values()]  # the same parameter twice
-    config = {name: value for name, value in model.config.to_dict().items() if name not in _OF_FILES}
+    config = {name: value for name, value in model.config.to_dict().items() if name not in _FILE_KEYS}
     code = [(type(module), type(module).forward.__module__, type(module).forward.__qualname__) for module in model.modules()]
     return repr([config, code, *module_forms(model), shared, tuple(kept), _tools()])
 

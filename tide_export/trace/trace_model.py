@@ -92,7 +92,7 @@ class _Step(nn.Module):
     def forward(self, position_ids, input_ids, write_index, kept):
         layers = [TracedLayer(dict(zip(n, k, strict=True)), write_index) for n, k in zip(self.names, kept, strict=True)]
         logits = run_layers(self.model, layers, input_ids, position_ids)
-        return logits, [[layer.written[name] for name in names] for layer, names in zip(layers, self.names, strict=True)]
+        return logits, [[layer.caches_out[name] for name in names] for layer, names in zip(layers, self.names, strict=True)]
 
 
 def _mark(kind: str, index: int, hidden: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 INT8_TOLERANCE = 5e-2
 # Nats per token. Rounding to int8 costs some thousandths; at 1 the perplexity of the model's own text is 2.7 times the model's.
 MAX_DIVERGENCE = 1.0
-MIN_COSINE = 0.98  # of an embedding model's final states where activations are rounded to int8
+MIN_COSINE = 0.98  # similarity of an embedding model's final states where activations are rounded to int8
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tide_runtime.errors import VerificationError
 
 from tide_export.passes.attention_packed import is_kept
 
-_DENSE_BYTES = 1 << 29  # of a matrix in fp32, above which an exact session has it in parts
+_DENSE_BYTES = 1 << 29  # fp32 bytes of a matrix, above which an exact session has it in parts
 FP32_ACTIVATIONS = 1  # accuracy_level of MatMulNBits and QMoE
 _DTYPES: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 

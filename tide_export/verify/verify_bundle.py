@@ -271,7 +271,7 @@ def _check_draft(
     depth = manifest.model.num_layers
     owners = [text.name for text in texts for _ in text.ids]
     given = _pass(manifest, texts).run(open_session(directory / files[UNCUT], exact=True), output=STATES)
-    yield check_graph(f"{UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(drafts.given), 4 * tolerance)
+    yield check_graph(f"{UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(drafts.head_inputs), 4 * tolerance)
     run = TextPass(manifest, [text.ids[1:] for text in texts if len(text.ids) > 1])
     owners = [text.name for text in texts for _ in text.ids[1:]]
     before = np.concatenate(drafts.before)

@@ -83,7 +83,7 @@ def _check_draft(runs: _DevicePass, target: str, reference: Reference, depth: in
     owners = [text.name for text in texts for _ in text.ids]
     given, _ = runs.run_draft(UNCUT, every)
     allowed = 4 * tolerance  # errors of all segments add up
-    yield check_graph(f"{target} {UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(drafts.given), allowed)
+    yield check_graph(f"{target} {UNCUT}, {STATES}", (0, depth), owners, given, np.concatenate(drafts.head_inputs), allowed)
     owners = [text.name for text in texts for _ in text.ids[1:]]
     found = runs.run_draft(DRAFT, pairs, drafts.before)
     for name, output, expected in zip((STATES, "score"), found, (drafts.states, drafts.scores), strict=True):

@@ -20,19 +20,19 @@ class ExpectedDrafts:
     """What a head computes over texts of T tokens and P pairs; a pair is a token, but a text's first, and the state before it.
 
     Args:
-        given: [S, D] for each text, what the graph of all layers gives the head.
+        head_inputs: [S, D] for each text, what the graph of all layers gives the head.
         states: [P, D] of the head.
         scores: [P, 1], the probability of each guess.
     """
 
-    given: list[Array]
+    head_inputs: list[Array]
     states: Array
     scores: Array
 
     @property
     def before(self) -> list[Array]:
         """[S - 1, D] for each text, what the head reads."""
-        return [states[:-1] for states in self.given]
+        return [states[:-1] for states in self.head_inputs]
 
 
 def expected_drafts(
@@ -42,18 +42,18 @@ def expected_drafts(
     ends = np.cumsum([len(ids) for ids in texts])[:-1]
     modules = drafter.drafter
     by_text = {tap: np.split(eager.states[tap], ends) for tap in (0, *modules.taps)}
-    given, after, scores = list[Array](), list[Array](), list[Array]()
+    head_inputs, after, scores = list[Array](), list[Array](), list[Array]()
     for number, ids in enumerate(texts):
         tapped, embedded = (
             torch.cat([torch.from_numpy(by_text[tap][number]) for tap in taps], -1)[None].to(dtype)
             for taps in (modules.taps, (0,))
         )
         before = drafter.fuse(tapped, rounded)
-        given.append(before[0].float().numpy())
+        head_inputs.append(before[0].float().numpy())
         if len(ids) > 1:
             if not modules.shares_embedding:
                 embedded = modules.embedded(torch.tensor([ids]))
             logits, states = drafter.guess(embedded[:, 1:], before[:, :-1])
             after.append(states[0].float().numpy())
             scores.append(logits[0].float().softmax(-1).amax(-1, keepdim=True).numpy())
-    return ExpectedDrafts(given, np.concatenate(after), np.concatenate(scores))
+    return ExpectedDrafts(head_inputs, np.concatenate(after), np.concatenate(scores))

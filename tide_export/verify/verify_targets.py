@@ -11,7 +11,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.errors import TargetError
 from tide_runtime.targets.gpu_probe import present_gpu
-from tide_runtime.targets.select import CPU, DeviceChoice, obstacle
+from tide_runtime.targets.target_choice import CPU, DeviceChoice, obstacle
 
 from tide_export.drafters.rounded import RoundedDrafter
 from tide_export.graphs.exit_modules import ExitTensors

@@ -12,20 +12,20 @@ from tide_runtime.bundle.manifest import INTEGER_PRODUCTS
 from tide_export.weights.quantized_weight import QuantizedWeight
 
 # Numbers. Values, scales and zero points are written one after the other, those of gate and up together: 136 million in a 7B.
-_KEPT = 1 << 28
+_MAX_NUMBERS = 1 << 28
 
 
 @dataclass
 class RecentWeights:
-    """The weights made last, for the parts that are still to be written; at most `_KEPT` numbers in all."""
+    """The weights made last, for the parts that are still to be written; at most `_MAX_NUMBERS` numbers in all."""
 
-    _made: dict[str, QuantizedWeight] = field(default_factory=dict)
+    _weights: dict[str, QuantizedWeight] = field(default_factory=dict)
 
     def get(self, name: str, make: Callable[[], QuantizedWeight]) -> QuantizedWeight:
-        weight = self._made.pop(name, None) or make()
-        self._made[name] = weight
-        while sum(one.values.size for one in self._made.values()) > _KEPT:
-            del self._made[next(iter(self._made))]
+        weight = self._weights.pop(name, None) or make()
+        self._weights[name] = weight
+        while sum(one.values.size for one in self._weights.values()) > _MAX_NUMBERS:
+            del self._weights[next(iter(self._weights))]
         return weight
 
 
@@ -45,7 +45,7 @@ class DeferredWeight:
     make: Callable[[], QuantizedWeight]
     smoothing: NDArray[np.float32] | None = None
 
-    def made(self) -> QuantizedWeight:
+    def materialize(self) -> QuantizedWeight:
         weight = self.make()
         form = ("bits", "shape", "block_size", "has_zero_points", "has_offsets")
         if any(getattr(weight, name) != getattr(self, name) for name in form):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tide_runtime.bundle.manifest import INTEGER_PRODUCTS
 
-INTEGER = "w8a8"  # the option of weights for integer products
+INTEGER = "w8a8"  # name of the option --weights for integer products
 _ROWS_AT_A_TIME = 1024
 
 
@@ -75,7 +75,7 @@ class QuantizedWeight:
     def has_offsets(self) -> bool:
         return self.offsets is not None
 
-    def made(self) -> QuantizedWeight:
+    def materialize(self) -> QuantizedWeight:
         """Itself; see `DeferredWeight`."""
         return self
 

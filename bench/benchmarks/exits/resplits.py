@@ -60,7 +60,7 @@ class Outcome:
 
 
 def resplits(groups: int, share: float, repeats: int, seed: int) -> Iterator[Parts]:
-    """A random ``share`` of the groups, and the rest. The rest should be the larger: its own luck counts as violation."""
+    """A random ``share`` of the groups, and the rest. The rest should be the larger: its sampling noise inflates violations."""
     random = np.random.default_rng(seed)
     chosen = min(max(2, round(groups * share)), groups - 1)
     for _ in range(repeats):

@@ -30,8 +30,8 @@ WORK = "build/gpu-kit"
 SHAPES = "build/shapes"
 IDENTITY = (PYTHON, "-m", "benchmarks.target_identity", "--models", "demo")
 KERNEL_TESTS = "tests/plugins/test_kernels_on_gpu.py"
-TAIL_LINES = 40  # of a command's output that are kept
-MIN_S = 5.0  # a stage with less time left is not begun
+TAIL_LINES = 40  # last lines of a command's output that the report keeps
+MIN_S = 5.0  # seconds; a stage with less time left is skipped
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from examples.demo_data import held_out_files, write_held_out
 _ROOT = Path(__file__).resolve().parents[3]
 PERCENTS = (1, 5)  # certified disagreement of policy exit
 WINDOWS = CalibrationConfig.max_windows
-SMOLLM2_WINDOWS = 390  # of 256 tokens: 100,000 tokens, the amount that `tide-calibrate --minutes` refers to
+SMOLLM2_WINDOWS = 390  # windows of 256 tokens: 100,000 tokens, the amount that `tide-calibrate --minutes` refers to
 
 
 def demo_identity(model: str) -> str:

@@ -38,7 +38,7 @@ _NEMOTRON_EXPERTS = dict(
     n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=48
 )
 _LFM2 = _COMMON | dict(conv_L_cache=3, conv_bias=True, layer_types=["conv", _FULL, "conv"])
-_ALONE = _IDS | dict(hidden_size=64, num_hidden_layers=2)  # of models without attention
+_ALONE = _IDS | dict(hidden_size=64, num_hidden_layers=2)  # options of models without attention
 _MAMBA1 = _ALONE | dict(state_size=8, time_step_rank=8)
 _KIMI = _COMMON | dict(
     num_key_value_heads=4, linear_num_heads=4, linear_head_dim=16, layer_types=_MIXED, kv_lora_rank=32, q_lora_rank=None,

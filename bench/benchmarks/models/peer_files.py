@@ -22,7 +22,7 @@ from benchmarks.models.random_gguf import Qwen2Shape, byte_vocabulary, write_ran
 
 QWEN = "qwen-1.5b"
 QWEN_SHAPE = Qwen2Shape(28, 1536, 8960, 12, 2, 151936, True, "Q4_0")
-SLOTS = 2304  # of TIDE's caches: a prompt of 2,048 tokens and a reply
+SLOTS = 2304  # KV slots of TIDE's bundles: a prompt of 2,048 tokens and a reply
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Way:
 
 REFERENCE = Way("full", 1)
 _SCARCE_ROWS = 3  # whose states the scarce memory holds
-_MIN_TOKEN_BYTES = 256  # what a token counts as where no layer has keys and values
+_MIN_TOKEN_BYTES = 256  # bytes that count for a token where no layer has keys and values
 
 
 @dataclass(frozen=True)

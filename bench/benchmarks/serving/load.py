@@ -97,7 +97,7 @@ class Served:
 
     @classmethod
     def at(cls, sent: float, times: Sequence[float], tokens: int) -> Served:
-        """From the moment of sending and those of the tokens, all in seconds since the beginning of the run."""
+        """The request that was ``sent``, with its tokens' ``times``, all in seconds since the beginning of the run."""
         gaps = tuple(after - before for before, after in itertools.pairwise(times))
         return cls(sent, times[0] - sent, times[-1] - sent, gaps, tokens)
 

@@ -52,7 +52,7 @@ class LoadArm:
 
     @property
     def name(self) -> str:
-        """As in results: ``serve_auto_8``."""
+        """The arm's name in results, such as ``serve_auto_8``."""
         return f"{self.label}_{self.clients}"
 
     @property

@@ -17,7 +17,7 @@ from benchmarks.serving.load_arms import LoadArm, LoadArms
 CLOSED_MIX = LengthMix((64, 64), (64, 64))
 OPEN_MIX = LengthMix((16, 900), (16, 96))
 FEWEST_ROUNDS = 3
-SEQUENCES, CONTEXT = 16, 1024  # of servers in an open loop
+SEQUENCES, CONTEXT = 16, 1024  # sequences at once and tokens of each, for servers in an open loop
 Rounds = list[dict[str, LoadRun]]
 
 

@@ -51,20 +51,20 @@ from benchmarks.tasks.task_set import PROMPTS, TaskKind, load_tasks
 
 WEIGHTS = ("fp32", "int4", "w8a8", "source")
 QUICK_TASKS = 2
-MIN_TOKENS = 16  # of a reply that counts as the worst: shorter ones are all noise
-# Peer, as results name it → its title in tables.
+MIN_TOKENS = 16  # tokens of a reply that may count as the worst; shorter ones are all noise
+# Name of a peer in results → its title in tables.
 TITLES = {
     "genai": "onnxruntime-genai int4",
     "llamacpp": "llama.cpp",
     "llamacpp_drafts": "llama.cpp, its drafts",
     "openvino": "OpenVINO GenAI",
 }
-# Weights → the peers beside them.
+# Weights → the peers that are measured in turn with them.
 PEERS = {"w8a8": tuple(TITLES), "int4": ("genai",), "source": ("llamacpp", "llamacpp_drafts")}
 PROMPTS_HELP = "Folder of task files; bench/benchmarks/tasks/second_prompts is a second set, never used to change a policy."
 
 KIND_COLUMNS = ["kind", "tasks", "solved", "tokens", "full, tokens/s", "speedup", "worst", "tokens/pass", "accepted"]
-# Weights → before the names of their results.
+# Weights → prefix of the names of their results.
 PREFIXES = {"fp32": "", "int4": "int4_", "w8a8": "w8a8_", "source": "source_"}
 PREFIXES |= {"calibrated fp32": "calibrated_", "calibrated int4": "calibrated_int4_"}
 Row = dict[str, Any]

@@ -52,7 +52,7 @@ class NativeServer:
         return self._process.pid
 
     def _wait(self) -> None:
-        """Until it answers that its model is loaded."""
+        """Wait until the server answers that its model is loaded."""
         end = time.monotonic() + _START_S
         while self._process.poll() is None:
             try:

@@ -82,7 +82,7 @@ def limitation(engine: Engine) -> str | None:
 
 
 def load_engine(folder: Path, device: ArmDevice | None = None) -> Engine:
-    """On ``device``, where all arms are; None: the CPU. Nothing is kept of a prompt, as arms of other libraries keep nothing."""
+    """An engine on ``device``, where all arms are; None: the CPU. It caches no prefixes, as other arms cache none."""
     device = device or ArmDevice()
     threads = ThreadOptions(shared=True)
     options = EngineOptions(target=device.target, device=device.name, threads=threads, prefix_cache=False, verify=False)
@@ -125,7 +125,7 @@ class Reading:
 def read_text(engine: Engine, text: Sequence[int], prompt_tokens: int) -> Reading:
     """Read ``text`` with the engine's policy. The first token after the prompt is left out: the prompt's full pass gives it."""
     (score,) = engine.score_many([(text, prompt_tokens)], decode=True)
-    return Reading(score.likeliest[1:], score.decode_s, score.layers)
+    return Reading(score.argmax[1:], score.decode_s, score.layers)
 
 
 def logits_gap(engine: Engine, text: Sequence[int], one: int, other: int) -> float:

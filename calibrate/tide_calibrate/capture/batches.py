@@ -14,7 +14,7 @@ from torch import Tensor
 from tide_calibrate.capture.store import Capture, states
 
 _SHARES = {"head": 0.55, "head_held_out": 0.1, "router": 0.25, "router_held_out": 0.1}
-_MIN_DOCUMENTS = 12  # with fewer, whole documents cannot approximate the shares, so single windows are assigned
+_MIN_DOCUMENTS = 12  # with fewer, whole documents cannot approximate the shares, and single windows are assigned
 
 
 @dataclass(frozen=True)

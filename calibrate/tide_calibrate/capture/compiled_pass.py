@@ -30,7 +30,7 @@ from tide_calibrate.model.tail import ModelTail
 from tide_calibrate.temporary_bundle import TemporaryBundle
 
 _CHECKED_TOKENS = 32
-_TOLERANCE = 1e-4  # of the largest logit: both compute in fp32
+_TOLERANCE = 1e-4  # relative to the largest logit; both compute in fp32
 
 
 def fastest_pass(

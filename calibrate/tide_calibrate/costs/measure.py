@@ -39,7 +39,7 @@ MIN_ROUNDS = 3
 MIN_WARM_UPS = 2
 MAX_WARM_UPS = 8
 WARM_UP_S = 0.03
-QUANTILE = 0.25  # of a graph's times over the rounds
+QUANTILE = 0.25  # quantile over the rounds of a graph's times
 
 Clock = Callable[[], float]  # seconds
 Counts = tuple[int, ...]  # tokens of each sequence

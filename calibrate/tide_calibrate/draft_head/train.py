@@ -29,7 +29,7 @@ LEARNING_RATE = 2e-3
 STEPS = (40, 60, 100, 160, 250, 400, 600, 1000, 1600, 2500, 4000)  # few numbers: two runs on one machine train the same
 # The head's own states stand in for the model's from the second guess on, so it is trained to go on from them.
 LOSS_WEIGHTS = (1.0, 0.7, 0.5)
-_HELD_OUT = 0.1  # of the replies
+_HELD_OUT = 0.1  # share of the replies that is held out
 _NO_RATE = 1 << 30  # steps, of which the first ones warm the learning rate up
 
 

@@ -23,7 +23,7 @@ from tide_calibrate.model.frozen import FrozenModel
 # Without random tokens a head of 120 steps chose unlisted tokens so often that 29% among the listed ones were 21% among all.
 SAMPLED_TOKENS = 4096
 RANDOM_TOKENS = 1024
-_MIN_SHARE = 2  # with the batch's own tokens, sampling under half of a vocabulary would save little
+_MIN_RATIO = 2  # size of the vocabulary over the sample's from which sampling pays: the batch's own tokens are added to it
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SampledVocabulary:
         None where sampling saves little, or the model's code around its LM head needs the whole vocabulary.
         """
         vocab_size: int = model.model.config.get_text_config().vocab_size
-        if vocab_size < _MIN_SHARE * size or not model.lm_head.samples_vocabulary:
+        if vocab_size < _MIN_RATIO * size or not model.lm_head.samples_vocabulary:
             return None
         windows = np.flatnonzero(capture.split == 0)
         valid = np.arange(capture.tokens.shape[1]) < capture.lengths[windows][:, None]

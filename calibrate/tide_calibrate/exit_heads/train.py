@@ -53,7 +53,7 @@ class HeadTraining:
 
 @dataclass(frozen=True)
 class HeadProgress:
-    """After ``step`` steps: mean divergence (nats per token) and agreement (0 … 1) on the held-out windows."""
+    """Mean divergence (nats per token) and agreement (0 … 1) on the held-out windows after ``step`` steps."""
 
     step: int
     divergence: float

@@ -19,7 +19,7 @@ from tide_calibrate.model.tail import ModelTail
 from tide_export.model.boundaries import decoder_stack
 from tide_export.model.probe import probe_layers
 
-LOGIT_BYTES = 64 << 20  # of one fp32 slice; some models hold three copies of it while they scale and cap
+LOGIT_BYTES = 64 << 20  # bytes of one fp32 slice of logits; some models hold three copies of it while they scale and cap
 
 
 class LMHead(nn.Module):

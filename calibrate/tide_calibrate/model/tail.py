@@ -37,7 +37,7 @@ class VocabularyRows(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.linear = linear
-        self._chosen = threading.local()  # .ids
+        self._thread_rows = threading.local()  # .ids
 
     @property
     def weight(self) -> Tensor:
@@ -51,14 +51,14 @@ class VocabularyRows(nn.Module):
     @contextmanager
     def only(self, ids: Tensor | None) -> Iterator[None]:
         """Within the context, compute logits of the tokens ``ids`` [n] alone, in their order; None: of all."""
-        self._chosen.ids = ids
+        self._thread_rows.ids = ids
         try:
             yield
         finally:
-            self._chosen.ids = None
+            self._thread_rows.ids = None
 
     def forward(self, states: Tensor) -> Tensor:
-        ids: Tensor | None = getattr(self._chosen, "ids", None)
+        ids: Tensor | None = getattr(self._thread_rows, "ids", None)
         if ids is None:
             return self.linear(states)
         return F.linear(states, self.weight[ids], None if self.bias is None else self.bias[ids])
@@ -120,16 +120,16 @@ class ModelTail(nn.Module):
 
     def __init__(self, model: PreTrainedModel, start: int) -> None:
         super().__init__()
-        own = decoder_layers(model)
+        layers = decoder_layers(model)
         states, logits, returns_tuple = _observe(model)
         self.start = start
         self.num_layers = len(states)
         if not 1 <= start <= self.num_layers:
             raise ParamsError(f"a tail starts after 1 … {self.num_layers} layers, got {start}")
         self._running = _Pass()
-        self._layers = list(own)  # in a list, so that torch does not register them a second time
-        stand_ins = [_StandIn(layer, returns_tuple, start, self._running) for layer in own]
-        self.model = _with_module(model, own, nn.ModuleList(stand_ins))
+        self._layers = list(layers)  # in a list, so that torch does not register them a second time
+        stand_ins = [_StandIn(layer, returns_tuple, start, self._running) for layer in layers]
+        self.model = _with_module(model, layers, nn.ModuleList(stand_ins))
         self._rows: VocabularyRows | None = None
         if isinstance(output := model.get_output_embeddings(), nn.Linear):
             self._rows = VocabularyRows(output)

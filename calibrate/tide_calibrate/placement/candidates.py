@@ -16,10 +16,10 @@ from tide_calibrate.placement.expected_speed import exact_speedups, exit_speedup
 from tide_calibrate.traces.trace import ExitTrace, SplitTrace
 
 EXACT = "exact:router"  # policy `exact` with drafts from exits alone
-MAX_CANDIDATES = 3  # that are measured
+MAX_CANDIDATES = 3  # exits whose speed is measured
 WORTH = 1.01  # gain that a second threshold must have; a smaller one is noise on so few tokens
-THRESHOLD_SHARES = tuple(np.arange(0.05, 0.96, 0.05).tolist())  # of the tokens that go on to deeper layers
-MLP_SHARES = (0.1, 0.3)  # of the tokens for which the head is not evaluated
+THRESHOLD_SHARES = tuple(np.arange(0.05, 0.96, 0.05).tolist())  # shares of tokens that go on to deeper layers
+MLP_SHARES = (0.1, 0.3)  # shares of tokens for which the head is not evaluated, one for each threshold
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class SplitText:
     windows: Windows
 
     def windows_of(self, max_windows: Mapping[SplitName, int | None]) -> Windows:
-        """At most so many windows of each of these splits, spread evenly over it; None: all of it."""
+        """Windows spread evenly over their split. ``max_windows``: of each split, at most; None: all of them."""
         split = self.split[self.windows.document]
         kept = []
         for name, limit in max_windows.items():

@@ -19,10 +19,10 @@ from tide_plugins.conformance.case import (
     rng_for,
     untouched,
 )
-from tide_plugins.launch.exact_loop import prepare_text_accept, prepare_text_drafts
-from tide_plugins.reference import exact_loop as reference
+from tide_plugins.launch.exact_loop_launch import prepare_text_accept, prepare_text_drafts
+from tide_plugins.reference import numpy_exact_loop as reference
 
-_LEAST = np.array([1, 2, 3, 6, 14], np.int32)
+_MIN_MATCHES = np.array([1, 2, 3, 6, 14], np.int32)
 _DRAFTS = 15
 _WEIGHT = 4.0
 
@@ -43,16 +43,16 @@ def _drafts(name: str, rows: int, words: int, room: int, sizes: int) -> Case:
     rng = rng_for(name)
     length = rng.integers(0, room - 1, rows)
     slots = room + 24
-    tries = rng.integers(0, 31, (rows, len(_LEAST))).astype(np.int32)
-    given: Tensors = {
+    tries = rng.integers(0, 31, (rows, len(_MIN_MATCHES))).astype(np.int32)
+    tensors: Tensors = {
         "text": rng.integers(0, words, (rows, room)).astype(np.int32),
         "length": length,
         "limit": length + rng.integers(1, 40, rows),
         "finished": rng.choice([0, 0, 0, 1], rows).astype(np.uint8),
         "hits": rng.integers(0, tries + 1).astype(np.int32),
         "tries": tries,
-        "least": _LEAST,
-        "prior": (_WEIGHT * np.linspace(0.2, 0.9, len(_LEAST))).astype(np.float32),
+        "least": _MIN_MATCHES,
+        "prior": (_WEIGHT * np.linspace(0.2, 0.9, len(_MIN_MATCHES))).astype(np.float32),
         "prices": (1 + 0.3 * rng.random() * np.arange(sizes)).astype(np.float32),
         "guess": untouched(rows, _DRAFTS),
         "guessed": untouched(rows),
@@ -60,11 +60,11 @@ def _drafts(name: str, rows: int, words: int, room: int, sizes: int) -> Case:
         "expected": untouched(rows, sizes, dtype=np.float32),
     }
     tokens = 1 << (sizes - 1)
-    given |= {name: untouched(rows, tokens, dtype=np.int64) for name in ("input_ids", "position_ids")}
-    given |= {"position_ids32": untouched(rows, tokens), "write_index": untouched(rows, dtype=np.int64)}
-    given |= {"write_index32": untouched(rows), "seqlens_k": untouched(rows), "choice": untouched(1)}
+    tensors |= {name: untouched(rows, tokens, dtype=np.int64) for name in ("input_ids", "position_ids")}
+    tensors |= {"position_ids32": untouched(rows, tokens), "write_index": untouched(rows, dtype=np.int64)}
+    tensors |= {"write_index32": untouched(rows), "seqlens_k": untouched(rows), "choice": untouched(1)}
     numbers: dict[str, Any] = {"slots": slots, "draft_limit": int(rng.integers(1, 20)), "weight": _WEIGHT}
-    expected = reference.text_drafts({key: value.copy() for key, value in given.items()}, **numbers)
+    expected = reference.text_drafts({key: value.copy() for key, value in tensors.items()}, **numbers)
 
     def check(out: Tensors) -> None:
         for key, wanted in expected.items():
@@ -73,21 +73,21 @@ def _drafts(name: str, rows: int, words: int, room: int, sizes: int) -> Case:
             else:
                 assert_same(key, out[key], wanted.astype(out[key].dtype))
 
-    return Case(prepare_text_drafts, given, numbers, check)
+    return Case(prepare_text_drafts, tensors, numbers, check)
 
 
 def _accept(name: str, rows: int, power: int, eos: int, left: int) -> Case:
     rng = rng_for(name)
     room = 64
     length = rng.integers(0, room - 20, rows)
-    tries = rng.integers(0, 32, (rows, len(_LEAST))).astype(np.int32)
-    given: Tensors = {
+    tries = rng.integers(0, 32, (rows, len(_MIN_MATCHES))).astype(np.int32)
+    tensors: Tensors = {
         "chosen": rng.choice([-1, *[0, 1, 2] * 12], (rows, 1 << power)),
         "choice": np.array([power], np.int32),
         "guess": rng.choice([0, 1, 1, 1, 2], (rows, _DRAFTS)).astype(np.int32),
         "guessed": rng.integers(0, _DRAFTS + 1, rows).astype(np.int32),
         "matched": rng.integers(1, 20, rows).astype(np.int32),
-        "least": _LEAST,
+        "least": _MIN_MATCHES,
         "eos": np.array([2, -1][:eos], np.int64),
         "limit": length + rng.integers(2, 30, rows),
         "bound": length + rng.integers(15, 60, rows),
@@ -101,10 +101,10 @@ def _accept(name: str, rows: int, power: int, eos: int, left: int) -> Case:
         "counts": np.array([13], np.int64),
         "proceed": untouched(1),
     }
-    expected = reference.text_accept({key: value.copy() for key, value in given.items()})
+    expected = reference.text_accept({key: value.copy() for key, value in tensors.items()})
 
     def check(out: Tensors) -> None:
         for key, wanted in expected.items():
             assert_same(key, out[key], wanted.astype(out[key].dtype))
 
-    return Case(prepare_text_accept, given, {}, check)
+    return Case(prepare_text_accept, tensors, {}, check)

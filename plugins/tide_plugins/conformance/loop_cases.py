@@ -23,7 +23,7 @@ from tide_plugins.conformance.case import (
     rng_for,
     untouched,
 )
-from tide_plugins.launch.decode_loop import (
+from tide_plugins.launch.decode_loop_launch import (
     prepare_choose_token,
     prepare_exit_candidates,
     prepare_exit_gate,
@@ -34,7 +34,7 @@ from tide_plugins.launch.decode_loop import (
     prepare_loop_turn,
     prepare_take_tokens,
 )
-from tide_plugins.reference import decode_loop as reference
+from tide_plugins.reference import numpy_decode_loop as reference
 
 _SLOTS = 64
 _THRESHOLD = 0.5
@@ -76,7 +76,7 @@ def loop_cases() -> Iterator[CaseSpec]:
 
 def _turn(name: str, rows: int, left: int, running: int) -> Case:
     rng = rng_for(name)
-    given: Tensors = {
+    tensors: Tensors = {
         "emitted": rng.integers(0, 2, rows).astype(np.int32),
         "exits": rng.integers(0, _EXITS + 1, rows).astype(np.uint8),
         "length": rng.integers(0, _SLOTS + 2, rows),
@@ -89,14 +89,14 @@ def _turn(name: str, rows: int, left: int, running: int) -> Case:
     outputs = {"input_ids": untouched(rows, dtype=np.int64), "position_ids": untouched(rows, dtype=np.int64)}
     outputs |= {"position_ids32": untouched(rows)} | {n: untouched(rows, dtype=kind) for n, kind in _PLACES.items()}
     outputs["proceed"] = untouched(1)
-    return _case(prepare_loop_turn, given, outputs, {"slots": _SLOTS}, reference.loop_turn)
+    return _case(prepare_loop_turn, tensors, outputs, {"slots": _SLOTS}, reference.loop_turn)
 
 
 def _take(name: str, rows: int, eos: int) -> Case:
     """Tokens, of which some are -1 or end their row; rows at their limit, one and two tokens before it; finished rows."""
     rng = rng_for(name)
     length = rng.integers(1, 2**33, rows)
-    given: Tensors = {
+    tensors: Tensors = {
         "chosen": rng.integers(-1, 8, rows),
         "eos": np.array([3, 5, -1][:eos], np.int64),
         "limit": length + rng.integers(1, 5, rows),
@@ -105,7 +105,7 @@ def _take(name: str, rows: int, eos: int) -> Case:
         "finished": rng.choice([0, 0, 0, 0, 1, 2, 3], rows).astype(np.uint8),
     }
     outputs = {"emitted": untouched(rows), "running": untouched(1)}
-    return _case(prepare_take_tokens, given, outputs, {}, reference.take_tokens)
+    return _case(prepare_take_tokens, tensors, outputs, {}, reference.take_tokens)
 
 
 def _gate(name: str, rows: int, left: int, number: int) -> Case:
@@ -113,7 +113,7 @@ def _gate(name: str, rows: int, left: int, number: int) -> Case:
     score = rng.random(rows).astype(np.float32)
     score[rng.random(rows) < 0.2] = np.nan
     score[rng.random(rows) < 0.2] = _THRESHOLD
-    given: Tensors = {
+    tensors: Tensors = {
         **_rows_at(rng, rows, number),
         "score": score,
         "exit_token": rng.choice([-1, 5, 2**31], rows),
@@ -123,12 +123,12 @@ def _gate(name: str, rows: int, left: int, number: int) -> Case:
         "counts": np.arange(2 * _EXITS + 1),
     }
     numbers = {"threshold": _THRESHOLD, "number": number, "width": _WIDTH}
-    return _case(prepare_exit_gate, given, {"deeper": untouched(1)}, numbers, reference.exit_gate)
+    return _case(prepare_exit_gate, tensors, {"deeper": untouched(1)}, numbers, reference.exit_gate)
 
 
 def _inputs(name: str, rows: int, number: int, row_bytes: int) -> Case:
     rng = rng_for(name)
-    given: Tensors = {
+    tensors: Tensors = {
         "finished": rng.choice([0, 0, 0, 1], rows).astype(np.uint8),
         "length": rng.integers(_WIDTH, _SLOTS + 1, rows),
         "waiting": rng.integers(0, rng.integers(1, _WIDTH + 1) + 1, (_EXITS, rows)).astype(np.int32),
@@ -138,7 +138,7 @@ def _inputs(name: str, rows: int, number: int, row_bytes: int) -> Case:
     outputs = {"position_ids": untouched(rows, _WIDTH, dtype=np.int64), "position_ids32": untouched(rows, _WIDTH)}
     outputs |= {n: untouched(rows, dtype=kind) for n, kind in _PLACES.items()} | {"choice": untouched(1)}
     outputs |= {"logits_index": untouched(rows, dtype=np.int64), "logits_index32": untouched(rows)}
-    return _case(prepare_exit_inputs, given, outputs, {"slots": _SLOTS, "number": number}, reference.exit_inputs)
+    return _case(prepare_exit_inputs, tensors, outputs, {"slots": _SLOTS, "number": number}, reference.exit_inputs)
 
 
 def _candidates(name: str, rows: int, number: int, mlp: bool) -> Case:
@@ -146,26 +146,26 @@ def _candidates(name: str, rows: int, number: int, mlp: bool) -> Case:
     score = rng.random(rows).astype(np.float32)
     score[rng.random(rows) < 0.2] = np.nan
     score[rng.random(rows) < 0.2] = _THRESHOLD
-    given: Tensors = {
+    tensors: Tensors = {
         "finished": rng.choice([0, 0, 0, 1], rows).astype(np.uint8),
         "exits": rng.integers(0, _EXITS + 1, rows).astype(np.uint8),
         "score": score,
         "counts": np.arange(2 * _EXITS + 1),
     }
     numbers = {"exit_count": _EXITS, "number": number, "threshold": _THRESHOLD, "has_mlp": mlp}
-    return _case(prepare_exit_candidates, given, {"wanted": untouched(1)}, numbers, reference.exit_candidates)
+    return _case(prepare_exit_candidates, tensors, {"wanted": untouched(1)}, numbers, reference.exit_candidates)
 
 
 def _join(name: str, rows: int, number: int, row_bytes: int) -> Case:
     rng = rng_for(name)
     arriving = 1 if number == 1 else _WIDTH
-    given: Tensors = {
+    tensors: Tensors = {
         **_rows_at(rng, rows, number),
         "states": _bytes(rng, rows, arriving, row_bytes),
         "window": _bytes(rng, rows, _WIDTH, row_bytes),
         "last": _bytes(rng, rows, row_bytes),
     }
-    return _case(prepare_exit_join, given, {}, {"number": number}, reference.exit_join)
+    return _case(prepare_exit_join, tensors, {}, {"number": number}, reference.exit_join)
 
 
 def _rows_at(rng: np.random.Generator, rows: int, number: int) -> Tensors:
@@ -201,10 +201,10 @@ def _score(name: str, dtype: str, vocab: int, mlp: bool, rows: int = 24) -> Case
     mlp_score[rng.random(rows) < 0.2] = np.nan
     mlp_score[rng.random(rows) < 0.2] = _THRESHOLD
     score = mlp_score if mlp else untouched(rows, dtype=np.float32)
-    given: Tensors = {"logits": logits, "token": token, "score": score} | ({"mlp_score": score} if mlp else {})
-    wanted = reference.exit_score({k: v.copy() for k, v in given.items()}, _THRESHOLD)["score"]
+    tensors: Tensors = {"logits": logits, "token": token, "score": score} | ({"mlp_score": score} if mlp else {})
+    wanted = reference.exit_score({k: v.copy() for k, v in tensors.items()}, _THRESHOLD)["score"]
     numbers = {"mlp_threshold": _THRESHOLD}
-    return Case(prepare_exit_score, given, numbers, lambda out: assert_close("score", out["score"], wanted, TOLERANCE["f32"]))
+    return Case(prepare_exit_score, tensors, numbers, lambda out: assert_close("score", out["score"], wanted, TOLERANCE["f32"]))
 
 
 def _choose(name: str, dtype: str, vocab: int, tokens: int, spread: float, sequences: int = 8) -> Case:
@@ -212,7 +212,7 @@ def _choose(name: str, dtype: str, vocab: int, tokens: int, spread: float, seque
     rng = rng_for(name)
     logits = matrix(spread * rng.standard_normal((sequences * tokens, vocab)), dtype)
     logits[-1, rng.integers(vocab)] = rng.choice([np.nan, np.inf])
-    given: Tensors = {
+    tensors: Tensors = {
         "logits": logits,
         "temperature": np.array([0, *rng.choice([0.1, 0.7, 1.0, 2.0], sequences - 1)], np.float32),
         "top_k": rng.choice([0, 0, 1, 20, 500], sequences).astype(np.int32),
@@ -223,39 +223,39 @@ def _choose(name: str, dtype: str, vocab: int, tokens: int, spread: float, seque
         "finished": np.array([*[0] * (sequences - 2), 1, 0], np.uint8),
         "chosen": untouched(sequences * tokens, dtype=np.int64),
     }
-    wanted = reference.choose_token({key: value.copy() for key, value in given.items()})["chosen"]
+    wanted = reference.choose_token({key: value.copy() for key, value in tensors.items()})["chosen"]
 
     def check(out: Tensors) -> None:
         in_doubt = (out["chosen"] == -1) & (wanted != -1) & (np.arange(sequences * tokens) >= tokens)
         assert in_doubt.sum() <= 1, f"{in_doubt.sum()} tokens are left to the host"
         assert_same("chosen", out["chosen"], np.where(in_doubt, -1, wanted))
 
-    return Case(prepare_choose_token, given, {}, check)
+    return Case(prepare_choose_token, tensors, {}, check)
 
 
 def _merge(name: str, rows: int) -> Case:
     rng = rng_for(name)
-    given: Tensors = {
+    tensors: Tensors = {
         "exits": rng.integers(0, _EXITS + 1, rows).astype(np.uint8),
         "deep_token": rng.integers(-1, 2**31, rows),
         "chosen": rng.integers(0, 2**31, rows),
         "waiting": np.stack([*np.zeros((_EXITS - 1, rows), np.int32), rng.integers(0, _WIDTH, rows).astype(np.int32)]),
     }
-    return _case(prepare_exit_merge, given, {}, {}, reference.exit_merge)
+    return _case(prepare_exit_merge, tensors, {}, {}, reference.exit_merge)
 
 
 def _case(
     prepare: Callable[..., Any],
-    given: Tensors,
+    tensors: Tensors,
     outputs: Tensors,
     numbers: dict[str, Any],
     expected: Callable[..., Tensors],
 ) -> Case:
     """A case with bitwise comparison."""
-    before = {name: tensor.copy() for name, tensor in (given | outputs).items()}
+    before = {name: tensor.copy() for name, tensor in (tensors | outputs).items()}
 
     def check(out: Tensors) -> None:
         for name, wanted in expected(before, **numbers).items():
             assert_same(name, out[name], wanted.astype(out[name].dtype))
 
-    return Case(prepare, given | outputs, numbers, check)
+    return Case(prepare, tensors | outputs, numbers, check)

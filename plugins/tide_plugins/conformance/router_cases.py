@@ -19,8 +19,8 @@ from tide_plugins.conformance.case import (
     rng_for,
     untouched,
 )
-from tide_plugins.launch.exit_router import prepare_exit_router
-from tide_plugins.reference.exit_router import exit_router
+from tide_plugins.launch.exit_router_launch import prepare_exit_router
+from tide_plugins.reference.numpy_exit_router import exit_router
 
 _ROWS = (0, 1, 7, 8, 9, 33)
 _HIDDEN = (64, 111, 1024, 4096, 4097, 8192)

@@ -25,7 +25,7 @@ constexpr float kWeightOne = 17592186044416.0f;  // 2^44
 constexpr float kBinsPerScore = kBins / 32.0f;
 constexpr int kLowest = kBins;  // the bin of all that is less likely than e^-32 times the likeliest
 constexpr int kNoBin = kBins + 1;
-constexpr double kSlack = 2e-5;  // relative, twice `kept_tokens._SLACK`: where this is clear, the host's is
+constexpr double kSlack = 2e-5;  // relative, twice `sampling_filters._SLACK`: where this is clear, the host's is
 constexpr float kMinPSlack = 1e-4f;
 
 // A row's part of the parameters.

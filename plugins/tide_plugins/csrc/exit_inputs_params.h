@@ -1,7 +1,7 @@
 // Parameters of `exit_inputs`, which is launched as one block for each state that may be pending.
 #pragma once
 
-#include "decode_loop.h"
+#include "loop_threads.h"
 
 namespace tide {
 

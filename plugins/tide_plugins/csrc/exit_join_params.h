@@ -1,7 +1,7 @@
 // Parameters of `exit_join`, which is launched as one block for each state that may arrive.
 #pragma once
 
-#include "decode_loop.h"
+#include "loop_threads.h"
 
 namespace tide {
 

@@ -1,7 +1,7 @@
 // Parameters of `loop_turn`, which is launched as one block.
 #pragma once
 
-#include "decode_loop.h"
+#include "loop_threads.h"
 
 namespace tide {
 

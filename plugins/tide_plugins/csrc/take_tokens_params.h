@@ -1,7 +1,7 @@
 // Parameters of `take_tokens`, which is launched as one block.
 #pragma once
 
-#include "decode_loop.h"
+#include "loop_threads.h"
 
 namespace tide {
 

@@ -1,7 +1,7 @@
 // Sizes of an exact loop: drafts of `text_drafts`, which `text_accept` compares with the model's tokens.
 #pragma once
 
-#include "decode_loop.h"
+#include "loop_threads.h"
 
 namespace tide {
 

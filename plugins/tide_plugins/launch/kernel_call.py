@@ -8,7 +8,7 @@ from typing import Any
 
 from tide_runtime.errors import ParamsError
 
-from tide_plugins.launch.device_array import ITEM_BYTES, device_array
+from tide_plugins.launch.device_array import ITEM_BYTES, DeviceArray
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch, Step
 from tide_plugins.launch.stream_handle import stream_handle
@@ -33,15 +33,19 @@ class KernelCall:
     """
 
     def __init__(
-        self, library: KernelLibrary, kernel: str, contract: Sequence[Tensor], values: Mapping[str, Any], stream: Any
+        self,
+        library: KernelLibrary,
+        kernel: str,
+        contract: Sequence[Tensor],
+        values: Mapping[str, DeviceArray | None],
+        stream: Any,
     ) -> None:
         self.library = library
         self.kernel = kernel
         self._stream = stream_handle(stream)
         if unknown := sorted(set(values) - {tensor.name for tensor in contract}):
             raise ParamsError(f"{kernel} has no {', '.join(unknown)}; its tensors are {', '.join(t.name for t in contract)}")
-        given = {name: value for name, value in values.items() if value is not None}
-        self._arrays = {name: device_array(value, self._stream) for name, value in given.items()}
+        self._arrays = {name: array for name, array in values.items() if array is not None}
         self._sizes, element = ContractChecker(kernel, library.driver.device).bind(contract, self._arrays)
         self.dtype = element or "f32"
 
@@ -50,7 +54,7 @@ class KernelCall:
         return ITEM_BYTES[self.dtype]
 
     def size(self, dimension: str) -> int:
-        """Size of a dimension of the contract, or 0 when no given tensor has it."""
+        """Size of a dimension of the contract, or 0 when none of the tensors has it."""
         return self._sizes.get(dimension, 0)
 
     def params(self, **numbers: float) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tide_runtime.errors import ParamsError
 
-LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY; equivalent to 0, which DLPack forbids as ambiguous
+LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY; 0 means another stream where a library has a default stream per thread
 
 
 def stream_handle(stream: Any) -> int:

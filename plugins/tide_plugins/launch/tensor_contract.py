@@ -58,6 +58,8 @@ class ContractChecker:
         return sizes, self._element[0] if self._element else None
 
     def _check(self, tensor: Tensor, array: DeviceArray) -> None:
+        if not isinstance(array, DeviceArray):
+            self._fail(tensor, f"is a {type(array).__name__}", "a DeviceArray(pointer, shape, dtype) of GPU memory")
         self._check_dtype(tensor, array)
         self._check_shape(tensor, array)
         self._check_strides(tensor, array)

@@ -16,7 +16,7 @@ from tide_runtime.errors import ParamsError, TargetError
 
 from tide_plugins.build.builder import Builder
 from tide_plugins.kernels import ROUTER, entry_point
-from tide_plugins.launch.exit_router import float_bits
+from tide_plugins.launch.exit_router_launch import float_bits
 from tide_plugins.plans import (
     GROUP_ROWS,
     GROUP_THREADS,

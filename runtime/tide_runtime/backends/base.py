@@ -69,8 +69,8 @@ class LoopStep(Step, Protocol):
     first_loop: NDArray[np.bool_]  # [T, 1], whether a token runs the first loop, which begins with the embedding of its id
 
 
-class KeptMemory(Protocol):
-    """Memory whose pieces can be written to files; see `KeptPieces`.
+class BlockMemory(Protocol):
+    """Memory in blocks whose bytes can be written to files; see `HostBlocks`.
 
     Args:
         layout: what the bytes of a piece are.
@@ -100,7 +100,7 @@ class PrefixRows(Protocol):
         """Give the memory of the blocks ``ids`` back, where others can have it."""
 
 
-class PrefixMemory(PrefixRows, KeptMemory, Protocol):
+class PrefixMemory(PrefixRows, BlockMemory, Protocol):
     """Blocks that can be written to files, and read from them."""
 
     def write_row(self, row: int, block: int, content: NDArray[np.uint8]) -> None:
@@ -113,7 +113,7 @@ class PrefixMemory(PrefixRows, KeptMemory, Protocol):
         """Say that ``row`` is filled up to so many blocks."""
 
 
-class SnapshotMemory(KeptMemory, Protocol):
+class SnapshotMemory(BlockMemory, Protocol):
     """Copies of what recurrent layers keep of a row, one a slot."""
 
     def save(self, row: int, slot: int) -> None:
@@ -187,11 +187,11 @@ class ExecutionContext(RowStates, Protocol):
     has_draft_head: bool
     has_draft_cache: bool
 
-    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+    def step(self, first_index: int, counts: Sequence[int], num_logits: Sequence[int] = ()) -> Step:
         """A step of ``counts[b]`` tokens for each batch index from ``first_index`` on; 0 skips a sequence between others.
 
         Args:
-            wanted: number of last tokens of each sequence to compute logits for in the last segment; none when omitted.
+            num_logits: number of last tokens of each sequence to compute logits for in the last segment; none when omitted.
         """
 
     def fits_together(self, first_index: int, counts: Sequence[int], num_cached_tokens: Sequence[int]) -> bool:
@@ -203,8 +203,8 @@ class LoopContext(ExecutionContext, Protocol):
 
     loops: int  # R; a sequence at batch index b has the rows b · R … b · R + R - 1
 
-    def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
-        """A step of ``counts[i]`` tokens of each row from ``first_index`` on, and logits of the last ``wanted[i]`` of them."""
+    def loop_step(self, first_index: int, counts: Sequence[int], num_logits: Sequence[int]) -> LoopStep:
+        """A step of ``counts[i]`` tokens of each row from ``first_index`` on, with logits of the last ``num_logits[i]``."""
 
     def loops_fit(self, counts: Sequence[int], slots: Sequence[int]) -> bool:
         """Whether a `loop_step` of ``counts`` tokens in cache slots from ``slots`` on fits into the rows, padding included."""

@@ -56,13 +56,13 @@ class _ObservedContext(_Delegate):
         super().__init__(inner, observer)
         self._wait = wait
 
-    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
+    def step(self, first_index: int, counts: Sequence[int], num_logits: Sequence[int] = ()) -> Step:
         size = sum(count > 0 for count in counts), sum(counts), max(counts)
-        return cast(Step, _ObservedStep(self._inner.step(first_index, counts, wanted), self._observer, self._wait, size))
+        return cast(Step, _ObservedStep(self._inner.step(first_index, counts, num_logits), self._observer, self._wait, size))
 
-    def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
+    def loop_step(self, first_index: int, counts: Sequence[int], num_logits: Sequence[int]) -> LoopStep:
         size = sum(count > 0 for count in counts), sum(counts), max(counts)
-        step = self._inner.loop_step(first_index, counts, wanted)
+        step = self._inner.loop_step(first_index, counts, num_logits)
         return cast(LoopStep, _ObservedStep(step, self._observer, self._wait, size))
 
 

@@ -38,11 +38,11 @@ PADDED_SHAPES: tuple[tuple[int, ...], ...] = (
 # Tokens of each of a looped model's sequences that are on their way; those of one sequence are at as many loops as there are.
 LOOP_SHAPES = tuple((sequences, tokens) for sequences in (1, 8) for tokens in (1, 2, 4, 8, 16) if sequences * tokens <= 64)
 _MAX_LOGITS = 64  # tokens of the largest step whose logits are all computed, as those of drafts are
-_CACHED_TOKENS = 96  # before the measured ones, where the cache has room: a short chat
-_ROUNDS, _BUDGET_S = 3, 0.6  # after so many seconds nothing more is measured
-_MIN_SHAPES = 3  # that are measured in any case, where none has run before
-_MAX_QUEUED = 0.1  # of the measuring time; 0.03 on an idle machine of 2 cores, 1.6 next to four busy processes
-_GUESSES = 7  # of a draft head, of which a low quantile counts
+_CACHED_TOKENS = 96  # tokens in the cache before the measured ones, where it has room: a short chat
+_ROUNDS, _BUDGET_S = 3, 0.6  # measurements of each shape, and seconds after which nothing more is measured
+_MIN_SHAPES = 3  # shapes that are measured even where none has run before
+_MAX_QUEUED = 0.1  # seconds waiting for a core per measured one; 0.03 on 2 idle cores, 1.6 next to four busy processes
+_GUESSES = 7  # timed launches of the draft head; a low quantile of them counts
 _QUANTILE = 0.25
 
 Takes = Callable[[int, int], bool]  # whether steps of so many sequences, and so many tokens of each, can be run
@@ -172,8 +172,8 @@ def _by_loop(tokens: int, loops: int) -> list[int]:
 
 
 def _run(context: ExecutionContext, counts: Sequence[int], cached: int) -> None:
-    wanted = counts if sum(counts) < _MAX_LOGITS else (1,) * len(counts)
-    step = context.step(0, list(counts), list(wanted))
+    num_logits = counts if sum(counts) < _MAX_LOGITS else (1,) * len(counts)
+    step = context.step(0, list(counts), list(num_logits))
     step.input_ids[: sum(counts)] = 0
     step.place([cached] * len(counts))
     step.run_all(context.every_layer)

@@ -18,12 +18,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from tide_runtime.backends.graph_contract import read_name
-from tide_runtime.backends.kept_pieces import KeptPieces
+from tide_runtime.backends.host_blocks import HostBlocks
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.backends.lazy_memory import LazyMemory
 from tide_runtime.bundle.manifest import Manifest
 
-_BUFFERS = 2  # of each state and row
+_BUFFERS = 2  # buffers for each state of a row
 _KEPT_ADVANCES = 64  # bindings, which take a fifth of an undo's time: a single caller's drafts need no more
 
 
@@ -93,7 +93,7 @@ class RecurrentStates:
         self._bound: dict[tuple[int, int, int], dict[str, ort.OrtValue]] = {}
 
     def begin(
-        self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int], wanted: Sequence[int], tokens: int
+        self, first: int, counts: Sequence[int], num_cached_tokens: Sequence[int], num_logits: Sequence[int], tokens: int
     ) -> StepStates:
         """The buffers of a step of ``counts`` tokens of the rows from ``first`` on, padded to ``tokens`` in all.
 
@@ -117,7 +117,7 @@ class RecurrentStates:
         for row, count in enumerate(counts, first):
             if count:
                 self._drafts.pop(row, None)
-        if max(wanted, default=0) < 2:
+        if max(num_logits, default=0) < 2:
             current[first:end] = [source] * len(counts)
             return StepStates(source, source)
         current[first:end] = [1 - source] * len(counts)
@@ -242,7 +242,7 @@ class OperandSets:
         return {name: array[None, :tokens] for name, array in arrays.items()}
 
 
-class StateSnapshots(KeptPieces):
+class StateSnapshots(HostBlocks):
     """``count`` copies of a row's states, in slots from 0 on.
 
     Attributes:

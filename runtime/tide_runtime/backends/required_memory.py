@@ -14,10 +14,10 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import DRAFT
 from tide_runtime.errors import BundleError, DeviceMemoryError
 
-_PROMPT_TOKENS = 512  # of a step, by default
-_TENSORS_OF_A_LAYER = 4  # as wide as its widest product, that a library has at once
+_PROMPT_TOKENS = 512  # prompt tokens of a step, by default
+_PEAK_BUFFERS_PER_LAYER = 4  # activation buffers of the layer's widest size that are alive at once
 _CONTEXT_STEP = 256  # tokens; no shorter context is proposed
-_INT4_SHARE = {4: 0.2, 2: 0.4}  # by bytes of an element; of a 1B model in fp16 it is 0.38, of larger ones less
+_INT4_SHARE = {4: 0.2, 2: 0.4}  # of the source, by bytes of its elements: 0.38 for a 1B model in fp16, less for larger ones
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def required_memory(bundle: Bundle, target: str, rows: int = 1, context: int | N
     model = manifest.model
     widths = [_width(weight, model.hidden_size) for weight in shared]
     widest = max([4 * model.hidden_size, *(width for width in widths if width < model.vocab_size)])
-    states = tokens * element.bytes * (len(manifest.segments) * manifest.hidden_width + _TENSORS_OF_A_LAYER * widest)
+    states = tokens * element.bytes * (len(manifest.segments) * manifest.hidden_width + _PEAK_BUFFERS_PER_LAYER * widest)
     logits = rows * model.vocab_size * FP32.bytes
     row = slots * kv_bytes_per_token(manifest.caches if DRAFT in info.graphs else manifest.kv, cache_bytes)
     return RequiredMemory(weights, row, states + logits, rows, context)

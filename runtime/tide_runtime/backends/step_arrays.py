@@ -45,8 +45,8 @@ class RowPadding(NamedTuple):
 
 
 NO_PADDING = RowPadding()
-PADDED_TOKENS = (1, 2, 4, 8, 16)  # of each sequence, in the padded steps of devices
-MAX_PADDED_TOKENS = 128  # of such a step: larger ones compute for longer than the host takes to launch their kernels
+PADDED_TOKENS = (1, 2, 4, 8, 16)  # tokens per sequence in the padded steps of devices
+MAX_PADDED_TOKENS = 128  # tokens of a padded step in all; computing more takes longer than the host takes to launch the kernels
 
 
 class StepShape(NamedTuple):
@@ -77,14 +77,14 @@ class StepShape(NamedTuple):
         cls,
         first_index: int,
         counts: Sequence[int],
-        wanted: Sequence[int],
+        num_logits: Sequence[int],
         padding: RowPadding = NO_PADDING,
     ) -> StepShape:
-        """The shape of a step of ``counts`` tokens per sequence and logits of ``wanted``."""
+        """The shape of a step of ``counts`` tokens per sequence and logits of ``num_logits``."""
         batch_size = len(counts)
         longest = max(counts)
         tokens = sum(counts)
-        outputs = sum(wanted) or 1
+        outputs = sum(num_logits) or 1
         even = tokens == batch_size * longest
         if not even:
             tokens, outputs = (rounded_tokens(count, batch_size * longest) for count in (tokens, outputs))
@@ -181,14 +181,14 @@ class StepPositions:
             "row_mask": self._row_mask,
         }
 
-    def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
-        """Fill the index arrays for ``counts[b]`` tokens per sequence and logits of the last ``wanted[b]``.
+    def arrange(self, counts: Sequence[int], num_logits: Sequence[int]) -> None:
+        """Fill the index arrays for ``counts[b]`` tokens per sequence and logits of the last ``num_logits[b]``.
 
         Unused entries get valid indices.
         """
         if self._is_single_token:
             return
-        arranged = [*counts], [*wanted]
+        arranged = [*counts], [*num_logits]
         if self._arranged_for == arranged:
             return
         self._arranged_for = arranged
@@ -205,7 +205,7 @@ class StepPositions:
             padded += range(begin, end)
             # Padding repeats any valid token; its keys and values land after the sequence's valid entries.
             padded += [max(0, end - 1)] * (self._seq - count)
-            chosen += range(end - wanted[index], end) if wanted else ()
+            chosen += range(end - num_logits[index], end) if num_logits else ()
             begin = end
         self._packed_from[:begin], self._packed_from[begin:] = packed, 0
         self._padded_from.reshape(-1)[:] = self._padded_rows.reshape(-1, 2)[:, 1] = padded

@@ -87,7 +87,7 @@ def installable(text: str) -> str:
 
 
 def stderr() -> Console:
-    """For messages that quote paths and prompts, in which [brackets] are text instead of rich markup."""
+    """A console for messages that quote paths and prompts, in which [brackets] are text instead of rich markup."""
     return Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 

@@ -34,7 +34,7 @@ from tide_runtime.engine import Engine
 from tide_runtime.engine_options import EngineOptions
 from tide_runtime.errors import MissingExtraError, ModelFilesError, OutputError, ParamsError
 from tide_runtime.machine_cache import cache_folder
-from tide_runtime.targets.select import DeviceChoice, choose_target
+from tide_runtime.targets.target_choice import DeviceChoice, choose_target
 
 MODEL_HELP = (
     "A bundle's directory, as `tide-export --out` wrote it. Or a .gguf file, a model directory, a hub id such as org/name, which "
@@ -51,8 +51,8 @@ MAX_SEQ_LEN_HELP = (
 )
 _TOOLS = ("tide-llm", "torch", "transformers", "gguf", "onnx-ir", "onnxscript", "onnxruntime")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_FIRST_S, _FIRST_S_PER_GB = 25, 20  # until the first answer on two cores, for each GB of 4-bit blocks: `benchmarks.export_scale`
-_SAMPLES, _SAMPLE, _ENDS = 64, 2**16, 2**23  # of a file's content: number, bytes of each, bytes of its beginning and end
+_FIRST_S, _FIRST_S_PER_GB = 25, 20  # seconds to a first answer on two cores, and per GB of 4-bit blocks (benchmarks.export_scale)
+_SAMPLES, _SAMPLE, _ENDS = 64, 2**16, 2**23  # samples of a file's content, bytes of each, bytes of its beginning and end
 
 # Exports a model with the arguments of `tide-export` while the file of the lock stays open; returns the exit code.
 Exporter = Callable[[list[str], IO[bytes]], int]

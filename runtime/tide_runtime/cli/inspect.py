@@ -23,7 +23,7 @@ from tide_runtime.cli.form import APP, COMMAND
 from tide_runtime.cli.tables import human_size, pairs_table, titled_table
 from tide_runtime.cli.weight_purposes import byte_purposes
 from tide_runtime.engine_options import EngineOptions
-from tide_runtime.targets.select import targets_here
+from tide_runtime.targets.target_choice import targets_here
 
 app = typer.Typer(**APP)
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}

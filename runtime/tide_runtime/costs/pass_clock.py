@@ -11,14 +11,17 @@ PassTime = Callable[[int, int, int], float]  # ms of a full pass, by batch size,
 
 
 class PassClock:
-    """What full passes take: the cost model's prices, multiplied by n^tilt for n tokens a sequence. The exponent ``tilt`` is
+    """Predicts the time of full passes: the cost model's, multiplied by n^tilt for n tokens a sequence. The exponent ``tilt`` is
     learned from passes while serving.
 
     How fast the time of a pass grows with its tokens depends on what else the machine does. A pass of one token waits for memory,
     larger ones compute, so that other programs slow down the one or the other: 3 tokens of an fp32 model took 1.07 passes of one
-    token, and 1.32 within the same hour; 12 tokens 1.55, and 2.21. Prices that padding makes equal stay equal.
+    token, and 1.32 within the same hour; 12 tokens 1.55, and 2.21. Passes that are padded to
+    one size keep one predicted time.
 
-    ``rate``, ``max_tilt``: see `DepthTuning.clock_rate` and ``max_clock_tilt``.
+    Args:
+        rate: see `DepthTuning.clock_rate`.
+        max_tilt: see `DepthTuning.max_clock_tilt`.
     """
 
     def __init__(self, costs: CostModel, rate: float, max_tilt: float) -> None:
@@ -41,14 +44,14 @@ class PassClock:
 
     def observe(self, batch_size: int, tokens: int, longest: int, ms: float) -> None:
         """A pass without prompts took ``ms``. One interruption of the process changes little, as errors are cut off."""
-        found = math.log(ms / self._costs.full(batch_size, tokens, longest))
+        log_ratio = math.log(ms / self._costs.full(batch_size, tokens, longest))
         level = self._level.get(batch_size)
         size = math.log(tokens / batch_size)
         if level is None:
             if not size:
-                self._level[batch_size] = found
+                self._level[batch_size] = log_ratio
             return
-        error = min(max(found - level - self.tilt * size, -self._max_tilt), self._max_tilt)
+        error = min(max(log_ratio - level - self.tilt * size, -self._max_tilt), self._max_tilt)
         if not size:
             self._level[batch_size] = level + self._rate * error
         else:

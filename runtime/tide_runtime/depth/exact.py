@@ -91,14 +91,14 @@ class ExactDepth:
         proposed = perf_counter()
         if any(state.drafts or state.evaluates for state in states):
             note_depth_time(decoding, began)
-        wanted = [1 + len(state.drafts) for state in states]
+        num_logits = [1 + len(state.drafts) for state in states]
         if exits_cost is None:
-            work = [Work(sequence, tokens, tokens) for sequence, tokens in zip(decoding, wanted, strict=True)]
+            work = [Work(sequence, tokens, tokens) for sequence, tokens in zip(decoding, num_logits, strict=True)]
             verified, chunks = run_full(context, work, prompts)
             first = finish_chunks(prompts, chunks)
         else:
             chunks = []
-            verified, first = self.executor.advance_all(context, states, wanted, prompts)
+            verified, first = self.executor.advance_all(context, states, num_logits, prompts)
         passed = perf_counter() - proposed
         tokens = [self._accept(*one) for one in zip(states, verified, strict=True)]
         accepted = perf_counter()

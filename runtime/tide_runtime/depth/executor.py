@@ -61,53 +61,54 @@ class Executor:
         chosen: Sequence[int],
         first: int,
         end: int,
-        wanted: Sequence[int] = (),
+        num_logits: Sequence[int] = (),
     ) -> list[Logits]:
         """Run segments ``first`` … ``end - 1`` for all that waits in front of them in the sequences at ``chosen`` (rising).
 
         Args:
-            wanted: where the model ends at ``end``: of how many of its last tokens each chosen sequence wants the model's logits.
+            num_logits: where the model ends at ``end``: of how many of its last tokens each chosen sequence needs the logits.
 
-        Returns those logits, a chosen sequence's after the other's; nothing when none are wanted.
+        Returns those logits, a chosen sequence's after the other's; nothing when none are needed.
         """
-        wanted_of = dict(zip(chosen, wanted, strict=True)) if wanted else {}
-        found: dict[int, Logits] = {}
+        num_logits_of = dict(zip(chosen, num_logits, strict=True)) if num_logits else {}
+        logits: dict[int, Logits] = {}
         while first < end:
             # Segments in front of which nothing waits take what arrives, straight from the same buffers.
             stop = first + 1
             while stop < end and all(sequences[i].frontier.done[stop - 1] == sequences[i].frontier.done[stop] for i in chosen):
                 stop += 1
-            given = wanted_of if stop == self.num_segments else {}
+            num_logits_here = num_logits_of if stop == self.num_segments else {}
             ready = [i for i in chosen if self._waiting(sequences[i], first)]
             parts = [
-                Part(s.sequence.batch_index, self._waiting(s, first), s.frontier.done[first], given.get(i, 0))
+                Part(s.sequence.batch_index, self._waiting(s, first), s.frontier.done[first], num_logits_here.get(i, 0))
                 for i, s in ((i, sequences[i]) for i in ready)
             ]
             steps = steps_of(context, parts)
             for rows in steps:
                 step = self._launch(context, [sequences[ready[part]] for part in rows.parts], parts, rows, first, stop)
-                if given:
-                    found |= read_logits(step, {ready[part]: parts[part].wanted for part in rows.parts}, rows is not steps[-1])
+                if num_logits_here:
+                    counts = {ready[part]: parts[part].num_logits for part in rows.parts}
+                    logits |= read_logits(step, counts, rows is not steps[-1])
             first = stop if ready else first + 1
-        return [found[i] for i in wanted_of]
+        return [logits[i] for i in num_logits_of]
 
     def advance_all(
         self,
         context: ExecutionContext,
         sequences: Sequence[LazySequence],
-        wanted: Sequence[int],
+        num_logits: Sequence[int],
         prompts: Sequence[PromptChunk],
     ) -> tuple[list[Logits], list[list[int]]]:
         """Run every segment for all that waits in ``sequences``, and for the ``prompts`` in the same launches where the context
         takes them together.
 
-        Returns the logits of each sequence's ``wanted`` last tokens, and the first output token of each prompt that is finished.
+        Returns the logits of each sequence's last ``num_logits`` tokens, and the first output token of each finished prompt.
         """
         if not context.packs_steps or not prompts:
             first = finish_chunks(prompts, run_full(context, [], prompts)[1])
-            return self.advance(context, sequences, range(len(sequences)), 0, self.num_segments, wanted), first
+            return self.advance(context, sequences, range(len(sequences)), 0, self.num_segments, num_logits), first
         chunks = [LazySequence.of_chunk(self.frontier(context, p.sequence, p.tokens), p.sequence, p.tokens) for p in prompts]
-        lanes = [*zip(sequences, wanted, strict=True), *((c, p.wanted) for c, p in zip(chunks, prompts, strict=True))]
+        lanes = [*zip(sequences, num_logits, strict=True), *((c, p.num_logits) for c, p in zip(chunks, prompts, strict=True))]
         order = sorted(range(len(lanes)), key=lambda i: lanes[i][0].sequence.batch_index)
         logits = self.advance(
             context, [lanes[i][0] for i in order], range(len(order)), 0, self.num_segments, [lanes[i][1] for i in order]
@@ -132,7 +133,7 @@ class Executor:
         info = early_exit.info
         parts = [Part(s.sequence.batch_index, 1, s.frontier.done[0] - 1, 1) for s in (sequences[i] for i in chosen)]
         rows = StepRows.of(parts, range(len(parts)))
-        step = context.step(rows.first, rows.tokens, rows.wanted if info.tail_layers else ())
+        step = context.step(rows.first, rows.tokens, rows.num_logits if info.tail_layers else ())
         for place, i in enumerate(chosen):
             newest = sequences[i].frontier.newest(early_exit.boundary)
             if early_exit.graph is not None or early_exit.score_graph is not None:
@@ -181,7 +182,7 @@ class Executor:
         stop: int,
     ) -> Step:
         """Run segments ``first`` … ``stop - 1`` for the tokens of the ``sequences`` that wait in front of ``first``."""
-        step = context.step(rows.first, rows.tokens, rows.wanted if any(rows.wanted) else ())
+        step = context.step(rows.first, rows.tokens, rows.num_logits if any(rows.num_logits) else ())
         begin = 0
         for part, sequence in zip(rows.parts, sequences, strict=True):
             _, count, slot, _ = parts[part]
@@ -216,11 +217,11 @@ def head_score(info: ExitInfo, score: float, logits: NDArray[np.floating], token
     return score if is_finite(logits, token) else math.nan
 
 
-def probability(logits: NDArray[np.floating], likeliest: int) -> float:
-    """Softmax probability of the likeliest token, known to be ``likeliest``, of its logits [V]; NaN where they hold one, which
+def probability(logits: NDArray[np.floating], argmax: int) -> float:
+    """Softmax probability of the likeliest token, known to be ``argmax``, of its logits [V]; NaN where they hold one, which
     clears no threshold. In few calls: NumPy's find cold caches after a graph."""
     on_host = isinstance(logits, np.ndarray) and logits.dtype == np.float32
-    highest = logits.item(likeliest) if on_host and likeliest >= 0 else math.nan
+    highest = logits.item(argmax) if on_host and argmax >= 0 else math.nan
     if not abs(highest) <= _PLAIN_LOGIT:
         return float(max_probability(logits[None])[0])
     return math.exp(highest) / float(np.exp(logits).dot(_ones(len(logits))))

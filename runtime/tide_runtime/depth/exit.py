@@ -33,19 +33,19 @@ class ExitState(LazySequence):
     """What `ExitDepth` keeps of a sequence.
 
     Args:
-        backoff: of evaluating exits.
-        held: steps for which the last token has waited for others that need depth.
+        backoff: when exits are evaluated again after evaluations that did not pay.
+        waited_steps: steps for which the last token has waited for others that need depth.
         streak: early exits since the last deep token.
-        staying: of the last token, the probability of the model's gate that it left no loop so far.
+        staying: probability, by the model's gate, that the last token has left no loop so far.
         full_until: ``num_cached_tokens`` up to which the steps are those of `full`. These leave frontier and backoff where they
             were.
-        num_complete: the first tokens that no layer is missing of. A sequence that was preempted is prefilled through all layers;
-            this stays as it was, so that the sequence decides as if it had not been.
-        refills: those that the frontier knows of.
+        num_complete: number of first tokens that have been through every layer. A prefill after a preemption runs all layers and
+            does not change it, so that the sequence decides as if it had not been preempted.
+        refills: number of preemptions that the frontier already reflects.
     """
 
     backoff: Backoff = field(kw_only=True)
-    held: int = 0
+    waited_steps: int = 0
     streak: int = 0
     staying: float = 1.0
     full_until: float = 0
@@ -176,16 +176,18 @@ class ExitDepth:
             states[i].staying = 1.0
         if undecided:  # the others go along to the first exit: one launch for all
             first = self.stops[0].exit.boundary
-            self.executor.advance(context, states, [i for i in everyone if not states[i].held], 0, first)
+            self.executor.advance(context, states, [i for i in everyone if not states[i].waited_steps], 0, first)
         for number, stop in enumerate(self.stops):
             if not undecided:
                 break
             if first < stop.exit.boundary:
                 self.executor.advance(context, states, undecided, first, stop.exit.boundary)
-            wanted = [self._least(states[i], stop) for i in undecided]
-            least = [ANY_SCORE if self._over_budget(states[i]) else enough for i, enough in zip(undecided, wanted, strict=True)]
-            guesses = self.executor.evaluate(context, states, undecided, stop.exit, least)
-            for i, guess, enough, freely in zip(undecided, guesses, least, wanted, strict=True):
+            thresholds = [self._min_score(states[i], stop) for i in undecided]
+            min_scores = [
+                ANY_SCORE if self._over_budget(states[i]) else enough for i, enough in zip(undecided, thresholds, strict=True)
+            ]
+            guesses = self.executor.evaluate(context, states, undecided, stop.exit, min_scores)
+            for i, guess, enough, freely in zip(undecided, guesses, min_scores, thresholds, strict=True):
                 evaluated[i][number] = 1
                 states[i].staying *= 1 - guess.score
                 if guess.logits is not None and guess.score >= enough:  # a NaN clears nothing
@@ -237,10 +239,10 @@ class ExitDepth:
     ) -> list[list[int]]:
         """Run the remaining layers for the sequences that need them: when these are most, when one has waited long enough, or
         when prompts take that way. Returns the first tokens behind the prompts."""
-        few = 2 * len(needy) < len(states) and all(states[i].held < self.options.max_wait_steps for i in needy)
+        few = 2 * len(needy) < len(states) and all(states[i].waited_steps < self.options.max_wait_steps for i in needy)
         if few and not prompts:
             for i in needy:
-                states[i].held += 1
+                states[i].waited_steps += 1
             return []
         deep, first = self.executor.advance_all(context, [states[i] for i in needy], [1] * len(needy), prompts)
         for i, last in zip(needy, deep, strict=True):
@@ -256,7 +258,7 @@ class ExitDepth:
             self._observe(state, [0 if self._must_go_deep(state) else 1] * len(self.stops), waited)
         else:
             state.backoff.pass_tokens(1)
-        state.held = state.streak = 0
+        state.waited_steps = state.streak = 0
 
     def _observe(self, state: ExitState, evaluated: list[int], waited: int) -> None:
         if not self.evaluates_always:
@@ -272,7 +274,7 @@ class ExitDepth:
 
     def _evaluates(self, state: ExitState) -> bool:
         """Whether exits are evaluated for the last token. A held one stands at the last exit: it was evaluated before."""
-        if state.held or state.never_evaluates or self._must_go_deep(state):
+        if state.waited_steps or state.never_evaluates or self._must_go_deep(state):
             return False
         return state.backoff.active or self._over_budget(state)
 
@@ -293,12 +295,12 @@ class ExitDepth:
     def _make_room(self, context: ExecutionContext, states: Sequence[ExitState]) -> None:
         """Complete sequences in which no further token could wait. A held one adds none."""
         most = self.options.tuning.exit_room - 1
-        full = [i for i, s in enumerate(states) if not s.held and s.frontier.done[0] - s.num_complete >= most]
+        full = [i for i, s in enumerate(states) if not s.waited_steps and s.frontier.done[0] - s.num_complete >= most]
         if full:
             self.executor.advance(context, states, full, 1, self.executor.num_segments)
             for i in full:
                 states[i].num_complete = states[i].frontier.done[-1]
 
-    def _least(self, state: ExitState, stop: Stop) -> float:
+    def _min_score(self, state: ExitState, stop: Stop) -> float:
         """The score from which on the last token stops there."""
         return least_of_sum(stop, state.staying) if self.adds_up else stop.threshold

@@ -78,16 +78,16 @@ class ExitWavefront(WavefrontDepth):
     def _score(self, context: LoopContext, rows: Sequence[Row], ran: Sequence[Ran]) -> list[list[float]]:
         scores = super()._score(context, rows, ran)
         for loop, stop in self.stops.items():
-            mine = [i for i, row in enumerate(rows) if row.number % self.loops + 1 == loop and row.wanted]
+            mine = [i for i, row in enumerate(rows) if row.number % self.loops + 1 == loop and row.num_logits]
             if stop.exit.graph is None or not mine:
                 continue
-            states = np.concatenate([ran[i].states[-rows[i].wanted :] for i in mine])
+            states = np.concatenate([ran[i].states[-rows[i].num_logits :] for i in mine])
             judged = context.step(0, [len(states)])
             judged.hidden[stop.exit.boundary - 1][: len(states)] = states
             judged.run(stop.exit.graph)
             found = iter(judged.score[: len(states)].tolist())
             for i in mine:
-                scores[i] = [*islice(found, rows[i].wanted)]
+                scores[i] = [*islice(found, rows[i].num_logits)]
         return scores
 
     def _is_final(self, state: WavefrontSequence, place: int, choice: Choice, score: float) -> bool:
@@ -97,14 +97,14 @@ class ExitWavefront(WavefrontDepth):
             return choice.loop == self.loops
         info = stop.exit.info
         staying = state.staying.get(place, 1.0) if choice.loop > min(self.stops) else 1.0
-        wanted = least_of_sum(stop, staying) if self.adds_up else stop.threshold
-        least = ANY_SCORE if is_over_budget(state.sequence, self.num_layers) else wanted
-        stops = passes_mlp(info, score, least)
+        threshold = least_of_sum(stop, staying) if self.adds_up else stop.threshold
+        min_score = ANY_SCORE if is_over_budget(state.sequence, self.num_layers) else threshold
+        stops = passes_mlp(info, score, min_score)
         if stops:
-            score = head_score(info, score, choice.logits, choice.likeliest)
-            stops = score >= least
+            score = head_score(info, score, choice.logits, choice.argmax)
+            stops = score >= min_score
         state.staying[place] = staying * (1 - score)
-        state.sequence.depth.forced += stops and score < wanted
+        state.sequence.depth.forced += stops and score < threshold
         return stops
 
     def _record(self, state: WavefrontSequence, choice: Choice, guessed: Guessed | None, right: bool) -> None:

@@ -44,11 +44,11 @@ class FullDepth:
 
 
 class Work(NamedTuple):
-    """``tokens`` tokens of a sequence after its cached ones; the logits of the last ``wanted`` of them."""
+    """``tokens`` tokens of a sequence after its cached ones; the logits of the last ``num_logits`` of them."""
 
     sequence: TokenSequence
     tokens: int
-    wanted: int
+    num_logits: int
 
 
 class Part(NamedTuple):
@@ -57,7 +57,7 @@ class Part(NamedTuple):
     row: int
     tokens: int
     slot: int
-    wanted: int
+    num_logits: int
 
 
 class StepRows(NamedTuple):
@@ -71,7 +71,7 @@ class StepRows(NamedTuple):
     first: int
     tokens: list[int]
     slots: list[int]
-    wanted: list[int]
+    num_logits: list[int]
 
     @classmethod
     def of(cls, parts: Sequence[Part], chosen: Sequence[int]) -> StepRows:
@@ -80,11 +80,11 @@ class StepRows(NamedTuple):
         span = parts[chosen[-1]].row - first + 1
         tokens = [0] * span
         slots = [0] * span
-        wanted = [0] * span
+        num_logits = [0] * span
         for i in chosen:
             row, count, slot, logits = parts[i]
-            tokens[row - first], slots[row - first], wanted[row - first] = count, slot, logits
-        return cls(chosen, first, tokens, slots, wanted)
+            tokens[row - first], slots[row - first], num_logits[row - first] = count, slot, logits
+        return cls(chosen, first, tokens, slots, num_logits)
 
 
 def steps_of(context: ExecutionContext, parts: Sequence[Part]) -> list[StepRows]:
@@ -106,15 +106,15 @@ def run_full(
     Returns the wanted logits of each decode and of each prompt, valid until the next step.
     """
     work: list[Work | PromptChunk] = [*decodes, *prompts]
-    parts = [Part(one.sequence.batch_index, one.tokens, one.sequence.num_cached_tokens, one.wanted) for one in work]
+    parts = [Part(one.sequence.batch_index, one.tokens, one.sequence.num_cached_tokens, one.num_logits) for one in work]
     if context.packs_steps or not prompts:
         steps = steps_of(context, parts)
     else:
         alone = [StepRows.of(parts, [i]) for i in range(len(decodes), len(parts))]
         steps = alone + steps_of(context, parts[: len(decodes)])
-    found: dict[int, Logits] = {}
+    logits_of: dict[int, Logits] = {}
     for rows in steps:
-        step = context.step(rows.first, rows.tokens, rows.wanted)
+        step = context.step(rows.first, rows.tokens, rows.num_logits)
         begin = 0
         for i in rows.parts:
             _, count, slot, _ = parts[i]
@@ -122,39 +122,39 @@ def run_full(
             begin += count
         step.place(rows.slots)
         step.run_all(context.every_layer)
-        wanted = {i: parts[i].wanted for i in rows.parts}
-        states = wanted if context.has_draft_head else {}
+        num_logits = {i: parts[i].num_logits for i in rows.parts}
+        states = num_logits if context.has_draft_head else {}
         if context.has_draft_head and context.has_draft_cache:
             states = {i: parts[i].tokens for i in rows.parts}
-        found |= read_logits(step, wanted, rows is not steps[-1], states)
-    logits = [found[i] for i in range(len(work))]
+        logits_of |= read_logits(step, num_logits, rows is not steps[-1], states)
+    logits = [logits_of[i] for i in range(len(work))]
     return logits[: len(decodes)], logits[len(decodes) :]
 
 
 def read_logits(
-    step: Step, wanted: Mapping[int, int], copied: bool, states: Mapping[int, int] | None = None
+    step: Step, num_logits: Mapping[int, int], copied: bool, states: Mapping[int, int] | None = None
 ) -> dict[int, Logits]:
-    """The logits of a step: part → those of its last ``wanted`` tokens; ``copied`` where another step runs before their use.
+    """The logits of a step: part → those of its last ``num_logits`` tokens; ``copied`` where another step runs before their use.
 
     Args:
         states: part → of how many tokens the step has states; none: it has none.
     """
-    tokens = step.token[: sum(wanted.values())].tolist()
+    tokens = step.token[: sum(num_logits.values())].tolist()
     found = dict[int, Logits]()
     begin = 0
     first = 0
-    for i, count in wanted.items():
+    for i, count in num_logits.items():
         end = begin + count
         logits = step.logits[begin : begin + count]
-        own = None
+        own_states = None
         if states:
-            own = step.states[first : first + states[i]]
+            own_states = step.states[first : first + states[i]]
             first += states[i]
         if copied and count:
             logits = logits.copy()
-        if copied and own is not None:
-            own = own.copy()
-        found[i], begin = Logits(logits, tokens[begin:end], own), end
+        if copied and own_states is not None:
+            own_states = own_states.copy()
+        found[i], begin = Logits(logits, tokens[begin:end], own_states), end
     return found
 
 

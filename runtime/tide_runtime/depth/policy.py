@@ -25,7 +25,7 @@ class PromptChunk(NamedTuple):
         return self.sequence.num_cached_tokens + self.tokens >= self.sequence.prefill_end
 
     @property
-    def wanted(self) -> int:
+    def num_logits(self) -> int:
         """The number of its last tokens whose logits are read: of a prompt to continue 1 in the last chunk, else 0."""
         return min(self.tokens, max(0, self.sequence.num_cached_tokens + self.tokens - self.sequence.logits_from))
 

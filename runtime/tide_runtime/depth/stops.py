@@ -12,7 +12,7 @@ from tide_runtime.errors import ParamsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
-ANY_SCORE = -1.0  # below every score but NaN
+ANY_SCORE = -1.0  # a threshold that every score reaches, except NaN
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from tide_runtime.errors import GrammarError, NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.sequence import TokenSequence
 
-_SOURCE = "loop"  # of drafts, in `DepthStats`
+_SOURCE = "loop"  # name of these drafts' source in `DepthStats`
 
 
 class Row(NamedTuple):
@@ -49,18 +49,18 @@ class Row(NamedTuple):
 
     Args:
         slot: the cache slot of the first one.
-        given: what the loop begins with: ids [S] of the first loop's tokens, else states [S, H].
-        wanted: of how many of the last the logits are read.
+        inputs: what the loop begins with: ids [S] of the first loop's tokens, else states [S, H].
+        num_logits: of how many of the last the logits are read.
     """
 
     number: int
     slot: int
-    given: NDArray[np.generic]
-    wanted: int
+    inputs: NDArray[np.generic]
+    num_logits: int
 
 
 class Ran(NamedTuple):
-    """``states`` [S, H] of a row's tokens after the loop, ``logits`` [N, V] of those wanted and their argmaxes, until the next
+    """``states`` [S, H] of a row's tokens after the loop, ``logits`` [N, V] of the last ones and their argmaxes, until the next
     launch."""
 
     states: NDArray[np.generic]
@@ -73,11 +73,17 @@ class Choice(NamedTuple):
 
     loop: int
     logits: NDArray[np.floating]
-    likeliest: int
+    argmax: int
 
 
 class Guessed(NamedTuple):
-    """A draft on its way: of which ``source``, after how many loops of the token before it, and how likely a copy is right."""
+    """A draft token that is not final yet.
+
+    Args:
+        source: what drafted it.
+        loop: loops of the token before it that predicted it; 0: it was copied.
+        chance: probability that the copy is accepted.
+    """
 
     source: str
     loop: int
@@ -91,13 +97,13 @@ class WavefrontSequence(SpeculativeSequence):
     Args:
         settled: share of the late tokens whose final guess came after each loop, the latest counting most.
         guessed: the drafts, in their order.
-        held: the text's place → what the draft before it chooses there: output, once that draft is.
+        final_choices: position → the final choice there, which becomes output once all positions before it are final.
         refills: how often its row was computed anew when the frontier was set.
     """
 
     settled: list[float] = field(kw_only=True)
     guessed: list[Guessed] = field(default_factory=list)
-    held: dict[int, Choice] = field(default_factory=dict)
+    final_choices: dict[int, Choice] = field(default_factory=dict)
     refills: int = 0
 
     def guess_next(self, place: int, token: int, loop: int) -> bool:
@@ -108,7 +114,7 @@ class WavefrontSequence(SpeculativeSequence):
             if self.tokens[place] == token:
                 return False
             likelier = self.guessed[place - self.sequence.num_tokens].chance > sum(self.settled[:loop])
-            if likelier and place not in self.held:
+            if likelier and place not in self.final_choices:
                 return False
         elif self.room < 1:
             return False
@@ -151,14 +157,14 @@ class WavefrontSequence(SpeculativeSequence):
         """Forget the drafts from ``place`` on."""
         self.num_drafts = place - self.sequence.num_tokens
         del self.guessed[self.num_drafts :]
-        for late in [late for late in self.held if late > place]:
-            del self.held[late]
+        for late in [late for late in self.final_choices if late > place]:
+            del self.final_choices[late]
         self.frontier.roll_back(place)
 
     def undecided(self, begin: int, end: int) -> int:
         """The first of the tokens at places ``begin`` … ``end - 1`` that has chosen nothing finally; ``end``: all have."""
         for place in range(max(begin, self.sequence.num_tokens - 1), end):
-            if place + 1 not in self.held:
+            if place + 1 not in self.final_choices:
                 return place
         return end
 
@@ -277,31 +283,31 @@ class WavefrontDepth:
         span = rows[-1].number - rows[0].number + 1
         counts = [0] * span
         slots = [0] * span
-        wanted = [0] * span
+        num_logits = [0] * span
         for number, slot, given, logits in rows:
-            counts[number - first], slots[number - first], wanted[number - first] = len(given), slot, logits
+            counts[number - first], slots[number - first], num_logits[number - first] = len(given), slot, logits
         if len(rows) > 1 and not context.loops_fit(counts, slots):
             return [
                 Ran(states.copy(), logits.copy(), tokens)
                 for row in rows
                 for states, logits, tokens in self.launch(context, [row])
             ]
-        step = context.loop_step(first, counts, wanted)
+        step = context.loop_step(first, counts, num_logits)
         begin = 0
         for row in rows:
-            end = begin + len(row.given)
+            end = begin + len(row.inputs)
             starts = row.number % self.loops == 0
             step.first_loop[begin:end] = starts
-            (step.input_ids if starts else step.before_loop)[begin:end] = row.given
+            (step.input_ids if starts else step.before_loop)[begin:end] = row.inputs
             begin = end
         step.place(slots)
         step.run(LOOP)
-        tokens = step.token[: sum(wanted)].tolist()
+        tokens = step.token[: sum(num_logits)].tolist()
         ran = list[Ran]()
         begin = 0
         at = 0
         for row in rows:
-            end, stop = begin + len(row.given), at + row.wanted
+            end, stop = begin + len(row.inputs), at + row.num_logits
             ran.append(Ran(step.after_loop[begin:end], step.logits[at:stop], tokens[at:stop]))
             begin, at = end, stop
         return ran
@@ -326,7 +332,7 @@ class WavefrontDepth:
 
     def _score(self, context: LoopContext, rows: Sequence[Row], ran: Sequence[Ran]) -> list[list[float]]:
         """What routers say of each row's wanted tokens; 1 where there is none."""
-        return [[1.0] * row.wanted for row in rows]
+        return [[1.0] * row.num_logits for row in rows]
 
     def _take(
         self, state: WavefrontSequence, rows: Sequence[Row], ran: Sequence[Ran], scores: Sequence[Sequence[float]], after: int
@@ -340,11 +346,11 @@ class WavefrontDepth:
             if loop + 1 < self.loops:
                 frontier.arrive(loop, loop + 1, after_loop.states)
             else:
-                frontier.pass_through(loop, loop + 1, len(row.given))
+                frontier.pass_through(loop, loop + 1, len(row.inputs))
         wrong = False
         for row, (_, logits, tokens), judged in ways:
-            loop, place = row.number % self.loops, row.slot + len(row.given) - row.wanted
-            for n in range(row.wanted):
+            loop, place = row.number % self.loops, row.slot + len(row.inputs) - row.num_logits
+            for n in range(row.num_logits):
                 choice = Choice(loop + 1, logits[n], tokens[n])
                 wrong = wrong or self._settle(state, place + n + 1, choice, judged[n], new, after)
         state.confirm(len(new))
@@ -354,15 +360,15 @@ class WavefrontDepth:
         """The token before the text's ``place`` has run ``choice.loop`` loops; what it chooses finally is appended to ``new``.
         Returns whether what was drafted from ``place`` on is wrong, or behind the text's end."""
         next_place = state.sequence.num_tokens + len(new)
-        if place < next_place or place in state.held:  # it ran along with others
+        if place < next_place or place in state.final_choices:  # it ran along with others
             return False
         final = self._is_final(state, place, choice, score)
         if not final or place > next_place:
             if final:
-                state.held[place] = choice._replace(logits=np.array(choice.logits))
+                state.final_choices[place] = choice._replace(logits=np.array(choice.logits))
             return (final or choice.loop >= after) and self._guess(state, place, choice)
         wrong = self._choose(state, place, choice, new, after)
-        while not wrong and (known := state.held.pop(place := place + 1, None)) is not None:
+        while not wrong and (known := state.final_choices.pop(place := place + 1, None)) is not None:
             wrong = self._choose(state, place, known, new, after)
         return wrong
 
@@ -372,14 +378,14 @@ class WavefrontDepth:
     @staticmethod
     def _guess(state: WavefrontSequence, place: int, choice: Choice) -> bool:
         try:
-            return state.guess_next(place, state.sequence.pick(choice.logits, choice.likeliest, place), choice.loop)
+            return state.guess_next(place, state.sequence.pick(choice.logits, choice.argmax, place), choice.loop)
         except (NumericsError, GrammarError):  # no guess; the final choice's error ends the sequence
             return False
 
     def _choose(self, state: WavefrontSequence, place: int, choice: Choice, new: list[int], after: int) -> bool:
         """Append what is chosen at ``place`` to ``new``. Returns as `_settle` does."""
         sequence = state.sequence
-        token = sequence.choose(choice.logits, choice.likeliest, place)
+        token = sequence.choose(choice.logits, choice.argmax, place)
         drafted = len(new) < state.num_drafts
         right = drafted and int(state.tokens[place]) == token
         guessed = state.guessed[len(new)] if drafted else None
@@ -408,7 +414,7 @@ class WavefrontDepth:
         return cost.launch_ms + cost.layer_ms
 
     def starts_after(self, states: Sequence[WavefrontSequence]) -> int:
-        """After how many loops of a token the next one starts: for the most expected tokens per ms of the batch.
+        """Number of a token's loops after which the next token starts: that with the most expected tokens per ms of the batch.
 
         A token takes as many launches as loops until its final guess, and at least that many; the more of them are on their way,
         the more rows a launch has.

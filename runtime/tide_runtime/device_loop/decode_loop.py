@@ -27,8 +27,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tide_runtime.backends.device.arena import Arena, DeviceBuffers
+from tide_runtime.backends.device.control_flow import IfThen, Launch, Node, Run, Switch, While
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
-from tide_runtime.backends.device.program import IfThen, Launch, Node, Run, Switch, While
 from tide_runtime.backends.step_arrays import PADDED_TOKENS, StepShape
 from tide_runtime.bundle.exits import Exit
 from tide_runtime.bundle.manifest import HEAD

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tide_runtime.backends.device.control_flow import Launch, Node, Run, Switch, While
 from tide_runtime.backends.device.device_step import DeviceContext
-from tide_runtime.backends.device.program import Launch, Node, Run, Switch, While
 from tide_runtime.backends.step_arrays import MAX_PADDED_TOKENS, PADDED_TOKENS
 from tide_runtime.depth.policy import TextDrafts
 from tide_runtime.device_loop.loop_kernels import LoopKernels
@@ -24,7 +24,7 @@ from tide_runtime.device_loop.text_state import RING_ENTRY, TextState
 from tide_runtime.device_loop.token_ring import NO_TOKEN
 from tide_runtime.sequence import TokenSequence
 
-MAX_LAUNCH_TOKENS = 128  # of a sequence and launch
+MAX_LAUNCH_TOKENS = 128  # tokens that one launch generates for a sequence at most
 _INPUTS = ("input_ids", "position_ids", "write_index", "seqlens_k")
 
 

@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Protocol
 
+from tide_runtime.backends.device.control_flow import Execution, IfThen, Node, Run, Switch, While, bodies_of, conditions
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Execution, IfThen, Node, Run, Switch, While, bodies_of, conditions
 from tide_runtime.device_loop.captured_nodes import node_types, why_not_in_a_body, why_not_repeatable
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.errors import TargetError, TideError
 
 _REFUSED = "the decode step cannot be captured in a CUDA graph"
-_BUGS = (AttributeError, ImportError, NameError, TypeError)  # of this file or the package's version, not of a capture
+_BUGS = (AttributeError, ImportError, NameError, TypeError)  # errors of this file or of the package's version, not of a capture
 
 
 class CapturingDevice(Device, Protocol):

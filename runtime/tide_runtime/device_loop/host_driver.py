@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tide_runtime.backends.device.control_flow import Condition, Execution, IfThen, Node, Run, Switch, conditions
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Condition, Execution, IfThen, Node, Run, Switch, conditions
 
 
 class HostDriver:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from tide_runtime.backends.device.control_flow import Enqueue
 from tide_runtime.backends.device.element_types import ElementType
-from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.device_loop.loop_state import LoopState
 from tide_runtime.device_loop.text_state import TextState
 

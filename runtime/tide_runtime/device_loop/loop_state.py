@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tide_runtime.backends.device.arena import Arena, Layout, TransferBlock, layout_bytes
+from tide_runtime.backends.device.control_flow import Condition, Launch
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Condition, Launch
 from tide_runtime.device_loop.token_ring import TokenRing
-from tide_runtime.kept_tokens import TINY
 from tide_runtime.sampler import Sampler
+from tide_runtime.sampling_filters import TINY
 from tide_runtime.sequence import TokenSequence
 
 MAX_EOS = 8  # eos ids per sequence; a request with more is decoded by the host
@@ -58,7 +58,7 @@ class LoopState:
             "top_k": ((batch_size,), np.int32),
             "finished": ((batch_size,), np.uint8),
         }
-        kept: Layout = {
+        state: Layout = {
             "chosen": ((batch_size,), np.int64),
             "emitted": ((batch_size,), np.int32),
             "running": ((1,), np.int32),
@@ -69,13 +69,13 @@ class LoopState:
             "exits": ((batch_size,), np.uint8),
         }
         self._block = TransferBlock(device, sent)
-        self._arena = Arena(device, layout_bytes(kept))
+        self._arena = Arena(device, layout_bytes(state))
         self.ring = TokenRing(device, 2 * turns, batch_size * ring_entry, exits)
         rings: Layout = {
             "ring": (self.ring.entries.shape, np.int64),
             "counts": (self.ring.counts.shape, np.int64),
         }
-        self.tensors = sent | kept | rings
+        self.tensors = sent | state | rings
         self.pointers = self._block.pointers | self._arena.pointers | dict(zip(rings, self.ring.pointers, strict=True))
         self.proceed = Condition(self.pointers["proceed"], default=1)
         flag = np.dtype(np.int32).itemsize

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from math import prod
 
 from tide_runtime.backends.device.arena import DeviceBuffers
+from tide_runtime.backends.device.control_flow import Run
 from tide_runtime.backends.device.device_step import DeviceContext, DeviceStep
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES
-from tide_runtime.backends.device.program import Run
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.device_loop.loop_kernels import ChooseToken, LoopKernels, NextInputs
 from tide_runtime.device_loop.loop_state import LoopState
 
 
 class PaddedSteps:
-    """Steps whose outputs, and the inputs ``written`` by kernels, have the same addresses, which are those of ``widest``.
+    """Steps whose outputs, and the inputs that kernels write (``kernel_inputs``), have the addresses of those of ``widest``.
 
     Args:
         sizes: tokens of each sequence in each of ``steps``, rising.
@@ -28,22 +28,22 @@ class PaddedSteps:
         context: DeviceContext,
         batch_size: int,
         sizes: Sequence[int],
-        written: Sequence[str],
+        kernel_inputs: Sequence[str],
         buffers: DeviceBuffers,
         all_logits: bool = False,
     ) -> None:
-        self._written = written
+        self._kernel_inputs = kernel_inputs
         self.steps: list[DeviceStep] = []
         for tokens in reversed(sizes):
             counts = [tokens] * batch_size
-            wanted = counts if all_logits else [1] * batch_size
-            step = DeviceStep(context, StepShape.of(0, counts, wanted), buffers, captured=True)
-            step.begin(counts, wanted, 0)
+            num_logits = counts if all_logits else [1] * batch_size
+            step = DeviceStep(context, StepShape.of(0, counts, num_logits), buffers, captured=True)
+            step.begin(counts, num_logits, 0)
             step.positions.place([0] * batch_size)
             step.assume_full_caches()
             step.send()  # inputs that no kernel changes
             self.steps.insert(0, step)
-            step.block.pointers.update({name: self.widest.block.pointers[name] for name in written})
+            step.block.pointers.update({name: self.widest.block.pointers[name] for name in kernel_inputs})
 
     @property
     def widest(self) -> DeviceStep:
@@ -52,7 +52,7 @@ class PaddedSteps:
     @property
     def inputs(self) -> NextInputs:
         """What kernels write."""
-        return next_inputs(self.widest, self._written)
+        return next_inputs(self.widest, self._kernel_inputs)
 
     def warm_up(self, graphs: Sequence[str], num_cached_tokens: Sequence[int]) -> None:
         """Run ``graphs`` once in every step, so that a capture meets no lazy initialization. The keys and values that this writes
@@ -61,7 +61,7 @@ class PaddedSteps:
         for step in self.steps:
             step.positions.place(num_cached_tokens)
             shared.wait_until_writable()
-            for name in self._written:
+            for name in self._kernel_inputs:
                 if (values := step.positions.arrays.get(name)) is not None:
                     shared.host[name].reshape(-1)[: values.size] = values.ravel()
             shared.send()

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide_runtime.backends.device.arena import Arena
+from tide_runtime.backends.device.control_flow import Enqueue
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.element_types import ElementType
-from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.device_loop.loop_kernels import ChooseToken, LoopKernels
 from tide_runtime.device_loop.loop_state import LoopState
 from tide_runtime.errors import TideError
@@ -26,7 +26,7 @@ class _Prepared(NamedTuple):
     state: LoopState
     arena: Arena
     enqueue: Enqueue
-    chosen: NDArray[np.int64]
+    tokens: NDArray[np.int64]
 
 
 class DeviceRowSampling:
@@ -56,19 +56,19 @@ class DeviceRowSampling:
         rows = len(samplers)
         with self._device.lock:
             self._device.use()
-            state, arena, enqueue, chosen = self._prepare(1 << (rows - 1).bit_length())
+            state, arena, enqueue, tokens = self._prepare(1 << (rows - 1).bit_length())
             self._device.copy(arena.pointer, pointer, rows * self._vocab * self._element.bytes)
             state.send([position - 1 for position in positions], [0] * rows, [0] * rows, (), samplers)
             enqueue(self._device.stream)
-            self._device.download(chosen, state.pointers["chosen"])
+            self._device.download(tokens, state.pointers["chosen"])
         self._device.synchronize()
-        return chosen[:rows].tolist()
+        return tokens[:rows].tolist()
 
     def _prepare(self, rows: int) -> _Prepared:
         if rows not in self._prepared:
             state = LoopState(self._device, rows, turns=1)
             arena = Arena(self._device, {"logits": rows * self._vocab * self._element.bytes})
             choice = ChooseToken(arena.pointer, self._element, self._vocab, state.pointers["chosen"])
-            chosen = self._device.pinned(8 * rows).view(np.int64)
-            self._prepared[rows] = _Prepared(state, arena, self._kernels.choose_token(state, choice), chosen)
+            tokens = self._device.pinned(8 * rows).view(np.int64)
+            self._prepared[rows] = _Prepared(state, arena, self._kernels.choose_token(state, choice), tokens)
         return self._prepared[rows]

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from tide_runtime.backends.device.arena import Arena, Layout, TransferBlock, layout_bytes
+from tide_runtime.backends.device.control_flow import Condition
 from tide_runtime.backends.device.device import Device
-from tide_runtime.backends.device.program import Condition
 from tide_runtime.depth.policy import TextDrafts
 from tide_runtime.sequence import TokenSequence
 
-MAX_DRAFTS = 15  # of a sequence and turn, as kMaxDrafts in csrc/text_drafts.h
+MAX_DRAFTS = 15  # draft tokens per sequence and turn; kMaxDrafts in csrc/text_drafts.h
 RING_ENTRY = MAX_DRAFTS + 2  # ring values of a sequence and turn: drafts verified, tokens, then -1
 
 
@@ -39,7 +39,7 @@ class TextState:
         self.drafts = drafts
         self.sizes = sizes
         self.classes, self.room = len(drafts.usual_rates), (slots + 1 + 3) // 4 * 4  # the last token is not cached
-        kept: Layout = {
+        state: Layout = {
             "text": ((batch_size, self.room), np.int32),
             "hits": ((batch_size, self.classes), np.int32),
             "tries": ((batch_size, self.classes), np.int32),
@@ -55,12 +55,12 @@ class TextState:
             "least": ((self.classes,), np.int32),
             "prior": ((self.classes,), np.float32),
         }
-        self.tensors = kept | sent
-        self._arena = Arena(device, layout_bytes(kept))
+        self.tensors = state | sent
+        self._arena = Arena(device, layout_bytes(state))
         self._block = TransferBlock(device, sent)
         self.pointers = self._block.pointers | self._arena.pointers
         self.choice = Condition(self.pointers["choice"], default=0)
-        self._known: list[tuple[weakref.ref[TokenSequence], int] | None] = [None] * batch_size
+        self._uploaded: list[tuple[weakref.ref[TokenSequence], int] | None] = [None] * batch_size
 
     def send(self, sequences: Sequence[TokenSequence], bounds: Sequence[int]) -> None:
         """Bring the texts of the sequences at the first batch indices up to date, and send the rest."""
@@ -76,10 +76,10 @@ class TextState:
 
     def take(self, row: int, sequence: TokenSequence, count: int) -> None:
         """The device has appended ``count`` tokens to the sequence."""
-        self._known[row] = (weakref.ref(sequence), sequence.num_tokens + count)
+        self._uploaded[row] = (weakref.ref(sequence), sequence.num_tokens + count)
 
     def _follow(self, row: int, sequence: TokenSequence) -> None:
-        known = self._known[row]
+        known = self._uploaded[row]
         if known is not None and known[0]() is sequence and known[1] == sequence.num_tokens:
             return
         text = sequence.tokens[: sequence.num_tokens].astype(np.int32)

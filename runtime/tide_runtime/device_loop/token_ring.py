@@ -36,7 +36,7 @@ class TokenRing:
         self.counts = device.pinned(8 * (1 + 2 * exits)).view(np.int64)
         self._counters = Arena(device, {"counts": self.counts.nbytes})
         self.counts[:] = 0
-        self._read = self.counts.copy()
+        self._last_counts = self.counts.copy()
 
     @property
     def pointers(self) -> tuple[int, int]:
@@ -52,16 +52,16 @@ class TokenRing:
 
         Raises TideError when more turns were written than the ring holds.
         """
-        before, written = int(self._read[0]), int(self.counts[0])
+        before, written = int(self._last_counts[0]), int(self.counts[0])
         if written - before > self.turns:
             raise TideError(f"{written - before} turns were written to a ring of {self.turns}; read it after every launch")
         found = [self.entries[turn % self.turns].tolist() for turn in range(before, written)]
-        self._read[0] = written
+        self._last_counts[0] = written
         return found
 
     def take_counts(self) -> tuple[list[int], list[int]]:
         """Number of turns since the last call that ran the layers after each exit, and each exit's head."""
-        found = (self.counts[1:] - self._read[1:]).tolist()
-        self._read[1:] = self.counts[1:]
+        found = (self.counts[1:] - self._last_counts[1:]).tolist()
+        self._last_counts[1:] = self.counts[1:]
         exits = len(found) // 2
         return found[:exits], found[exits:]

@@ -13,10 +13,10 @@ from tide_runtime.backends.recurrent_states import StateMemory
 from tide_runtime.costs.cost_model import CostModel
 from tide_runtime.errors import ParamsError
 
-_SHARE = 0.25  # of the memory that is free when the engine is loaded
-_PREFIX_FACTOR = 4  # memory for this many times the running requests is all that is taken by default
-_MAX_SLOWDOWN = 2.5  # of a step by the prompts in it; steps with many decodes take longer than the median one besides
-_MIN_TOKENS = 16  # that prompts get in any case; budgets are multiples
+_FREE_MEMORY_SHARE = 0.25  # share of the memory that is free when the engine is loaded
+_PREFIX_FACTOR = 4  # by default, at most this multiple of the running requests' memory is taken
+_MAX_SLOWDOWN = 2.5  # a step with prompts takes at most this multiple of its time without them
+_MIN_TOKENS = 16  # prompt tokens of a step in any case; budgets are multiples of it
 MAX_CHUNK = 512
 _CHUNKS, _CHUNK_EXCESS = (64, 128, 256, MAX_CHUNK), 1.05  # see `prompt_chunk`
 
@@ -32,30 +32,31 @@ def kv_blocks(memory: StateMemory, budget: int | None, rows: int, slots: int, on
     Raises ParamsError when ``budget`` does not hold one sequence of full length.
     """
     block_bytes = memory.block_bytes
-    least = memory.row_blocks + blocks_of(slots)
+    min_blocks = memory.row_blocks + blocks_of(slots)
     if budget is None and on_device:
-        return rows * least
+        return rows * min_blocks
     if budget is None:
         return share_of(free_memory(), memory, rows, slots) // block_bytes
-    if budget < least * block_bytes:
+    if budget < min_blocks * block_bytes:
         states = f" ({memory.row_blocks * block_bytes} of them for its recurrent layers)" if memory.row_blocks else ""
         raise ParamsError(
-            f"kv_memory is {budget} bytes, one sequence of {slots} tokens needs {least * block_bytes}{states}; set it to at "
+            f"kv_memory is {budget} bytes, one sequence of {slots} tokens needs {min_blocks * block_bytes}{states}; set it to at "
             "least that, or export with a smaller --max-seq-len"
         )
     return budget // block_bytes
 
 
-def kept_on_device(device: Device, memory: StateMemory, most: int) -> int:
-    """Blocks of a prefix cache in the memory of ``device``: a quarter of what is free there, and at most ``most``."""
+def device_blocks(device: Device, memory: StateMemory, max_blocks: int) -> int:
+    """Blocks of a prefix cache in the memory of ``device``: a quarter of what is free there, and at most ``max_blocks``."""
     free: int | None = getattr(device, "free_memory", free_memory)()
-    return min(most, int(_SHARE * (free_memory() if free is None else free)) // memory.block_bytes)
+    return min(max_blocks, int(_FREE_MEMORY_SHARE * (free_memory() if free is None else free)) // memory.block_bytes)
 
 
 def share_of(available: int, memory: StateMemory, rows: int, slots: int) -> int:
     """Bytes of KV memory that an engine takes by default of ``available`` ones: at least what one sequence needs."""
-    least = memory.row_blocks + blocks_of(slots)
-    return memory.block_bytes * min(max(least, int(_SHARE * available) // memory.block_bytes), _PREFIX_FACTOR * rows * least)
+    min_blocks = memory.row_blocks + blocks_of(slots)
+    max_blocks = _PREFIX_FACTOR * rows * min_blocks
+    return memory.block_bytes * min(max(min_blocks, int(_FREE_MEMORY_SHARE * available) // memory.block_bytes), max_blocks)
 
 
 def free_memory() -> int:
@@ -88,22 +89,22 @@ class StepBudget:
     """Prompt tokens of a step by the number of requests that decode in it, so that a long prompt does not stall their tokens.
 
     Args:
-        most: prompt tokens of a step in which nothing decodes; None: see `prompt_chunk`.
-        shared: prompts and decodes share a launch. Otherwise each prompt has a launch of its own, of ``most`` tokens.
+        max_tokens: prompt tokens of a step in which nothing decodes; None: see `prompt_chunk`.
+        shared: prompts and decodes share a launch. Otherwise each prompt has a launch of its own, of ``max_tokens`` tokens.
     """
 
-    def __init__(self, costs: CostModel, most: int | None, shared: bool) -> None:
+    def __init__(self, costs: CostModel, max_tokens: int | None, shared: bool) -> None:
         self._costs = costs
-        self._most = most or prompt_chunk(costs, shared)
+        self._max_tokens = max_tokens or prompt_chunk(costs, shared)
         self._shared = shared
         self.tokens = cache(self._tokens)
 
     def __call__(self, decoding: int) -> int:
-        return self.tokens(decoding) if decoding and self._shared else self._most
+        return self.tokens(decoding) if decoding and self._shared else self._max_tokens
 
     def _tokens(self, decoding: int) -> int:
         bound = _MAX_SLOWDOWN * self._costs.packed(decoding, decoding, 0)
         tokens = _MIN_TOKENS
-        while tokens < self._most and self._costs.packed(decoding, decoding, tokens + _MIN_TOKENS) <= bound:
+        while tokens < self._max_tokens and self._costs.packed(decoding, decoding, tokens + _MIN_TOKENS) <= bound:
             tokens += _MIN_TOKENS
-        return min(self._most, tokens)
+        return min(self._max_tokens, tokens)

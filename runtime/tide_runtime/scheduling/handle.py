@@ -131,23 +131,23 @@ class ResultHandle(Generic[Result]):
     """A request that is wanted for something else than its text: await it, or wait for its `result`; both raise its error.
 
     Args:
-        made: what the request was for, once it is done.
+        make_result: what the request was for, once it is done.
     """
 
-    def __init__(self, handle: GenerationHandle, made: Callable[[], Result]) -> None:
-        self._handle, self._made = handle, made
+    def __init__(self, handle: GenerationHandle, make_result: Callable[[], Result]) -> None:
+        self._handle, self._make_result = handle, make_result
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait at most ``timeout`` seconds. Raises TimeoutError, and EngineClosedError where it was cancelled."""
         self._handle.result(timeout)
-        return self._made()
+        return self._make_result()
 
     def cancel(self) -> None:
         self._handle.cancel()
 
     def __await__(self) -> Generator[Any, None, Result]:
         yield from self._handle.__await__()
-        return self._made()
+        return self._make_result()
 
 
 def _chunk(item: _Item) -> Chunk:

@@ -17,7 +17,7 @@ from tide_runtime.depth.policy import DepthPolicy
 from tide_runtime.errors import DeviceMemoryError, EngineClosedError
 from tide_runtime.metrics import EngineMetrics, EngineStats
 from tide_runtime.outputs import Chunk, Generation
-from tide_runtime.prefix_files import FileCounts
+from tide_runtime.prefix_cache_folder import FileCounts
 from tide_runtime.scheduling.handle import GenerationHandle
 from tide_runtime.scheduling.scheduler import Request, Scheduler, StepPlan
 from tide_runtime.scheduling.step import append_tokens, run_step
@@ -25,7 +25,7 @@ from tide_runtime.sequence import FinishReason, TokenSequence
 
 _log = logging.getLogger("tide_runtime")
 _MAX_FAILURES = 3  # steps in a row; then the backend is given up
-_GATHER_S = 0.0003  # that an idle engine waits for one more request; each that comes begins it anew
+_BATCH_WINDOW_S = 0.0003  # seconds; an idle engine waits this long for further requests, and each arrival restarts the wait
 
 
 @dataclass(eq=False)
@@ -194,7 +194,7 @@ class EngineLoop:
     def _gather(self) -> None:
         """Wait for callers that submit at the same moment: prompts that share the first step share all that follow."""
         for _ in range(self.scheduler.options.max_batch):
-            if self._stop is not None or not self._changed.wait(_GATHER_S):
+            if self._stop is not None or not self._changed.wait(_BATCH_WINDOW_S):
                 return
 
     def _end_aborted(self) -> None:

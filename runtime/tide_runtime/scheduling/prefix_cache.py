@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS, blocks_of
-from tide_runtime.scheduling.prefix_disk import BLOCKS_BESIDE, PrefixDisk
+from tide_runtime.scheduling.prefix_disk import MAX_DISK_BLOCKS_PER_STEP, PrefixDisk
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.snapshot_tree import Evicted, Place, SnapshotTree
 from tide_runtime.sequence import TokenSequence
@@ -89,7 +89,7 @@ class PrefixCache:
         more."""
         assert self.disk is not None
         tokens = sequence.tokens[: sequence.logits_from]
-        most = BLOCKS_BESIDE if beside else math.inf
+        most = MAX_DISK_BLOCKS_PER_STEP if beside else math.inf
         cached, more = self.disk.recall(tokens, _salt(sequence), sequence.num_cached_tokens, sequence.batch_index, most)
         _set_cached(sequence, cached)
         return more
@@ -160,7 +160,7 @@ class PrefixCache:
         ids = [(self._evicted.ids or self._free_ids).pop() for _ in range(place.missing)]
         slot = (self._evicted.slots or self._free_slots).pop()
         tree.keep(place, ids, slot)
-        return Copies(sequence.batch_index, place.known, ids, slot)
+        return Copies(sequence.batch_index, place.num_cached, ids, slot)
 
     def _allocate(self) -> int | None:
         """A block for a text: a free one, else the one that was used least recently."""
@@ -173,9 +173,11 @@ class PrefixCache:
 
 
 def snapshot_points(sequence: TokenSequence, cached: int, shared: int) -> list[int]:
-    """Where the prefill of a text stops for a snapshot, rising: after its first message, which other chats may begin with, and
-    after its last one, from which the chat goes on even where the template drops parts of replies; and after the ``shared``
-    tokens that other texts begin with too. Messages end where a token ends replies. The row has the first ``cached`` tokens.
+    """Numbers of tokens after which a prefill stops for a snapshot, rising.
+
+    It stops after the first message, which other chats may begin with, after the last one, from which the chat goes on even where
+    the template drops parts of replies, and after the ``shared`` tokens that other texts begin with too. Messages end where a
+    token ends replies. The row has the first ``cached`` tokens.
 
     A stop takes about as long as a decode, so it must spare later texts a block at least.
     """

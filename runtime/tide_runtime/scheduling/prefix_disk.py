@@ -26,15 +26,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tide_runtime.backends.base import KeptMemory, PrefixMemory, SnapshotMemory
+from tide_runtime.backends.base import BlockMemory, PrefixMemory, SnapshotMemory
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
-from tide_runtime.prefix_files import Parts, PrefixFiles
+from tide_runtime.prefix_cache_folder import Parts, PrefixCacheFolder
 from tide_runtime.scheduling.prefix_tree import PrefixTree
 from tide_runtime.scheduling.snapshot_tree import SnapshotTree
 
-BLOCKS_BESIDE = 16  # that a step reads beside decodes: about as long as the prompt tokens that it could have instead
+MAX_DISK_BLOCKS_PER_STEP = 16  # blocks; reading them takes about as long as a prompt chunk of the same step
 _FORMAT = "1"
-_NICENESS = 5  # of the writing thread: a quarter of a core that steps use as well
+_NICENESS = 5  # nice level of the writing thread, which then gets a quarter of a core that steps use too
 _TOKEN_BYTES = np.dtype(np.int64).itemsize
 
 
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
     """What a file holds: of each (memory, id) the bytes."""
 
     key: bytes
-    places: Sequence[tuple[KeptMemory, int]]
+    places: Sequence[tuple[BlockMemory, int]]
 
     @property
     def content(self) -> Parts:
@@ -83,7 +83,7 @@ class PrefixDisk:
         writer: the thread that writes, once there is something to write.
     """
 
-    def __init__(self, files: PrefixFiles, facts: Sequence[str]) -> None:
+    def __init__(self, files: PrefixCacheFolder, facts: Sequence[str]) -> None:
         self.files, self._facts = files, facts
         self._root: bytes | None = None
         self._blocks: PrefixMemory | None = None

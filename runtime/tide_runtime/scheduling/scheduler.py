@@ -313,11 +313,11 @@ class Scheduler:
         sequence = request.sequence
         end = next((point for point in sequence.snapshot_points if point > sequence.num_cached_tokens), sequence.prefill_end)
         tokens = min(budget, end - sequence.num_cached_tokens)
-        return int(tokens - max(0, PromptChunk(sequence, tokens).wanted - self._logits_left))
+        return int(tokens - max(0, PromptChunk(sequence, tokens).num_logits - self._logits_left))
 
     def _prefill(self, request: Request, tokens: int, plan: StepPlan) -> int:
         plan.prompts.append((request, tokens))
-        self._logits_left -= PromptChunk(request.sequence, tokens).wanted
+        self._logits_left -= PromptChunk(request.sequence, tokens).num_logits
         return tokens
 
     def _load_prefix(self, sequence: TokenSequence, plan: StepPlan) -> None:

@@ -43,12 +43,12 @@ class Match(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a text's snapshot belongs: after ``known`` blocks of the tree it needs ``missing`` more, the last one for ``end``."""
+    """The place of a text's snapshot: after ``num_cached`` blocks of the tree; ``missing`` more, the last for ``end``."""
 
     node: _Node
     keys: list[_Key]
     end: _End
-    known: int
+    num_cached: int
 
     @property
     def missing(self) -> int:
@@ -113,7 +113,7 @@ class SnapshotTree(PrefixTree):
         return [node.block for node in path], snapshots
 
     def place(self, tokens: Sequence[int] | NDArray[np.integer], salt: Hashable) -> Place | None:
-        """Where a snapshot of ``tokens`` belongs; None where there is one, which is marked as used."""
+        """The place of a snapshot of ``tokens``; None: there is one already, which is marked as used."""
         keys = self._keys(tokens, salt)
         text = np.asarray(tokens, np.int64).tobytes()
         path = self._walk(keys)

@@ -17,7 +17,7 @@ from tide_runtime.backends.onnxruntime.distribution import distribution, install
 from tide_runtime.bundle.architectures import ARCHITECTURES, onnxruntime_compute
 from tide_runtime.bundle.manifest import PAD_ATTENTION, TargetInfo
 from tide_runtime.targets.gpu_probe import PresentGpu, driver_cuda, present_gpu, runs_code_for
-from tide_runtime.targets.select import CPU, CUDA, DeviceChoice, obstacle
+from tide_runtime.targets.target_choice import CPU, CUDA, DeviceChoice, obstacle
 
 # What is shown → the distributions that bring it.
 _PACKAGES = {

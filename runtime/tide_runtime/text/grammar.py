@@ -24,7 +24,7 @@ from tide_runtime.text.grammar_limits import check_integers, named_tokens, spell
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_KEPT = 64  # compiled grammars of an engine; compiling takes 1 to 100 ms
+_MAX_COMPILED = 64  # compiled grammars of an engine; compiling takes 1 to 100 ms
 # JSON as Python's json.dumps writes it. Without free white space the names of required properties follow from the schema.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -94,17 +94,17 @@ class GrammarCompiler:
 
     def start(self, grammar: Grammar) -> GrammarState:
         """The state before the first token. Raises GrammarError where ``grammar`` cannot be compiled."""
-        matcher = self._kept(grammar)
+        matcher = self._cached_matcher(grammar)
         if matcher is None:
             with self._compiling:
-                matcher = self._kept(grammar)  # another thread may have compiled it meanwhile
+                matcher = self._cached_matcher(grammar)  # another thread may have compiled it meanwhile
                 if matcher is None:
                     matcher = self._compile(grammar)
                     self._keep(grammar, matcher)
         with self._lock:
             return GrammarState(matcher.deep_copy(), self.vocab_size)
 
-    def _kept(self, grammar: Grammar) -> LLMatcher | None:
+    def _cached_matcher(self, grammar: Grammar) -> LLMatcher | None:
         with self._lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
@@ -113,7 +113,7 @@ class GrammarCompiler:
     def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
         with self._lock:
             self._compiled[grammar] = matcher
-            if len(self._compiled) > _KEPT:
+            if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:

@@ -30,7 +30,7 @@ _VALUE = "jubatek"
 _OBJECT = {_KEY: _VALUE}
 _TEXT = json.dumps(_OBJECT)
 _LONG_ID, _SHORT_ID = "call_0123456789abcdef01234567", "a1b2c3d4e"
-_SHORT = len(_SHORT_ID)  # what Mistral's templates demand
+_SHORT = len(_SHORT_ID)  # characters; Mistral's templates demand ids of this length
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 
 from jinja2 import Environment, meta, nodes
 
-from tide_runtime.text.held_back import shared_length
 from tide_runtime.text.message_parts import joined_parts
+from tide_runtime.text.prefix_match import common_prefix_length
 from tide_runtime.text.template_forms import TemplateForms
 from tide_runtime.text.thoughts import TAG, ThoughtMarks
 
@@ -26,9 +26,9 @@ Field = Literal["reasoning_content", "reasoning", "tool_plan", "parts", "blocks"
 # Words that no template has: a prompt with one shows what was called so.
 _USER, _THOUGHT, _ANSWER = "vreluth", "fimbulo", "quastiv"
 _EFFORTS = ("none", "no_think", "minimal", "low", "medium", "high", "xhigh", "max")
-_USUAL_EFFORTS = ("low", "medium", "high")  # what a template that takes any value expects
+_USUAL_EFFORTS = ("low", "medium", "high")  # tried on a template that accepts any value
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token"}
-_USUAL_GAP = "\n\n"  # of models whose template does not show it
+_USUAL_GAP = "\n\n"  # assumed where the template does not show the gap
 _OPENING_AT_END = re.compile(rf"((?:(?:{TAG.pattern})\w+)?(?:{TAG.pattern}))\s*$")
 _CLOSING = re.compile(r"</[^<>\s/]+>|\[/[A-Z_]+\]")
 _NAMED = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>", re.IGNORECASE)
@@ -103,7 +103,7 @@ class _Prompts:
 
     def _opened(self, variables: Mapping[str, Any]) -> tuple[str, str]:
         closed, opened = (self._render([self._user], **variables, add_generation_prompt=add) or "" for add in (False, True))
-        return opened, opened[shared_length(closed, opened) :]
+        return opened, opened[common_prefix_length(closed, opened) :]
 
     def marks_of_history(self, field: Field) -> ThoughtMarks | None:
         """Those around the thoughts of the last turn."""
@@ -111,7 +111,7 @@ class _Prompts:
         begin, answer = text.find(_THOUGHT), text.find(_ANSWER)
         if not 0 <= begin < answer:
             return None
-        before = text[shared_length(text, self.open) : begin]
+        before = text[common_prefix_length(text, self.open) : begin]
         between = text[begin + len(_THOUGHT) : answer]
         opening = before.strip() or _opening_at_end(self.open) or self.open.rstrip().rpartition("\n")[2]
         if between.lstrip().startswith(opening):  # the prompt ends with no thoughts
@@ -129,7 +129,7 @@ class _Prompts:
         call = {"id": "a1b2c3d4e", "type": "function", "function": {"name": _ANSWER, "arguments": {_ANSWER: _ANSWER}}}
         text = self._turn({"content": None, "tool_calls": [call]}, field)
         _, found, behind = text.partition(_THOUGHT)
-        opening = _opening_at_end(text[shared_length(text, self.open) : text.find(_THOUGHT)]) if found else ""
+        opening = _opening_at_end(text[common_prefix_length(text, self.open) : text.find(_THOUGHT)]) if found else ""
         closing = _closing_of(opening, behind) if opening else None
         if closing is None:
             return None
@@ -148,7 +148,7 @@ class _Prompts:
     def _gap(self, closing: str) -> str:
         """What the template has between ``closing`` and an answer, as an answer without thoughts shows it."""
         before = self._turn({"content": _ANSWER}).partition(_ANSWER)[0]
-        head = before[shared_length(before, self.open) :]
+        head = before[common_prefix_length(before, self.open) :]
         behind_user = before.rpartition(_USER)[2]
         if closing in behind_user:
             return behind_user.rpartition(closing)[2]
@@ -171,7 +171,7 @@ class _Prompts:
 
     def marks_of_empty_block(self) -> ThoughtMarks | None:
         """Those of the block that ends the prompt where thoughts are turned off."""
-        block = self.off_head[shared_length(self.head, self.off_head) :]
+        block = self.off_head[common_prefix_length(self.head, self.off_head) :]
         tags = [*TAG.finditer(block)]
         if len(tags) < 2 or not self.off_head.startswith(self.head.rstrip()):
             return None

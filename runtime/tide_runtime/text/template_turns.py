@@ -16,7 +16,7 @@ Message = Mapping[str, Any]
 Render = Callable[[list[Message]], str | None]
 
 _SYSTEM_ROLES = ("system", "developer")
-_WORD = "drobuli"  # no template has it
+_WORD = "drobuli"  # a word that no template contains
 _IDS = ("a1b2c3d4e", "b1b2c3d4e")
 _TEXTS = ("content", "reasoning_content", "reasoning")
 

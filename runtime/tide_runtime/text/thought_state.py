@@ -217,7 +217,7 @@ class ThoughtState:
         if splitter.phase == "thoughts" and not forced:
             forced = self._forced_in_thoughts(splitter, tokens)
         if self._grammar is not None and splitter.phase == "gap":
-            forced = forced if forced or was == "gap" else self._gap_after(splitter.held)
+            forced = forced if forced or was == "gap" else self._gap_after(splitter.pending)
             if not forced:
                 splitter.phase = "answer"
         return _Place(splitter, tokens, forced, pending, answer)
@@ -227,13 +227,17 @@ class ThoughtState:
             return self._tokens.closing
         last = self._tokens.last
         # A longer token would close the thoughts and begin the answer, which is the grammar's.
-        if self._grammar is not None and last is not None and splitter.held.endswith(self._tokens.marks.closing[: -len(last[1])]):
+        if (
+            self._grammar is not None
+            and last is not None
+            and splitter.pending.endswith(self._tokens.marks.closing[: -len(last[1])])
+        ):
             return (last[0],)
         return ()
 
-    def _gap_after(self, held: str) -> tuple[int, ...]:
+    def _gap_after(self, pending: str) -> tuple[int, ...]:
         """The gap without what the closing mark's token has had of it."""
-        return self._tokens.gap if not held else ()
+        return self._tokens.gap if not pending else ()
 
     def _answer(self, tokens: tuple[int, ...], text: str) -> tuple[int, ...]:
         """The last of ``tokens`` that spell ``text``, the beginning of an answer."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from tide_runtime.text.held_back import held_back, shared_length
+from tide_runtime.text.prefix_match import common_prefix_length, partial_match_length
 
 Phase = Literal["before", "thoughts", "gap", "answer"]
 TAG = re.compile(r"<[^<>\s]+>|\[/?[A-Z][A-Z_ ]+\]|◁[^◁▷\s]+▷")
@@ -104,13 +104,13 @@ class ThoughtSplitter:
     def __init__(self, marks: ThoughtMarks, begun: bool) -> None:
         self.marks = marks
         self.phase: Phase = "thoughts" if begun else "before"
-        self._held = ""  # of which it is not certain yet what it is
+        self._pending = ""  # of which it is not certain yet what it is
         self._separator, self._in_block = "", False  # put before the next block's first word; it has come
 
     @property
-    def held(self) -> str:
+    def pending(self) -> str:
         """The text of which it is not certain yet what it is."""
-        return self._held
+        return self._pending
 
     def copy(self) -> ThoughtSplitter:
         """A splitter that goes on from here by itself."""
@@ -120,57 +120,57 @@ class ThoughtSplitter:
         """Add output; returns what is certain now, which is all where ``text`` is the ``last``."""
         if self.phase == "answer":
             return Split("", text, "")
-        self._held += text
+        self._pending += text
         thoughts = before = ""
         while self.phase != "answer" and (step := self._step(last)) is not None:
             length, shown = step
             thoughts = thoughts + shown
-            before = before + self._held[:length]
-            self._held = self._held[length:]
+            before = before + self._pending[:length]
+            self._pending = self._pending[length:]
         answer = ""
         if self.phase == "answer":
-            answer = self._held
-            self._held = ""
+            answer = self._pending
+            self._pending = ""
         return Split(thoughts, answer, before)
 
     def _step(self, last: bool) -> tuple[int, str] | None:
         """How much of the held text is certain, and the thoughts in it; None: nothing is."""
         if self.phase != "thoughts":
             return self._head(last)
-        text = self._held.lstrip()
+        text = self._pending.lstrip()
         if not self._in_block and text.startswith(self.marks.opening):
-            return len(self._held) - len(text) + len(self.marks.opening), ""
+            return len(self._pending) - len(text) + len(self.marks.opening), ""
         if not (self._in_block or last) and text and self.marks.opening.startswith(text):
             return None
-        at = self._held.find(self.marks.closing)
+        at = self._pending.find(self.marks.closing)
         if at >= 0:
-            shown = self._words(self._held[:at])
+            shown = self._words(self._pending[:at])
             self.phase = "gap"
             self._in_block = False
             return at + len(self.marks.closing), shown
         if last:
             self.phase = "answer"
-            return len(self._held), self._words(self._held)
-        words = self._held[: len(self._held) - held_back(self._held, [self.marks.closing])].rstrip()
+            return len(self._pending), self._words(self._pending)
+        words = self._pending[: len(self._pending) - partial_match_length(self._pending, [self.marks.closing])].rstrip()
         return (len(words), self._words(words)) if words else None
 
     def _head(self, last: bool) -> tuple[int, str] | None:
         is_first = self.phase == "before"
         heads = self.marks.first_heads if is_first else self.marks.heads
-        text = self._held.lstrip()
+        text = self._pending.lstrip()
         may_grow = any(head.startswith(text) and head != text for head in heads)
         if not last and (
             may_grow
-            or not self._held
-            or (not is_first and self._held != self.marks.space and self.marks.space.startswith(self._held))
+            or not self._pending
+            or (not is_first and self._pending != self.marks.space and self.marks.space.startswith(self._pending))
         ):
             return None
         if begun := [head for head in heads if text.startswith(head)]:
             head = max(begun, key=len)
             self.phase = heads[head]
-            return len(self._held) - len(text) + len(head), ""
+            return len(self._pending) - len(text) + len(head), ""
         self.phase = "answer"
-        return (0 if is_first else shared_length(self._held, self.marks.space)), ""
+        return (0 if is_first else common_prefix_length(self._pending, self.marks.space)), ""
 
     def _words(self, text: str) -> str:
         """``text`` of thoughts as it is shown: blocks without white space around them, and an empty line between two."""

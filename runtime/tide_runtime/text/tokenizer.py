@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tide_runtime.errors import BundleError, PromptError
-from tide_runtime.text.held_back import held_back
+from tide_runtime.text.prefix_match import partial_match_length
 from tide_runtime.text.thoughts import Thoughts, ThoughtSplitter
 from tide_runtime.text.token_bound import TokenBound
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 REPLACEMENT = "\ufffd"  # decoded from bytes that are no complete UTF-8 character
-LONGEST_CHARACTER = 4  # most bytes, and therefore tokens, of a UTF-8 character
+LONGEST_CHARACTER = 4  # bytes, and therefore tokens, of a UTF-8 character at most
 
 
 class Tokenizer:
@@ -250,28 +250,28 @@ class StopStrings:
             self._spelled[marked] = stop
         self._stops = tuple(self._spelled)
         self._hidden = dict.fromkeys(map(ord, (marks or {}).values()))
-        self._held = ""
+        self._pending = ""
         self.hit: str | None = None
 
     def feed(self, piece: str) -> str:
         """Add text; returns the part that certainly precedes any stop string."""
-        text = self._held + piece
-        self._held = ""
+        text = self._pending + piece
+        self._pending = ""
         # The stop string that ends first wins, and among those with the same end the longest.
         found = min(((at + len(s), at, s) for s in self._stops if (at := text.find(s)) >= 0), default=None)
         if found is not None:
             _, start, hit = found
             self.hit = self._spelled[hit]
             return self._shown(text[:start])
-        certain = len(text) - held_back(text, self._stops)
-        self._held = text[certain:]
+        certain = len(text) - partial_match_length(text, self._stops)
+        self._pending = text[certain:]
         return self._shown(text[:certain])
 
     def drain(self) -> str:
         """Return the text held back; at the end of the stream it cannot become a stop string."""
-        held = self._held
-        self._held = ""
-        return self._shown(held)
+        pending = self._pending
+        self._pending = ""
+        return self._shown(pending)
 
     def _shown(self, text: str) -> str:
         return text.translate(self._hidden) if self._hidden else text

@@ -22,7 +22,7 @@ from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import current_record
 from tide_serve.request.prompt_ids import each_prompt, ids_of_texts, off_loop
 
-_MAX_INPUTS = 2048  # as OpenAI's
+_MAX_INPUTS = 2048  # inputs of one request; OpenAI's limit
 Vector = NDArray[np.float32]
 
 

@@ -111,7 +111,7 @@ class _Inbox:
             handle.listen(lambda item, number=number: self._put(number, item))  # type: ignore[misc]
 
     def _put(self, number: int, item: Chunk | BaseException) -> None:
-        """In the engine's thread."""
+        """Hands ``item`` over to the event loop; the engine's thread calls it."""
         self._items.append((number, item))
         if not self._waking:
             self._waking = True

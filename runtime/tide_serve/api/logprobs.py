@@ -12,7 +12,7 @@ from tide_runtime.sampler import TokenLogprob
 from tide_runtime.text.token_bytes import TokenBytes
 from tide_runtime.text.tokenizer import TextStream, Tokenizer
 
-_LEAST = -9999.0  # OpenAI's value of what is as good as impossible; JSON has no infinity
+_MIN_LOGPROB = -9999.0  # OpenAI's value of what is as good as impossible; JSON has no infinity
 _CACHED = 1 << 16  # tokens
 _SLACK = 8  # characters of a prompt that a tokenizer may have dropped before a token
 
@@ -27,7 +27,7 @@ def chat_logprobs(entries: Iterable[TokenLogprob], top: int, texts: TokenTexts) 
 
 
 def _chat_token(token: int, logprob: float, texts: TokenTexts) -> dict[str, Any]:
-    return {"token": texts.text_of(token), "logprob": max(logprob, _LEAST), "bytes": [*texts.bytes_of(token)]}
+    return {"token": texts.text_of(token), "logprob": max(logprob, _MIN_LOGPROB), "bytes": [*texts.bytes_of(token)]}
 
 
 def completion_logprobs(
@@ -43,7 +43,7 @@ def completion_logprobs(
     shown = [text for text, _ in spans]
     return {
         "tokens": shown,
-        "token_logprobs": [*nothing, *(max(entry.logprob, _LEAST) for entry in entries)],
+        "token_logprobs": [*nothing, *(max(entry.logprob, _MIN_LOGPROB) for entry in entries)],
         "top_logprobs": [*nothing, *map(_top, entries, repeat(top), repeat(texts), shown[unscored:])],
         "text_offset": [offset for _, offset in spans],
     }
@@ -53,7 +53,7 @@ def _top(entry: TokenLogprob, top: int, texts: TokenTexts, shown: str) -> dict[s
     """Text → log-probability of the likeliest tokens and the chosen one; of tokens with the same text the likeliest."""
     found: dict[str, float] = {}
     for token, logprob in (*entry.top[:top], (entry.token, entry.logprob)):
-        found.setdefault(shown if token == entry.token else texts.text_of(token), max(logprob, _LEAST))
+        found.setdefault(shown if token == entry.token else texts.text_of(token), max(logprob, _MIN_LOGPROB))
     return found
 
 

@@ -20,7 +20,7 @@ from tide_serve.errors import RETRY_S, ApiError
 from tide_serve.models.registry import ModelRegistry
 from tide_serve.observe.request_record import ServerState, current_record
 
-_HELD = "tide.held_models"  # in the scope of a request
+_SCOPE_KEY = "tide.held_models"  # key in a request's ASGI scope
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Service(ServerState):
             record.model = name
         deadline = monotonic() + self.config.request_timeout
         engine = self.models.take(name) or await self._waited(request, name, deadline)
-        held: ExitStack = request.scope[_HELD]
+        held: ExitStack = request.scope[_SCOPE_KEY]
         held.callback(self.models.release, name)
         if engine not in self._of_engines:
             self._of_engines[engine] = TokenTexts(engine.tokenizer), _fingerprint(engine)
@@ -173,7 +173,7 @@ class HoldModels:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as held:
-            scope[_HELD] = held
+            scope[_SCOPE_KEY] = held
             await self._app(scope, receive, send)
 
 

@@ -12,7 +12,7 @@ from starlette.types import Scope
 from tide_serve.observe.request_record import current_record
 from tide_serve.request.messages_as_chat import ACCOUNTS
 
-OPENING_CHARS = 1024  # of a plain prompt
+OPENING_CHARS = 1024  # characters of a plain prompt that choose the replica
 OPENING_TOKENS = 256
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers",
           "client", "server")  # fmt: skip

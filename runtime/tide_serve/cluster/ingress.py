@@ -35,8 +35,8 @@ from tide_serve.observe.request_record import ServerState
 
 _log = logging.getLogger("tide_serve")
 _PROBE_S = 2.0
-_GRACE_S = 10.0  # for an answer that ends at its own time limit
-_PAUSE_S = 0.1  # before further attempts, times their number: Ray needs a moment to notice that a replica is gone
+_GRACE_S = 10.0  # seconds beyond an answer's own time limit before the ingress ends it
+_PAUSE_S = 0.1  # seconds before the second attempt, twice as many before the third: Ray is slow to notice a lost replica
 
 
 def ingress_builder(deployment: str, config: ServeConfig, api_key_file: Path | None = None) -> Callable[[], ASGIApp]:
@@ -189,27 +189,27 @@ class Delivery:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
-        self._kept: list[Message] = []
+        self._unsent: list[Message] = []
         self._is_stream = False
         self.begun = self.complete = False
 
     async def pass_on(self, message: Message) -> None:
         """The replica's next message."""
-        self._kept.append(message)
+        self._unsent.append(message)
         if message["type"] == "http.response.start":
             self._is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
             return
         self.complete = not message.get("more_body", False)
         if self._is_stream or self.complete:
-            kept = self._kept
-            self._kept = []
+            messages = self._unsent
+            self._unsent = []
             self.begun = True
-            for each in kept:
+            for each in messages:
                 await self._send(each)
 
     def forget(self) -> None:
         """The replica is lost: drop what the client has not got."""
-        self._kept.clear()
+        self._unsent.clear()
 
     async def break_off(self, error: ApiError) -> None:
         """End a stream of which the client has a part with ``error`` as its last event."""

@@ -115,7 +115,7 @@ class _Serving:
                 self._idle.set()
 
     async def close(self) -> None:
-        """When the last request has ended, end the application, which closes the engine."""
+        """Wait for the last request, then end the application, which closes the engine."""
         await self._idle.wait()
         await self._lifespan.__aexit__(None, None, None)
         self.app.state.service.observer.close()

@@ -25,7 +25,7 @@ from tide_serve.http.connection import GuardedConnection
 _log = logging.getLogger("tide_serve")
 _KEEP_ALIVE_S = 75  # longer than load balancers keep theirs, or they would send requests into closed connections
 _TICK_S = 0.05
-_LAST_WORDS_S = 2  # for answers that were cut short to reach their clients
+_FINAL_ANSWERS_S = 2  # seconds in which truncated answers may still reach their clients
 _ONE_SIGNAL_S = 0.5  # signals so close are one: `timeout` and wrappers send theirs to the process and to its group
 _MAX_FILES = 65536
 # Bounds the kernel's memory for a client that does not read, and lets `GuardedConnection` notice it after 256 KiB.
@@ -92,7 +92,7 @@ class DrainingServer(uvicorn.Server):
             for answer in answers:
                 answer.cancel()
             if answers:
-                await asyncio.wait(answers, timeout=_LAST_WORDS_S)  # for their lines in the log
+                await asyncio.wait(answers, timeout=_FINAL_ANSWERS_S)  # for their lines in the log
             # An orderly end joins the threads of the engines and of asyncio's executor, and one that hangs would keep it.
             os._exit(128 + self._forced_by)
 
@@ -100,7 +100,7 @@ class DrainingServer(uvicorn.Server):
         closing = asyncio.create_task(asyncio.to_thread(self._service.models.close, abort=True))
         while not closing.done() and not self.force_exit:
             await asyncio.wait([closing], timeout=_TICK_S)
-        end = monotonic() + _LAST_WORDS_S
+        end = monotonic() + _FINAL_ANSWERS_S
         while self._service.metrics.in_progress and monotonic() < end and not self.force_exit:
             await asyncio.sleep(_TICK_S)
 
@@ -141,7 +141,7 @@ def uvicorn_config(app: ASGIApp, config: ServeConfig, tls: ssl.SSLContext | None
         # X-Forwarded-For names the client that limits and log lines are about, only where a proxy is declared.
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_LAST_WORDS_S,
+        timeout_graceful_shutdown=_FINAL_ANSWERS_S,
         ssl_context_factory=None if tls is None else lambda *_: tls,
     )
 

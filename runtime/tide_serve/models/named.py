@@ -14,7 +14,7 @@ from tide_runtime.scheduling.budgets import free_memory
 from tide_serve.models.pool import ModelPool, PooledModel
 from tide_serve.models.source import BundleSource
 
-_SHARE = 0.75  # of the memory that is free when the server starts
+_FREE_MEMORY_SHARE = 0.75  # share of the memory that is free when the server starts
 
 
 def model_name_of(model: str) -> str:
@@ -77,7 +77,7 @@ def make_pool(
     """
     if idle_unload is not None and idle_unload <= 0:
         raise ParamsError(f"idle_unload is {idle_unload}; set it to seconds > 0, or leave it out")
-    limit = memory if memory is not None else int(_SHARE * free_memory())
+    limit = memory if memory is not None else int(_FREE_MEMORY_SHARE * free_memory())
     pooled = [_pooled(name, BundleSource(_bundle(name, path, export), options, limit)) for name, path in models.items()]
     if all(model.failure is not None for model in pooled):
         raise ParamsError("; ".join(f"model {model.name} cannot be loaded: {model.failure}" for model in pooled))

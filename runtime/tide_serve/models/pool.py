@@ -43,7 +43,7 @@ class PooledModel:
         users: answers in progress.
         waiting: requests that wait for the engine.
         loading, leaving: it is being loaded; it was chosen to make room.
-        used: `monotonic` seconds when it was last taken or released.
+        last_used: `monotonic` seconds when it was last taken or released.
     """
 
     name: str
@@ -55,7 +55,7 @@ class PooledModel:
     waiting: deque[asyncio.Future[Engine]] = field(default_factory=deque, init=False)
     loading: bool = field(default=False, init=False)
     leaving: bool = field(default=False, init=False)
-    used: float = field(default=0.0, init=False)
+    last_used: float = field(default=0.0, init=False)
 
     @property
     def bytes(self) -> int:
@@ -75,7 +75,7 @@ class PooledModel:
         if self.engine is None or self.leaving or not self.engine.healthy:
             return None
         self.users = self.users + 1
-        self.used = monotonic()
+        self.last_used = monotonic()
         return self.engine
 
     def answer_waiting(self) -> None:
@@ -140,7 +140,7 @@ class ModelPool(ModelRegistry):
     def release(self, name: str) -> None:
         model = self._models[name]
         model.users = model.users - 1
-        model.used = monotonic()
+        model.last_used = monotonic()
         self._news.set()
 
     # --- the task that loads and unloads
@@ -180,7 +180,7 @@ class ModelPool(ModelRegistry):
             _log.info("loads model %s", model.name)
             model.engine = await asyncio.to_thread(model.source.load, plan)
             model.failure = None
-            model.used = monotonic()
+            model.last_used = monotonic()
         finally:
             model.loading = False
         if model.engine.backend.private_weights:
@@ -223,7 +223,7 @@ class ModelPool(ModelRegistry):
 
     def _to_leave(self, needed: int) -> list[PooledModel]:
         """The models that have to leave for ``needed`` bytes: idle ones first, of those the least recently used."""
-        loaded = sorted((m for m in self._models.values() if m.engine is not None), key=lambda m: (m.users > 0, m.used))
+        loaded = sorted((m for m in self._models.values() if m.engine is not None), key=lambda m: (m.users > 0, m.last_used))
         excess = sum(m.bytes for m in loaded) + needed - self._memory
         leaving = []
         for model in loaded:
@@ -245,10 +245,12 @@ class ModelPool(ModelRegistry):
 
     async def _unload_idle(self) -> None:
         """Unload a model whose time is over, or wait until there is one, or other work."""
-        idle = min((m for m in self._models.values() if m.engine is not None and not m.users), key=lambda m: m.used, default=None)
+        idle = min(
+            (m for m in self._models.values() if m.engine is not None and not m.users), key=lambda m: m.last_used, default=None
+        )
         if idle is None or self._idle_unload is None:
             await self._change()
-        elif (left := idle.used + self._idle_unload - monotonic()) > 0:
+        elif (left := idle.last_used + self._idle_unload - monotonic()) > 0:
             await self._change(left)
         else:
             await self._unload(idle)

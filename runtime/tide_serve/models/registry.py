@@ -16,7 +16,7 @@ from tide_runtime.text.chat_template import analysed
 from tide_serve.request.tools import described_calls
 
 _log = logging.getLogger("tide_serve")
-LONGEST_STEP_S = 600  # a step computes a part of a prompt at most
+LONGEST_STEP_S = 600  # seconds after which a step counts as hung; it computes a part of a prompt at most
 
 
 class ModelRegistry(ABC):

@@ -10,7 +10,7 @@ from tide_runtime import Engine, EngineOptions
 from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import MANIFEST_NAME
 from tide_runtime.engine_memory import EngineMemory
-from tide_runtime.targets.select import DeviceChoice, choose_target
+from tide_runtime.targets.target_choice import DeviceChoice, choose_target
 from tide_runtime.text.tokenizer import Tokenizer
 
 _PROCESSOR = "onnxruntime-cpu"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from tide_runtime import Chunk
-from tide_runtime.text.held_back import held_back
+from tide_runtime.text.prefix_match import partial_match_length
 from tide_runtime.text.thoughts import ThoughtSplitter
 
 from tide_serve.request.call_formats import ToolCall
@@ -34,7 +34,7 @@ class AnswerParser:
         self._thoughts = thoughts
         self._tools = tools
         self._hidden = hidden
-        self._held = ""  # what may be a part of a mark: a stop string that begins inside one has cut it
+        self._pending = ""  # what may be a part of a mark: a stop string that begins inside one has cut it
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -53,10 +53,10 @@ class AnswerParser:
             thoughts, text, _ = self._thoughts.feed(text, last)
         if self._tools is not None:  # before marks are hidden, as a call may have the same ones
             text, calls = self._tools.feed(text, last)
-        text = self._held + text
+        text = self._pending + text
         for mark in self._hidden:
             thoughts = thoughts.replace(mark, "")
             text = text.replace(mark, "")
-        certain = len(text) - (0 if last else held_back(text, self._hidden))
-        text, self._held = text[:certain], text[certain:]
+        certain = len(text) - (0 if last else partial_match_length(text, self._hidden))
+        text, self._pending = text[:certain], text[certain:]
         return AnswerParts(thoughts, text, calls)

@@ -21,7 +21,7 @@ from tide_serve.config import ServeConfig
 from tide_serve.errors import ApiError
 from tide_serve.observe.request_record import note_no_effect
 
-_LEVELS = 16  # of nesting that a body needs above its JSON schemas
+_LEVELS = 16  # nesting levels that a body may have around its JSON schemas
 _INDEX = re.compile(r"\[\d+\]")
 _LISTS: dict[Any, str] = {list[str]: "strings", list[int]: "integers", list[list[int]]: "lists of integers"}
 _KINDS = {str: "a string", list: "a list", dict: "an object", bool: "true or false", int: "a number", float: "a number"}

@@ -12,7 +12,7 @@ from tide_serve.request.call_arguments import in_lark
 from tide_serve.request.call_formats import CallForm
 from tide_serve.request.call_reader import COUNT, ID, NAME
 
-MAX_CALLS = 8  # most calls of an answer that follows a grammar: a model that does not stop by itself must
+MAX_CALLS = 8  # calls of an answer that follows a grammar, as some models do not stop by themselves
 _WILD = {ID: "/[a-zA-Z0-9]{9}/", COUNT: "/[0-9]{1,3}/", NAME: r"/[a-zA-Z0-9_-]{1,64}/"}  # nine: what Mistral's templates demand
 _PART = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]|[\ue000-\ue003]|[^<\[\ue000-\ue003]+|[<\[]")
 # JSON in pieces: a longer string would shut out an answer that begins like a call.

@@ -18,7 +18,7 @@ from typing import Any
 
 from tide_runtime.errors import PromptError
 from tide_runtime.text.chat_template import analysed, render_chat
-from tide_runtime.text.held_back import shared_length
+from tide_runtime.text.prefix_match import common_prefix_length
 from tide_runtime.text.thoughts import TAG
 
 from tide_serve.request.call_arguments import Arguments, Items, Json, Literals, Value
@@ -217,7 +217,7 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
 
 
 def _arguments(turns: _Turns, one: str, at: int) -> tuple[int, int, Arguments]:
-    """Where the arguments begin and end, and how they are written. ``at``: where the name ends."""
+    """Beginning and end of the arguments in ``one``, and their form. ``at``: the place after the name."""
     key, value = one.find(_KEYS[0], at), one.find(_VALUE, at)
     colon = one[key + len(_KEYS[0]) : value]
     comma = _between(one[value:], _VALUE, _KEYS[1])
@@ -283,9 +283,9 @@ def _frame(before: str, between: str, behind: str) -> tuple[str, str, str]:
 def _shared(one: str, other: str) -> str:
     """The text that both begin with, in whole marks."""
     marks, others = map(_MARK_OR_LETTER.findall, (one, other))
-    return "".join(marks[: shared_length(marks, others)])
+    return "".join(marks[: common_prefix_length(marks, others)])
 
 
 def _shared_end(one: str, other: str) -> str:
     marks, others = map(_MARK_OR_LETTER.findall, (one, other))
-    return "".join(marks[len(marks) - shared_length(marks[::-1], others[::-1]) :])
+    return "".join(marks[len(marks) - common_prefix_length(marks[::-1], others[::-1]) :])

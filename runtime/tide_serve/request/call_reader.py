@@ -138,7 +138,7 @@ class Reading:
         return self.text[begin : self.at]
 
     def _closing(self, parts: re.Pattern[str], depth: int) -> int:
-        """Behind the bracket that closes ``depth`` brackets, or the one that is next."""
+        """Place after the bracket that closes ``depth`` open ones; 0: the next one and its pair. Raises Unfinished."""
         for part in parts.finditer(self.text, self.at):
             if part[0] in ('"', "'"):  # of a string that goes on
                 break

@@ -20,7 +20,7 @@ from tide_serve.request.tools import ToolPlan
 
 Result = TypeVar("Result")
 _LONG = 4096  # characters; encoding them takes about a millisecond
-_CUT = "\ue010"  # of a private use area
+_CUT = "\ue010"  # a private-use character, which no template writes
 _PASSED = ("name", "tool_call_id", "reasoning_content", "reasoning")  # keys of a message that templates read
 _DESCRIPTION = """You can call these functions:
 {functions}

@@ -68,7 +68,7 @@ class ToolPlan:
 
     def parser(self) -> ToolCallParser | None:
         """The reader of calls for one output; None: all of it is text."""
-        return ToolCallParser(self._schemas, self.special.values(), self._most, self.forms) if self.tools else None
+        return ToolCallParser(self._schemas, self.special.values(), self._max_calls, self.forms) if self.tools else None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class ToolPlan:
         return {tool["function"]["name"]: parameters_of(tool["function"]) for tool in self.tools}
 
     @property
-    def _most(self) -> int | None:
+    def _max_calls(self) -> int | None:
         return None if self.parallel else 1
 
     @property

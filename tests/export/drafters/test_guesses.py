@@ -34,7 +34,7 @@ def _trained(found: LoadedDrafter, form: Form, replies: Replies) -> None:
     with torch.no_grad():
         for ahead, (_, states) in enumerate(chain(found.drafter, tapped, replies.ids, 2)):
             features.append(found.drafter.norm(states).flatten(0, 1))
-            wanted.append(replies.likeliest[:, 1 + ahead : 1 + ahead + states.shape[1]].flatten())
+            wanted.append(replies.argmax[:, 1 + ahead : 1 + ahead + states.shape[1]].flatten())
         ones = torch.nn.functional.one_hot(torch.cat(wanted), VOCAB).float()
         inputs = torch.cat(features)
         fitted = torch.linalg.solve(inputs.T @ inputs + 0.1 * torch.eye(inputs.shape[1]), inputs.T @ ones)

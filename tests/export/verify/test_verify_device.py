@@ -14,7 +14,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.manifest import read_manifest
 from tide_runtime.cli.inspect import _verified, bundle_facts
 from tide_runtime.errors import TargetError, VerificationError
-from tide_runtime.targets import select
+from tide_runtime.targets import target_choice
 from tide_runtime.targets.gpu_probe import PresentGpu
 
 from tide_export.config import ExportConfig
@@ -36,7 +36,7 @@ QUIET = ExportProgress(quiet=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU whose memory is this process's, and ONNX Runtime's CPU kernels in place of its own."""
     monkeypatch.setattr(module, "present_gpu", lambda: L40)
-    monkeypatch.setattr(select, "_missing_package", lambda target: None)
+    monkeypatch.setattr(target_choice, "_missing_package", lambda target: None)
     monkeypatch.setitem(BACKENDS, "onnxruntime-cuda", on_host)
 
 

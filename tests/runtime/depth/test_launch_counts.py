@@ -122,7 +122,7 @@ def test_a_row_that_needs_depth_waits_for_company_only_so_long(wait: int) -> Non
     backend = NumpyBackend(manifest, model, the_first_refuses)
     policy = exits_pay(make_policy("exit", manifest, DepthOptions(max_wait_steps=wait)))
     for event in run(policy, backend.context(5), rows):
-        assert rows[0].policy_state is None or rows[0].policy_state.held <= wait
+        assert rows[0].policy_state is None or rows[0].policy_state.waited_steps <= wait
         if event.sequence is rows[1] and event.sequence.finish_reason is not None:
             break
     assert len(rows[0].depth.token_depths) == STEPS // (wait + 1)

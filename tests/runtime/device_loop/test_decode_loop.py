@@ -16,19 +16,19 @@ from runtime.simulated_gpu import SimulatedGpu
 from runtime.tiny_device_backend import FP64, TinyDeviceBackend
 from runtime.tiny_generation import Request, make_row, output
 from runtime.tiny_transformer import TinyTransformer
+from tide_runtime.backends.device.control_flow import Enqueue
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceStep
 from tide_runtime.backends.device.element_types import ElementType
-from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import DevicePlan
+from tide_runtime.device_loop.device_policy import DeviceLoopPolicy, Drivers
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.loop_state import LoopState
-from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.device_loop.token_ring import NO_TOKEN, TokenRing
 from tide_runtime.errors import DeviceMemoryError, NumericsError, TideError
 from tide_runtime.generation_params import GenerationParams
@@ -65,7 +65,7 @@ LONG_TEXTS = requests(budgets=(21,) * 5)
 
 
 class Driven:
-    """Runs requests through `DrivenDepth` on the simulated GPU. ``compile`` False: the host drives every launch."""
+    """Runs requests through `DeviceLoopPolicy` on the simulated GPU. ``compile`` False: the host drives every launch."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Driven:
         inner = ExitDepth(self.manifest, DepthOptions()) if exits else FullDepth()
         plan = inner.device_plan()
         assert isinstance(plan, DevicePlan)
-        self.policy = DrivenDepth(plan, NumpyLoopKernels(self.gpu, doubt), TURNS, self.drivers, WINDOW)
+        self.policy = DeviceLoopPolicy(plan, NumpyLoopKernels(self.gpu, doubt), TURNS, self.drivers, WINDOW)
 
     def rows(self, wanted: list[Request], capacity: int) -> list[TokenSequence]:
         rows = [make_row(request, self.manifest) for request in wanted]

@@ -21,9 +21,9 @@ from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.policy import DevicePlan
+from tide_runtime.device_loop.device_policy import DeviceLoopPolicy, Drivers
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
-from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.errors import NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.scheduling.step import run
@@ -58,7 +58,7 @@ class Exact:
             driver = SimulatedDriver(3)
             driver.gpu = self.gpu
             kernels = PluginLoopKernels(driver.kernels(), self.gpu.stream)
-        self.policy = DrivenDepth(cheap, kernels, TURNS, self.drivers)
+        self.policy = DeviceLoopPolicy(cheap, kernels, TURNS, self.drivers)
 
     def rows(self, requests: list[Request], capacity: int, policy: Any = None) -> list[TokenSequence]:
         rows = [make_row(request, self.manifest) for request in requests]

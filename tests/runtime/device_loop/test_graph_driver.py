@@ -11,9 +11,9 @@ import pytest
 from runtime.device_loop.test_decode_loop import EXITS, TURNS, Driven, expected, requests
 from runtime.simulated_gpu import CudaError, SimulatedBuilder, SimulatedGpu, SimulatedGraph
 from runtime.tiny_generation import Request, make_row
-from tide_runtime.backends.device.program import Condition, Run, While
+from tide_runtime.backends.device.control_flow import Condition, Run, While
+from tide_runtime.device_loop.driver_choice import DriverChoice
 from tide_runtime.device_loop.graph_driver import GraphDriver
-from tide_runtime.device_loop.select import Drive
 from tide_runtime.errors import TargetError
 from tide_runtime.generation_params import GenerationParams
 
@@ -50,7 +50,7 @@ def test_full_decoding_does_not_wait_between_tokens(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(SimulatedGraph, "launch", watched)
     driven.rows(long_request(1 + 4 * TURNS), 1)  # the first token is the prompt's, the first launch the host's
     assert [count for _, count in sorted(Counter(waits).items())] == [TURNS] * 3
-    assert str(Drive(driven.policy, loop=driven.policy)) == f"device-driven, 16 launches of one token at once: {MEMORY}"
+    assert str(DriverChoice(driven.policy, loop=driven.policy)) == f"device-driven, 16 launches of one token at once: {MEMORY}"
     assert driven.drivers.refused is None
 
 
@@ -69,7 +69,7 @@ def test_allowed_nodes_are_captured_in_conditional_bodies() -> None:
         driven.rows(requests(budgets=(21,) * 5), 1)
         execution = driven.drivers.execution
         assert execution is not None and execution.refusal is None and not set(execution.node_types) - {"kernel", "memcpy"}
-        assert str(Drive(driven.policy, loop=driven.policy)) == "device-driven, 16 tokens a launch"
+        assert str(DriverChoice(driven.policy, loop=driven.policy)) == "device-driven, 16 tokens a launch"
 
 
 def test_refused_nodes_under_exits_are_announced() -> None:
@@ -77,7 +77,7 @@ def test_refused_nodes_under_exits_are_announced() -> None:
     driven = Driven(EXITS["two"], fixed=True, queued_beside="memory")
     with pytest.warns(RuntimeWarning, match=f"{MEMORY}; decoding is driven from the host"):
         driven.rows(requests(), 3)
-    assert str(Drive(driven.policy, loop=driven.policy)) == f"host-driven: {MEMORY}" and driven.gpu.graph_launches
+    assert str(DriverChoice(driven.policy, loop=driven.policy)) == f"host-driven: {MEMORY}" and driven.gpu.graph_launches
 
 
 def test_conditional_nodes_that_a_machine_lacks_leave_the_flat_form() -> None:
@@ -86,7 +86,7 @@ def test_conditional_nodes_that_a_machine_lacks_leave_the_flat_form() -> None:
     driven.drivers.compile = GraphDriver(driven.gpu, lambda: "no graph conditions").compile
     wanted = requests()
     assert driven.tokens(wanted) == expected(wanted, ()) and driven.gpu.graph_launches
-    assert str(Drive(driven.policy, loop=driven.policy)).endswith("at once: no graph conditions")
+    assert str(DriverChoice(driven.policy, loop=driven.policy)).endswith("at once: no graph conditions")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_no_graph_may_hold_is_driven_by_the_host(beside: str, reason: str) 
     with pytest.warns(RuntimeWarning, match=f"cannot be captured in a CUDA graph: {reason}"):
         assert driven.tokens(wanted) == expected(wanted, ())
     assert driven.gpu.graph_launches == 0 and not driven.gpu.recording
-    assert str(Drive(driven.policy, loop=driven.policy)).startswith("host-driven: the decode step cannot be captured")
+    assert str(DriverChoice(driven.policy, loop=driven.policy)).startswith("host-driven: the decode step cannot be captured")
 
 
 @pytest.mark.parametrize("body", [False, True], ids=["flat", "in-a-body"])

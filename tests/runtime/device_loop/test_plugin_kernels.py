@@ -14,7 +14,7 @@ from tide_plugins.loop_kernels import PluginLoopKernels
 from tide_plugins.plans import LaunchPlan
 from tide_runtime.backends.device.element_types import FP32
 from tide_runtime.bundle.calibration import ExitInfo
-from tide_runtime.device_loop.policy import DrivenDepth
+from tide_runtime.device_loop.device_policy import DeviceLoopPolicy
 
 
 class SimulatedDriver(HostDriver):
@@ -40,7 +40,7 @@ def with_real_kernels(driven: Driven, order: int) -> Driven:
     driver.gpu = driven.gpu
     kernels: Any = PluginLoopKernels(driver.kernels(), driven.gpu.stream)
     policy = driven.policy
-    driven.policy = DrivenDepth(policy.plan, kernels, TURNS, driven.drivers, policy._window)
+    driven.policy = DeviceLoopPolicy(policy.plan, kernels, TURNS, driven.drivers, policy._window)
     return driven
 
 

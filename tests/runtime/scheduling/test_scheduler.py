@@ -35,7 +35,7 @@ def make(rows: int = 4, blocks: int = 100, chunk: int = 1000, cached: bool = Fal
 def carry_out(scheduler: Scheduler, plan: StepPlan) -> None:
     """What a policy does to the sequences of ``plan``; those that are finished leave."""
     for chunk in plan.chunks:
-        sequence, wanted, is_last = chunk.sequence, chunk.wanted, chunk.is_last
+        sequence, wanted, is_last = chunk.sequence, chunk.num_logits, chunk.is_last
         sequence.num_cached_tokens += chunk.tokens
         sequence.prefilled = is_last
         if wanted:

@@ -16,7 +16,7 @@ from tide_runtime.bundle import Bundle
 from tide_runtime.bundle.engine_info import EngineInfo, ProfileInfo, TensorInfo
 from tide_runtime.bundle.manifest import MANIFEST_NAME, FileInfo, TargetInfo
 from tide_runtime.cli.inspect import app
-from tide_runtime.targets import select
+from tide_runtime.targets import target_choice
 from tide_runtime.targets.gpu_probe import PresentGpu
 from typer.testing import CliRunner
 
@@ -89,7 +89,7 @@ def rtx(monkeypatch: pytest.MonkeyPatch) -> PlayedRtx:
     """A machine with a GPU and TensorRT-RTX."""
     played = PlayedRtx()
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", played)  # type: ignore[arg-type]
-    monkeypatch.setattr(select, "present_gpu", lambda: PresentGpu("L4", 89))
+    monkeypatch.setattr(target_choice, "present_gpu", lambda: PresentGpu("L4", 89))
     return played
 
 
@@ -168,11 +168,11 @@ def test_whether_engines_run_here(plans: dict[str, bytes], here: str, rtx: Playe
 def test_what_is_not_checked_says_why(rtx: PlayedRtx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a verdict or a traceback where validity cannot be determined."""
     bundle = write_bundle(tmp_path / "rtx")
-    monkeypatch.setattr(select, "present_gpu", lambda: None)
+    monkeypatch.setattr(target_choice, "present_gpu", lambda: None)
     assert targets(bundle)["built"]["here"] == "not checked: no GPU with a driver here"
-    monkeypatch.setattr(select, "present_gpu", lambda: PresentGpu("T4", 75))
+    monkeypatch.setattr(target_choice, "present_gpu", lambda: PresentGpu("T4", 75))
     assert targets(bundle)["built"]["here"] == "no: was compiled for sm_80, sm_89"
-    monkeypatch.setattr(select, "present_gpu", lambda: PresentGpu("L4", 89))
+    monkeypatch.setattr(target_choice, "present_gpu", lambda: PresentGpu("L4", 89))
     monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__=rtx.__version__))  # type: ignore[arg-type]
     other = write_bundle(tmp_path / "trt", backend="tensorrt")
     assert targets(other)["built"]["here"] == "not checked: TensorRT tells when it loads them"

@@ -28,7 +28,7 @@ from tide_export.sources.gguf.file import REQUIRED, GgufTensor, Metadata
 
 _FULL, _LOCAL, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
-_DELTA_EPSILON = 1e-6  # of the lengths of queries and keys: transformers has this number, llama.cpp that of the other norms
+_DELTA_EPSILON = 1e-6  # for normalizing queries and keys; transformers has this number, llama.cpp that of the other norms
 _KEY_HEADS = "attention.head_count_kv"
 
 
@@ -238,7 +238,7 @@ def _granite_hybrid(keys: Metadata, values: Values) -> Values:
     }
 
 
-_MAMBA_SIZES = "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv"  # as Granite and Falcon-H1 call them
+_MAMBA_SIZES = "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv"  # keys of Granite and Falcon-H1
 
 
 def _mamba(keys: Metadata, attributes: str) -> Values:

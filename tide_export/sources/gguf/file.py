@@ -85,7 +85,7 @@ class Metadata:
 
     def __init__(self, file: str, values: Mapping[str, Any]) -> None:
         self.file, self._values = file, values
-        self._taken: set[str] = {"general.architecture"}
+        self._read_keys: set[str] = {"general.architecture"}
         self.architecture = str(values.get("general.architecture") or "")
         if not self.architecture:
             raise ModelFilesError(f"{file} names no architecture (general.architecture); convert the model again")
@@ -101,7 +101,7 @@ class Metadata:
     def take(self, key: str, default: Any = REQUIRED) -> Any:
         """The value of the architecture's ``key``, such as block_count. Raises ModelFilesError if a required one is missing."""
         name = f"{self.architecture}.{key}"
-        self._taken.add(name)
+        self._read_keys.add(name)
         if name in self._values:
             return self._values[name]
         if default is REQUIRED:
@@ -128,7 +128,7 @@ class Metadata:
 
     def take_all(self, prefix: str) -> None:
         """Count all keys of the architecture that begin with ``prefix`` as taken: the model has nothing that they act on."""
-        self._taken |= {name for name in self._values if name.startswith(f"{self.architecture}.{prefix}")}
+        self._read_keys |= {name for name in self._values if name.startswith(f"{self.architecture}.{prefix}")}
 
     def refused(self, key: str, why: str) -> UnsupportedModelError:
         name = key if key in self._values else f"{self.architecture}.{key}"
@@ -144,7 +144,7 @@ class Metadata:
         for name, value in self._values.items():
             own = name.removeprefix(f"{self.architecture}.")
             neutral: Collection[Any] = _NEUTRAL.get(own, ())
-            if name in self._taken or value in neutral or any(re.fullmatch(pattern, name) for pattern in _NO_EFFECT):
+            if name in self._read_keys or value in neutral or any(re.fullmatch(pattern, name) for pattern in _NO_EFFECT):
                 continue
             why = f"is only without effect at {' or '.join(map(str, neutral))}" if neutral else "is a key that nothing applies"
             raise self.refused(name, why)
@@ -415,7 +415,7 @@ def _halves(packed: Bytes) -> Bytes:
 def _weight(
     kind: str, bits: int, values: Bytes, scales: NDArray[np.float32], minima: NDArray[np.float32] | None = None
 ) -> QuantizedWeight:
-    """Of values, and one scale and minimum for each block, both in any shape that begins with [N]."""
+    """A weight of ``values``, with one scale and minimum for each block; all in any shape that begins with [N]."""
     rows = len(values)
     values = values.reshape(rows, -1)
     scales = scales.reshape(rows, -1)

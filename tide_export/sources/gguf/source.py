@@ -138,7 +138,7 @@ class GgufParameters:
 
     def quantized(self, name: str) -> QuantizedWeight | None:
         weight = self.low_bits.get(name)
-        return weight.made() if weight is not None else None
+        return weight.materialize() if weight is not None else None
 
     def _low_bit_weights(self) -> tuple[dict[str, DeferredWeight], list[str]]:
         found: dict[str, DeferredWeight] = {}

@@ -59,7 +59,7 @@ _NOT_APPLIED = {
     "general.sampling.mirostat": "draws have an even surprise",
 }
 _NO_ID = 0xFFFFFFFF  # -1, which converters write for "none"
-_CHANNEL_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # of gpt-oss: part of the text
+_CHANNEL_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss's marks, which are part of the text
 
 
 @dataclass(frozen=True)

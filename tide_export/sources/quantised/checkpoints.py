@@ -37,14 +37,14 @@ _AWQ_FIELDS = ("w_bit", "q_group_size", "zero_point")
 
 
 class _Stored(dict[str, Any]):
-    """Tensor name → its opened file. ``read``: the names that have been looked up."""
+    """Tensor name → its opened file. ``read_names``: the names that have been looked up."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: set[str] = set()
+        self.read_names: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
+        self.read_names.add(name)
         return super().__getitem__(name)
 
 
@@ -91,7 +91,7 @@ def load_quantized_checkpoint(
                 opened = stack.enter_context(safe_open(file, framework="pt"))
                 stored.update(dict.fromkeys(opened.keys(), opened))
             contents = _read(layout, stored, skeleton, dtype)
-            if unread := sorted(stored.keys() - stored.read):
+            if unread := sorted(stored.keys() - stored.read_names):
                 raise ModelFilesError(
                     f"{source} holds {unread[0]}, which has no place beside the quantised tensors of its module "
                     f"({len(unread)} such tensors); download it again"
@@ -161,7 +161,7 @@ def _read(layout: CheckpointFormat, stored: _Stored, skeleton: PreTrainedModel, 
     for name in stored:
         module_name, _, last = name.rpartition(".")
         if ACTIVATION_SCALES.search(name):
-            stored.read.add(name)
+            stored.read_names.add(name)
             continue
         if name in contents.state or ending.search(name):
             continue

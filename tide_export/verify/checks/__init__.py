@@ -20,7 +20,7 @@ from tide_export.verify.checks.stored_gguf import gguf_tensors
 from tide_export.verify.checks.stored_values import StoredValues, safetensors_tensors
 from tide_export.verify.checks.tokens import check_gguf_tokens, check_round_trips, check_tokenizer_file
 
-_ROWS_AT_A_TIME = 8192  # of embedding and head
+_ROWS_AT_A_TIME = 8192  # rows of embedding or head that are compared at a time
 
 
 def check_loaded(loaded: LoadedModel, own_tokenizer: bool) -> None:

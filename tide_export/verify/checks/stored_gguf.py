@@ -108,7 +108,7 @@ def gguf_tensors(path: Path, model: PreTrainedModel) -> dict[str, StoredTensor]:
 
 
 def _trunk(name: str) -> str:
-    """As the checkpoints of Nemotron-H have it."""
+    """The parameter's ``name`` in checkpoints of Nemotron-H."""
     return name.replace("model.", "backbone.", 1)
 
 
@@ -178,7 +178,7 @@ def _by_key_head(config: PreTrainedConfig, joined: Numbers, gate: Numbers) -> Nu
 
 
 def _tiled(config: PreTrainedConfig, count: int) -> Rows:
-    """Where the file of a Qwen3.5 has ``count`` rows or columns of value heads: one of each key head, then the next of each."""
+    """Places of ``count`` rows or columns of value heads in a Qwen3.5 file: one of each key head, then the next of each."""
     keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
     written = np.arange(count).reshape(keys, heads // keys, -1).swapaxes(0, 1).reshape(-1)
     return np.argsort(written)

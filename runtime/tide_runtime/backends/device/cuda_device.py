@@ -256,7 +256,7 @@ class CudaDevice:
         self.mark().wait()  # an event, because synchronizing a stream fails while another thread captures it
 
     def _check(self, call: str, result: tuple[Any, ...]) -> Any:
-        """`driver_value`, but DeviceMemoryError when memory is short."""
+        """The value of a call's ``result``, see `driver_value`. Raises DeviceMemoryError when memory is short."""
         if result[0] == self._api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise self._full(f"no memory left ({call})")
         return driver_value(self._api, self.ordinal, call, result)

@@ -14,13 +14,13 @@ from tide_runtime.backends.device.element_types import ElementType
 from tide_runtime.backends.kv_caches import cache_full
 from tide_runtime.bundle.manifest import Manifest
 
-GROWING_SLOTS = 512  # with which caches begin under graphs that take any number and read all that they are bound to
+GROWING_SLOTS = 512  # slots at first, where graphs take any number of them and read all that are bound
 
 
-def slots_for(needed: int, limit: int, least: int | None) -> int:
-    """Slots in use for ``needed`` tokens: ``limit`` / 2^k, at least ``least``; None: ``limit``."""
+def slots_for(needed: int, limit: int, min_slots: int | None) -> int:
+    """Slots in use for ``needed`` tokens: ``limit`` / 2^k, at least ``min_slots``; None: ``limit``."""
     slots = limit
-    while least is not None and slots >> 1 >= max(needed, least):
+    while min_slots is not None and slots >> 1 >= max(needed, min_slots):
         slots >>= 1
     return slots
 
@@ -29,7 +29,7 @@ class DeviceCaches:
     """``shapes``: cache name → [capacity, heads, slots, head_dim]. ``rows``: those from the first on that are in use.
 
     Args:
-        least: begin with ``limit`` / 2^k slots, at least so many; None: all of them, at all times.
+        min_slots: begin with ``limit`` / 2^k slots, at least so many; None: all of them, at all times.
         of_draft_head: with the draft head's, which counts as one more layer.
 
     Raises DeviceMemoryError when memory is short.
@@ -41,14 +41,14 @@ class DeviceCaches:
         manifest: Manifest,
         element: ElementType,
         capacity: int,
-        least: int | None = None,
+        min_slots: int | None = None,
         of_draft_head: bool = False,
     ) -> None:
         self._device = device
         self._element = element
         self.limit = manifest.max_seq_len
         self._capacity = capacity
-        self._least = least
+        self._min_slots = min_slots
         self.rows = 0
         self._heads: dict[str, tuple[int, int]] = {}
         for layer, kv in (manifest.caches if of_draft_head else manifest.kv).items():
@@ -70,7 +70,7 @@ class DeviceCaches:
         """
         if needed > self.limit:
             raise cache_full(needed, self.limit)
-        slots = max(self.slots, slots_for(needed, self.limit, self._least))
+        slots = max(self.slots, slots_for(needed, self.limit, self._min_slots))
         assert rows <= self._capacity
         rows = max(rows, self.rows)
         if slots == self.slots and rows == self.rows:
@@ -83,7 +83,7 @@ class DeviceCaches:
     def shrink(self) -> None:
         """Use no rows, and as few slots as in the beginning. Nothing may be cached. Rows keep the memory that they have."""
         self.rows = 0
-        self._set_slots(slots_for(0, self.limit, self._least))
+        self._set_slots(slots_for(0, self.limit, self._min_slots))
 
     def move_row(self, source: int, target: int, num_cached_tokens: int) -> None:
         """Copy the cached tokens of batch index ``source`` to batch index ``target``, in every layer."""

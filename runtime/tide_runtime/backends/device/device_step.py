@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from tide_runtime.backends.base import PrefixRows, uncounted
 from tide_runtime.backends.device.arena import Arena, DeviceBuffers, TransferBlock
+from tide_runtime.backends.device.control_flow import Enqueue, Launch, Run
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import DeviceCaches
 from tide_runtime.backends.device.device_rows import DeviceRows
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, FP32, INT64, ElementType
-from tide_runtime.backends.device.program import Enqueue, Launch, Run
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.graph_contract import hidden_states, read_name
 from tide_runtime.backends.step_arrays import MAX_PADDED_TOKENS, PADDED_TOKENS, RowEnds, StepPositions, StepShape, next_power_of_2
@@ -104,10 +104,10 @@ class DeviceContext:
         self.attached: dict[Hashable, Any] = {}
         self._steps: OrderedDict[StepShape, DeviceStep] = OrderedDict()
 
-    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> DeviceStep:
+    def step(self, first_index: int, counts: Sequence[int], num_logits: Sequence[int] = ()) -> DeviceStep:
         self.backend.device.use()
         padded = self._padded_shape(first_index + len(counts), max(counts))
-        shape = padded or StepShape.of(first_index, counts, wanted)
+        shape = padded or StepShape.of(first_index, counts, num_logits)
         step = self._steps.get(shape)
         if step is None:
             graphs = self.backend.step_graphs if padded and self.backend.step_graphs.captures else None
@@ -115,7 +115,7 @@ class DeviceContext:
             if len(self._steps) > _KEPT_STEPS:  # prompts have many lengths
                 del self._steps[next(shape for shape, step in self._steps.items() if not step.captured)]
         self._steps.move_to_end(shape)
-        step.begin(counts, wanted, first_index)
+        step.begin(counts, num_logits, first_index)
         return step
 
     def _padded_shape(self, rows: int, tokens: int) -> StepShape | None:
@@ -239,14 +239,14 @@ class DeviceStep:
         self._sent, self._latest = False, ""  # graph that ran last
         self.hidden = self._hidden_rows(None)
 
-    def begin(self, counts: Sequence[int], wanted: Sequence[int], first_index: int) -> None:
+    def begin(self, counts: Sequence[int], num_logits: Sequence[int], first_index: int) -> None:
         """Start a step of ``counts`` tokens per sequence, from batch index ``first_index`` on, after which the host arrays may be
         filled."""
         self._before = first_index - self.shape.first_index
         self._sent = False
         self._counts = self._of_every_row(counts)
         self.block.wait_until_writable()
-        self.positions.arrange(self._counts, self._of_every_row(wanted) if wanted else ())
+        self.positions.arrange(self._counts, self._of_every_row(num_logits) if num_logits else ())
         if self._padded:
             self.hidden = self._hidden_rows(self._packed_from.tolist())
 

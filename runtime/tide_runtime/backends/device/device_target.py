@@ -31,7 +31,7 @@ class DeviceTarget:
 
     Attributes:
         machine_key: what measurements depend on, see `machine_key`; empty: nothing is measured.
-        step_graphs: how its contexts capture steps, see `device_loop.select`.
+        step_graphs: how its contexts capture steps, see `device_loop.driver_choice`.
     """
 
     packs_steps, has_prefix_blocks = False, False

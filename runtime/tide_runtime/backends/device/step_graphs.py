@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from tide_runtime.backends.device.program import Compile, Launch, Run
+from tide_runtime.backends.device.control_flow import Compile, Launch, Run
 from tide_runtime.errors import TargetError
 
 

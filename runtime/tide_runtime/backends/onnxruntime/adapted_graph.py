@@ -34,7 +34,7 @@ ADAPTED = "adapted"  # form of the graph of all layers, for tokens of any adapte
 MS_DOMAIN = "com.microsoft"
 _BLOCK = 32  # weights with one scale
 _MAX_LISTED = 5
-_MAX_BYTES = 2**31 - 2**20  # of a message with all its tensors
+_MAX_BYTES = 2**31 - 2**20  # size limit of a protobuf message, 2 GiB, less room for the other fields
 
 
 def adapted_form(*adapters: int) -> str:
@@ -46,14 +46,14 @@ def adapted_form(*adapters: int) -> str:
 class AdaptedWeights:
     """A graph's own weights, and those of adapters, see `adapted_graph`."""
 
-    own: PackedWeights
+    base: PackedWeights
     adapters: Sequence[LoraAdapter]
     dtype: type[np.generic]
     smoothing: Mapping[str, NDArray[np.float32]]
 
     def model(self, graph: Path, options: ort.SessionOptions) -> bytes:
         """The bytes of ``graph`` with the adapters, for a session with ``options``."""
-        model = self.own.model(graph, options)
+        model = self.base.model(graph, options)
         if model is None:
             model = graph.read_bytes()
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph.parent))

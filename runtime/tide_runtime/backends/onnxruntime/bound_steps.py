@@ -21,7 +21,7 @@ from tide_runtime.backends.step_arrays import RowPadding, StepPositions, StepSha
 from tide_runtime.bundle.manifest import DRAFT, HEAD, SCORE, STATES, UNCUT
 from tide_runtime.errors import BundleError
 
-_NO_STATES = StepStates(0, 0)  # of a step that reads no states
+_NO_STATES = StepStates(0, 0)  # for steps that read no recurrent states
 _KEPT_STEPS = 128  # step shapes whose bindings a context keeps; policies that skip layers use many
 
 
@@ -36,18 +36,18 @@ class BoundStep:
         self.adapter_rows = np.zeros(shape.tokens, np.int64)
         self._rows = rows
         self._counts: Sequence[int] = []
-        self._wanted: Sequence[int] = []
+        self._num_logits: Sequence[int] = []
         self._step_states = _NO_STATES
         self._runs: dict[tuple[str, StepStates], Callable[[], None]] = {}
 
-    def arrange(self, counts: Sequence[int], wanted: Sequence[int]) -> None:
-        self._counts, self._wanted = counts, wanted
-        self.positions.arrange(counts, wanted)
+    def arrange(self, counts: Sequence[int], num_logits: Sequence[int]) -> None:
+        self._counts, self._num_logits = counts, num_logits
+        self.positions.arrange(counts, num_logits)
 
     def place(self, num_cached_tokens: Sequence[int]) -> None:
         self.place_pairs(num_cached_tokens)
         if self._rows.recurrent is not None:
-            texts = self.shape.first_index, self._counts, num_cached_tokens, self._wanted
+            texts = self.shape.first_index, self._counts, num_cached_tokens, self._num_logits
             self._step_states = self._rows.recurrent.begin(*texts, tokens=self.shape.tokens)
 
     def place_pairs(self, slots: Sequence[int]) -> None:
@@ -185,18 +185,18 @@ class OnnxRuntimeContext(HostRows):
         self._bound, self._bound_loops = lru_cache(_KEPT_STEPS)(BoundStep), lru_cache(_KEPT_STEPS)(BoundLoopStep)
         self._latest: tuple[tuple[int, list[int], list[int]], BoundStep] | None = None
 
-    def step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int] = ()) -> Step:
-        key = (first_index, counts, wanted or [])
+    def step(self, first_index: int, counts: Sequence[int], num_logits: Sequence[int] = ()) -> Step:
+        key = (first_index, counts, num_logits or [])
         if self._latest is not None and self._latest[0] == key:  # consecutive decode steps have the same counts
             return self._latest[1]
         step = self._bound(self, StepShape.of(*key, self.padding))
-        step.arrange(counts, wanted)
-        self._latest = (first_index, list(counts), list(wanted)), step
+        step.arrange(counts, num_logits)
+        self._latest = (first_index, list(counts), list(num_logits)), step
         return step
 
-    def loop_step(self, first_index: int, counts: Sequence[int], wanted: Sequence[int]) -> LoopStep:
-        step = self._bound_loops(self, StepShape.of(first_index, counts, wanted, self.padding))
-        step.arrange(counts, wanted)
+    def loop_step(self, first_index: int, counts: Sequence[int], num_logits: Sequence[int]) -> LoopStep:
+        step = self._bound_loops(self, StepShape.of(first_index, counts, num_logits, self.padding))
+        step.arrange(counts, num_logits)
         return step
 
     def loops_fit(self, counts: Sequence[int], slots: Sequence[int]) -> bool:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 
 import onnxruntime as ort
 
+from tide_runtime.backends.device.control_flow import Enqueue
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_caches import GROWING_SLOTS
 from tide_runtime.backends.device.device_step import DeviceStep
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import BF16, ELEMENT_TYPES, FP16, FP32, ElementType
-from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.graph_contract import decoder_layers
 from tide_runtime.backends.onnxruntime.cuda_libraries import INSTALL_PROVIDER, missing_cuda_libraries

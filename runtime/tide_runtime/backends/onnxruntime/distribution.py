@@ -7,7 +7,7 @@ from importlib.metadata import packages_distributions, version
 
 import onnxruntime as ort
 
-CPU_RELEASE = (1, 32)  # the first whose GroupQueryAttention reads query_seqlens
+CPU_RELEASE = (1, 32)  # the first release whose GroupQueryAttention reads query_seqlens
 
 
 def installed_distributions() -> dict[str, str]:

@@ -33,9 +33,9 @@ _SCHEMA = {
     "Shape": "repeated Dimension dim = 1",
     "Dimension": "int64 dim_value = 1; string dim_param = 2",
 }
-_FLOAT, _EXTERNAL = 1, 1  # of TensorProto.DataType, of TensorProto.DataLocation
-_DATA_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int64": 7, "float16": 10}  # of TensorProto.DataType
-_INT_ATTRIBUTE = 2  # of AttributeProto.AttributeType
+_FLOAT, _EXTERNAL = 1, 1  # TensorProto.DataType.FLOAT, TensorProto.DataLocation.EXTERNAL
+_DATA_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int64": 7, "float16": 10}  # values of TensorProto.DataType
+_INT_ATTRIBUTE = 2  # AttributeProto.AttributeType.INT
 
 
 def _schema() -> FileDescriptorProto:

@@ -44,7 +44,7 @@ from tide_runtime.bundle.manifest import DRAFT, LOOP
 from tide_runtime.cached_folders import LIMIT_VARIABLE, CachedFolders
 from tide_runtime.machine_cache import cache_folder, processor
 
-MIN_BYTES = 2**26  # of a weight file; copies of smaller ones cost less than a file
+MIN_BYTES = 2**26  # size of a weight file from which sharing pays; private copies of smaller ones cost less than a file
 DATA, ENTRIES = "packed.bin", "entries.json"
 PACKED_OUTPUT = "tide.packed"  # initializer and output of the changed graphs
 _PREPACKED = "prepacked_"
@@ -115,7 +115,7 @@ def _has_several_forms(bundle: Bundle, target: str) -> bool:
 
 
 def packed_folder(bundle: Bundle, target: str) -> Path | None:
-    """Where the cache has the packed weights of a target for this machine; None: nowhere."""
+    """The cache's folder with the packed weights of a target for this machine; None: there is none."""
     with suppress(RuntimeError):  # there is no home folder
         folder = cache_folder("packed") / _name(bundle, target)
         return folder if folder.is_dir() else None
@@ -161,22 +161,22 @@ class _Packing:
 
     def write(self, path: Path, lock: IO[bytes]) -> None:
         """Write the folder ``path``. Raises OSError, ValueError for graphs that are packed already, and ONNX Runtime's own."""
-        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        workspace = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         try:
             entries: dict[str, str] = {}
-            with (made / DATA).open("wb", buffering=0) as data:
+            with (workspace / DATA).open("wb", buffering=0) as data:
                 data.write(bytes(_PAGE))  # the content of the initializer that has the entries
                 for number, graph in enumerate(self.graphs):
                     self.advance(number, len(self.graphs))
-                    for key, blobs, saved in _packed_by_onnxruntime(graph, self.weights, made, self.threads):
+                    for key, blobs, saved in _packed_by_onnxruntime(graph, self.weights, workspace, self.threads):
                         if key not in entries:  # ONNX Runtime rejects a graph that has a key twice
                             entries[key] = "|".join([key, *(f"{_append(data, saved, *blob)};{blob[1]};0" for blob in blobs)])
             self.advance(len(self.graphs), len(self.graphs))
-            (made / ENTRIES).write_text(json.dumps([*entries.values()]), encoding="ascii")
-            made.chmod(0o755)
-            made.rename(path)
+            (workspace / ENTRIES).write_text(json.dumps([*entries.values()]), encoding="ascii")
+            workspace.chmod(0o755)
+            workspace.rename(path)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(workspace, ignore_errors=True)
             with suppress(OSError, AttributeError):  # glibc would keep the memory of the largest graph
                 ctypes.CDLL(None).malloc_trim(0)
 

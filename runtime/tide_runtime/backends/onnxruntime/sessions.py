@@ -24,7 +24,7 @@ from tide_runtime.errors import BundleError, TargetError, TideError
 CPU_PROVIDER = "CPUExecutionProvider"
 # Read when a session is made: attention multiplies whole matrices, in place of tiles whose softmax is corrected tile by tile.
 ATTENTION_SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
-_PROCESSOR = "CPU EP"  # in the errors of sessions whose nodes must not run there
+_PROCESSOR = "CPU EP"  # ONNX Runtime's errors name the CPU provider so, where a node may not run there
 _NUMPY_DTYPES: dict[str, type[np.generic]] = {
     "fp32": np.float32,
     "fp16": np.float16,
@@ -95,8 +95,8 @@ def load_session(
         TargetError: ONNX Runtime would run nodes on the processor, which cannot read the provider's memory.
     """
     path = bundle.path(file)
-    wanted = next(p if isinstance(p, str) else p[0] for p in providers)
-    if wanted == CPU_PROVIDER:
+    provider = next(p if isinstance(p, str) else p[0] for p in providers)
+    if provider == CPU_PROVIDER:
         os.environ.setdefault(ATTENTION_SWITCH, "1")
     try:
         model = shared.model(path, options) if shared is not None else None
@@ -104,11 +104,11 @@ def load_session(
     except TideError:
         raise
     except Exception as error:  # ONNX Runtime raises unrelated exception classes for bad files
-        if wanted != CPU_PROVIDER and _PROCESSOR in str(error):
+        if provider != CPU_PROVIDER and _PROCESSOR in str(error):
             raise TargetError(
-                f"ONNX Runtime {ort.__version__} cannot start {wanted}, for which it may have logged a reason, or has no kernel "
-                f"for a node there, and would run {file} on the processor; check the driver with nvidia-smi, and pip install "
-                "'tide-llm[cuda]'"
+                f"ONNX Runtime {ort.__version__} cannot start {provider}, for which it may have logged a reason, or has no "
+                f"kernel for a node there, and would run {file} on the processor; check the driver with nvidia-smi, and pip "
+                "install 'tide-llm[cuda]'"
             ) from error
         fix = "export the bundle again"
         if any(target.pads_attention for target in bundle.manifest.targets.values()):
@@ -120,5 +120,5 @@ def load_session(
         raise BundleError(f"{file} has inputs or outputs of type {', '.join(foreign)}; export the bundle again")
     inputs, outputs = ({v.name: v.shape for v in part} for part in (session.get_inputs(), session.get_outputs()))
     outputs.pop(PACKED_OUTPUT, None)
-    check_interface(bundle.manifest, name, file, inputs, outputs, host_picks=wanted == CPU_PROVIDER)
+    check_interface(bundle.manifest, name, file, inputs, outputs, host_picks=provider == CPU_PROVIDER)
     return session

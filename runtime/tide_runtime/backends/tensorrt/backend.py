@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tide_runtime.backends.device.arena import Arena
+from tide_runtime.backends.device.control_flow import Enqueue
 from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceStep, DeviceTensor
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType, element_type
-from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.graph_contract import decoder_layers
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.tensorrt.package import load_module

@@ -13,13 +13,13 @@ from tide_runtime.errors import TargetError
 
 @dataclass(frozen=True)
 class TensorRTPackage:
-    """One of the two packages. ``least`` and ``last``: oldest and newest release that can build our networks."""
+    """One of the two packages. ``min_release`` and ``max_release``: oldest and newest release that can build our networks."""
 
     module: str
     title: str
-    least: tuple[int, int]
+    min_release: tuple[int, int]
     pip: str
-    last: tuple[int, int] | None = None
+    max_release: tuple[int, int] | None = None
 
     def imported(self) -> Any:
         """The module, of any release. Raises TargetError, with the pip command, when it is missing or broken."""
@@ -31,9 +31,9 @@ class TensorRTPackage:
     def load(self) -> Any:
         """The module, for building engines. Raises TargetError like `imported`, and for an unsupported release."""
         module = self.imported()
-        if release(module) < self.least or (self.last is not None and release(module) > self.last):
-            least, last = (".".join(map(str, numbers)) for numbers in (self.least, self.last or ()))
-            wanted = f"{least} to {last}" if last else f"{least} or newer"
+        if release(module) < self.min_release or (self.max_release is not None and release(module) > self.max_release):
+            min_release, max_release = (".".join(map(str, numbers)) for numbers in (self.min_release, self.max_release or ()))
+            wanted = f"{min_release} to {max_release}" if max_release else f"{min_release} or newer"
             raise TargetError(f"{self.title} {module.__version__} is installed, expected {wanted}; {self.pip}")
         return module
 

@@ -29,12 +29,12 @@ CACHE_SCALES = 12, 13  # operands of keys and values in int8
 class Shared:
     """Tensors of one run, by what they are made from; emptied between runs."""
 
-    made: dict[Hashable, Tensor] = field(default_factory=dict)
+    tensors: dict[Hashable, Tensor] = field(default_factory=dict)
 
     def get(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]
+        if key not in self.tensors:
+            self.tensors[key] = make()
+        return self.tensors[key]
 
 
 def rotation_table(cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_TOKENS = 16  # of a sequence, above which a step is a prompt's
-_CHUNK = 256  # slots of a program
-_ROWS = 16  # the least of the matrix instructions
+MAX_TOKENS = 16  # tokens per sequence; steps with more count as prompts
+_CHUNK = 256  # KV slots that one program reads
+_ROWS = 16  # rows of the smallest matrix instruction
 _PROMPT_ROWS = 64
-_PARTS = 16  # of a row, put together at once
+_PARTS = 16  # partial sums of a row that are combined at a time
 _MAX_DIM = 256
 
 
@@ -56,9 +56,9 @@ def _place(  # type: ignore[no-untyped-def]
     ROUNDS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Cache the keys and values of TOKENS tokens for one head. A token behind the last slot is padding."""
-    kept = tl.program_id(0)
-    batch = kept // KV
-    head = kept % KV
+    kv_row = tl.program_id(0)
+    batch = kv_row // KV
+    head = kv_row % KV
     columns = tl.arange(0, BLOCK)
     number = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     slot = tl.load(seqlens + batch) + 1 - tokens + number
@@ -71,25 +71,25 @@ def _place(  # type: ignore[no-untyped-def]
         key_scale = tl.load(scales + (KV + head) * DIM + columns, mask=columns < DIM, other=1.0)
         value_scale = tl.load(scales + (3 * KV + head) * DIM + columns, mask=columns < DIM, other=1.0)
         key, value = _rounded(key, key_scale[None, :]), _rounded(value, value_scale[None, :])
-    at = (kept.to(tl.int64) * slots + slot) * DIM
+    at = (kv_row.to(tl.int64) * slots + slot) * DIM
     tl.store(keys + at[:, None] + columns[None, :], key, mask=inside)
     tl.store(values + at[:, None] + columns[None, :], value, mask=inside)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _attend(  # type: ignore[no-untyped-def]
-    every, table, seqlens, keys, values, scales, made, sums, peaks, weights, scale, tokens, slots, positions,
+    every, table, seqlens, keys, values, scales, output, sums, peaks, weights, scale, tokens, slots, positions,
     WINDOW: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     INTERLEAVED: tl.constexpr, ROUNDS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
     CHUNK: tl.constexpr, PRECISION: tl.constexpr, PROMPT: tl.constexpr,
 ):  # fmt: skip
     """``PROMPT``: a program reads all slots that its rows see, and divides; else a chunk of them."""
-    kept, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_row, part, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV
-    batch, head = kept // KV, kept % KV
+    batch, head = kv_row // KV, kv_row % KV
     rows = block * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
-    inside, wanted = columns < DIM, rows < tokens * group
+    inside, valid = columns < DIM, rows < tokens * group
     first = tl.load(seqlens + batch) + 1 - tokens
     last = tl.minimum(first + tokens, slots)
     begin = part * CHUNK
@@ -101,7 +101,7 @@ def _attend(  # type: ignore[no-untyped-def]
         number, mine = rows // group, head * group + rows % group
         place = tl.minimum(tl.maximum(first + number, 0), slots - 1)
         base = ((batch * tokens + number).to(tl.int64) * (HEADS + 2 * KV) + mine) * DIM
-        query = _turned(every, base, place, wanted, table, positions, columns, DIM, WIDTH, INTERLEAVED)
+        query = _turned(every, base, place, valid, table, positions, columns, DIM, WIDTH, INTERLEAVED)
         peak = tl.full((ROWS,), -float("inf"), tl.float32)
         weight = tl.zeros((ROWS,), tl.float32)
         total = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -113,7 +113,7 @@ def _attend(  # type: ignore[no-untyped-def]
             begin = tl.maximum(begin, (first - WINDOW) // SLOTS * SLOTS)
             if PROMPT:
                 begin = tl.maximum(begin, (first + block * ROWS // group - WINDOW) // SLOTS * SLOTS)
-        memory = kept.to(tl.int64) * slots * DIM
+        memory = kv_row.to(tl.int64) * slots * DIM
         for start in range(begin, end, SLOTS):
             slot = start + tl.arange(0, SLOTS)
             there = slot < last
@@ -136,11 +136,11 @@ def _attend(  # type: ignore[no-untyped-def]
             peak = largest
         if PROMPT:
             at = ((batch * tokens + number).to(tl.int64) * HEADS + mine) * DIM
-            shared = tl.where(wanted, weight, 1.0)
-            tl.store(made + at[:, None] + columns[None, :], (total / shared[:, None]).to(made.dtype.element_ty),
-                     mask=wanted[:, None] & inside[None, :])  # fmt: skip
+            shared = tl.where(valid, weight, 1.0)
+            tl.store(output + at[:, None] + columns[None, :], (total / shared[:, None]).to(output.dtype.element_ty),
+                     mask=valid[:, None] & inside[None, :])  # fmt: skip
         else:
-            here = (kept * tl.num_programs(1) + part).to(tl.int64) * (tl.num_programs(2) * ROWS) + rows
+            here = (kv_row * tl.num_programs(1) + part).to(tl.int64) * (tl.num_programs(2) * ROWS) + rows
             tl.store(peaks + here, peak)
             tl.store(weights + here, weight)
             tl.store(sums + here[:, None] * BLOCK + columns[None, :], total)
@@ -148,14 +148,14 @@ def _attend(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["tokens", "parts", "padded"])
 def _combine(  # type: ignore[no-untyped-def]
-    sums, peaks, weights, seqlens, made, tokens, slots, parts, padded,
+    sums, peaks, weights, seqlens, output, tokens, slots, parts, padded,
     HEADS: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
     """A row's attention from its chunks. ``padded``: rows of each chunk."""
-    kept, row = tl.program_id(0), tl.program_id(1)
+    kv_row, row = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = HEADS // KV
-    batch, head = kept // KV, kept % KV
+    batch, head = kv_row // KV, kv_row % KV
     columns = tl.arange(0, BLOCK)
     used = tl.cdiv(tl.minimum(tl.load(seqlens + batch) + 1, slots), CHUNK)
     largest = -float("inf")
@@ -163,7 +163,7 @@ def _combine(  # type: ignore[no-untyped-def]
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, used, PARTS):
         part = start + tl.arange(0, PARTS)
-        here = (kept * parts + part).to(tl.int64) * padded + row
+        here = (kv_row * parts + part).to(tl.int64) * padded + row
         peak = tl.load(peaks + here, mask=part < used, other=-float("inf"))
         highest = tl.maximum(largest, tl.max(peak, 0))
         finite = tl.where(highest == -float("inf"), 0.0, highest)
@@ -173,7 +173,7 @@ def _combine(  # type: ignore[no-untyped-def]
         total = total * shrink + tl.sum(share[:, None] * sum_of, 0)
         largest = highest
     at = ((batch * tokens + row // group).to(tl.int64) * HEADS + head * group + row % group) * DIM
-    tl.store(made + at + columns, (total / weight).to(made.dtype.element_ty), mask=columns < DIM)
+    tl.store(output + at + columns, (total / weight).to(output.dtype.element_ty), mask=columns < DIM)
 
 
 def fits(tokens: int, width: int, dtype: torch.dtype) -> bool:
@@ -210,7 +210,7 @@ def attention(
     group = heads // kv
     block = max(16, triton.next_power_of_2(dim))
     rows = _ROWS if not prompt else _PROMPT_ROWS if block <= 128 else _PROMPT_ROWS // 2
-    made = torch.empty((batch, tokens, heads * dim), dtype=every.dtype, device=every.device)
+    output = torch.empty((batch, tokens, heads * dim), dtype=every.dtype, device=every.device)
     inputs = every, table, seqlens, keys, values, every if scales is None else scales
     shape: dict[str, Any] = {"HEADS": heads, "KV": kv, "DIM": dim, "WIDTH": table.shape[2], "INTERLEAVED": interleaved}
     wide = every.element_size() > 2 or block > 128
@@ -220,18 +220,18 @@ def attention(
     _place[(batch * kv, triton.cdiv(tokens, placed))](*inputs, tokens, slots, table.shape[1], TOKENS=placed, **shape)
     parts = 1 if prompt else triton.cdiv(slots, _CHUNK)
     blocks = triton.cdiv(tokens * group, rows)
-    sums = peaks = weights = made
+    sums = peaks = weights = output
     if not prompt:
         sums = torch.empty((batch * kv, parts, blocks * rows, block), dtype=torch.float32, device=every.device)
         peaks, weights = torch.empty((2, batch * kv, parts, blocks * rows), dtype=torch.float32, device=every.device)
     _attend[(batch * kv, parts, blocks)](
-        *inputs, made, sums, peaks, weights, scale, tokens, slots, table.shape[1], WINDOW=max(window, 0), ROWS=rows, SLOTS=tile,
+        *inputs, output, sums, peaks, weights, scale, tokens, slots, table.shape[1], WINDOW=max(window, 0), ROWS=rows, SLOTS=tile,
         CHUNK=_CHUNK,
         PRECISION="ieee", PROMPT=prompt, num_warps=8 if prompt or wide else 4, num_stages=2, **shape,
     )  # fmt: skip
     if not prompt:
         _combine[(batch * kv, tokens * group)](
-            sums, peaks, weights, seqlens, made, tokens, slots, parts, blocks * rows, heads, kv, dim, block, _CHUNK, _PARTS,
+            sums, peaks, weights, seqlens, output, tokens, slots, parts, blocks * rows, heads, kv, dim, block, _CHUNK, _PARTS,
             num_warps=2,
         )  # fmt: skip
-    return made
+    return output

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.device.control_flow import Enqueue
 from tide_runtime.backends.device.cuda_device import CudaDevice
 from tide_runtime.backends.device.device_caches import GROWING_SLOTS
 from tide_runtime.backends.device.device_step import DeviceBackend, DeviceContext, DeviceStep, DeviceTensor
 from tide_runtime.backends.device.device_target import DeviceTarget, machine_key
 from tide_runtime.backends.device.element_types import ELEMENT_TYPES, ElementType
-from tide_runtime.backends.device.program import Enqueue
 from tide_runtime.backends.graph_contract import check_interface, decoder_layers, read_name
 from tide_runtime.backends.onnxruntime.threads import ThreadOptions
 from tide_runtime.backends.required_memory import require_room
 from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.backends.torch.graph_file import DeviceWeights, read_graph
 from tide_runtime.backends.torch.prefix_blocks import TorchPrefixBlocks
-from tide_runtime.backends.torch.program import Program
 from tide_runtime.backends.torch.stream import CudaStream, ProcessorDevice, ProcessorStream, TorchStream
+from tide_runtime.backends.torch.torch_graph import TorchGraph
 from tide_runtime.bundle import Bundle
 
 _DTYPES = {
@@ -113,11 +113,11 @@ class TorchBackend(DeviceTarget):
 
         return lambda _: stream.run(work)
 
-    def _program(self, name: str) -> Program:
+    def _program(self, name: str) -> TorchGraph:
         file = self._files[name]
         graph = read_graph(self._bundle.path(file))
         check_interface(self.manifest, name, file, graph.inputs, graph.outputs)
-        return Program(name, graph, self._weights, self._stream.kernels)
+        return TorchGraph(name, graph, self._weights, self._stream.kernels)
 
     def _tensor(self, tensor: DeviceTensor) -> Tensor:
         dtype = _DTYPES[tensor.element.name]

@@ -32,8 +32,8 @@ __all__ = [
     "token",
 ]
 
-MAX_ROWS = 16  # of a program
-_TILE_BYTES = 8192  # of a weight in one program, at once
+MAX_ROWS = 16  # activation rows that one program multiplies
+_TILE_BYTES = 8192  # bytes of the weight that one program holds at a time
 _TRITON = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -63,14 +63,15 @@ def add_norm(x: Tensor, skip: Tensor, weight: Tensor, epsilon: float) -> tuple[T
 
 
 @triton.jit
-def _gate(gate, up, made, width, gate_stride, up_stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gate(gate, up, output, width, gate_stride, up_stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     x = tl.load(gate + row * gate_stride + columns, mask=inside, other=0.0)
     wide = x.to(tl.float32)
     opened = (wide / (1.0 + tl.exp(-wide))).to(x.dtype)
-    tl.store(made + row * width + columns, opened * tl.load(up + row * up_stride + columns, mask=inside, other=0.0), mask=inside)
+    factor = tl.load(up + row * up_stride + columns, mask=inside, other=0.0)
+    tl.store(output + row * width + columns, opened * factor, mask=inside)
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
@@ -79,10 +80,10 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
         return F.silu(gate) * up
     width = gate.shape[-1]
     block = 1024
-    made = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    output = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     rows = gate.numel() // width
-    _gate[(rows, triton.cdiv(width, block))](gate, up, made, width, gate.stride(-2), up.stride(-2), block)
-    return made
+    _gate[(rows, triton.cdiv(width, block))](gate, up, output, width, gate.stride(-2), up.stride(-2), block)
+    return output
 
 
 def _has_rows(x: Tensor) -> bool:
@@ -99,7 +100,7 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     scales,
     zeros,
     owners,
-    made,
+    output,
     count,
     width,
     stored,
@@ -124,13 +125,13 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
     if HAS_OWNERS:
         first = tl.program_id(1).to(tl.int64) * count
         owner = tl.load(owners + tl.program_id(1))
-        x, made = x + first * (width // each), made + first * outputs
+        x, output = x + first * (width // each), output + first * outputs
         values, scales = values + owner * outputs * stored, scales + owner * outputs * blocks
         zeros = zeros + owner * outputs * zero_bytes
     else:
         first = tl.program_id(1).to(tl.int64) * ROWS
         x = x + first * (width // each)
-        made = made + first * outputs
+        output = output + first * outputs
         count = count - tl.program_id(1) * ROWS
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, blocks, BLOCKS):
@@ -159,8 +160,8 @@ def _dequantised_product(  # type: ignore[no-untyped-def]
                 products = low * given.to(tl.float32)[None, :, :]
             part = tl.sum(tl.sum(products, 2), 1)
             total = tl.where(row[:, None] == number, total + part[None, :], total)
-    wanted = (row < count)[:, None] & (column < outputs)[None, :]
-    tl.store(made + row[:, None] * outputs + column[None, :], total.to(made.dtype.element_ty), mask=wanted)
+    valid = (row < count)[:, None] & (column < outputs)[None, :]
+    tl.store(output + row[:, None] * outputs + column[None, :], total.to(output.dtype.element_ty), mask=valid)
 
 
 def low_bit_product(
@@ -173,7 +174,7 @@ def low_bit_product(
     from memory at once.
     """
     (outputs, stored), width, x = values.shape[-2:], x.shape[-1], x.contiguous()
-    made = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+    output = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
     parts = 1 if owners is None else len(owners)
     count, inner = x.numel() // width // parts, block * bits // 8
     tile = _TILE_BYTES // (2 if x.dtype == torch.float32 else 1)  # as registers allow
@@ -182,12 +183,12 @@ def low_bit_product(
     rows = min(MAX_ROWS, triton.next_power_of_2(count))
     pairs = x if bits == 8 else x.view(torch.int64 if x.dtype == torch.float32 else torch.int32)
     _dequantised_product[(triton.cdiv(outputs, columns), triton.cdiv(count, rows) if owners is None else parts)](
-        pairs, values, scales, values if zeros is None else zeros, values if owners is None else owners, made, count, width,
+        pairs, values, scales, values if zeros is None else zeros, values if owners is None else owners, output, count, width,
         stored, stored // inner, 0 if zeros is None else zeros.shape[-1], outputs, zeros is not None, owners is not None, bits,
         block, _TRITON[x.dtype],
         rows, columns, blocks, num_warps=8,
     )  # fmt: skip
-    return made
+    return output
 
 
 @triton.jit
@@ -196,7 +197,7 @@ def _look_up(  # type: ignore[no-untyped-def]
     ids,
     scales,
     zeros,
-    made,
+    output,
     width,
     stored,
     blocks,
@@ -219,7 +220,7 @@ def _look_up(  # type: ignore[no-untyped-def]
         point = tl.load(zeros + token * zero_bytes + block // each, mask=inside, other=0).to(tl.int32)
         middle = (point >> (block % each * BITS)) & ((1 << BITS) - 1)
     number = (packed >> (place % each * BITS)) & ((1 << BITS) - 1)
-    tl.store(made + row.to(tl.int64) * width + place, (number - middle).to(scale.dtype) * scale, mask=inside)
+    tl.store(output + row.to(tl.int64) * width + place, (number - middle).to(scale.dtype) * scale, mask=inside)
 
 
 def look_up(table: Tensor, ids: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, block: int) -> Tensor:
@@ -228,23 +229,23 @@ def look_up(table: Tensor, ids: Tensor, scales: Tensor, zeros: Tensor | None, bi
     ids = ids.contiguous()
     threads = 1024
     width = stored * 8 // bits
-    made = torch.empty((*ids.shape, width), dtype=scales.dtype, device=ids.device)
+    output = torch.empty((*ids.shape, width), dtype=scales.dtype, device=ids.device)
     _look_up[(ids.numel(), triton.cdiv(width, threads))](
-        table, ids, scales, table if zeros is None else zeros, made, width, stored, scales.shape[1],
+        table, ids, scales, table if zeros is None else zeros, output, width, stored, scales.shape[1],
         0 if zeros is None else zeros.shape[1], zeros is not None, bits, block, threads, num_warps=4,
     )  # fmt: skip
-    return made
+    return output
 
 
 @triton.jit
 def _product(  # type: ignore[no-untyped-def]
-    x, weight, made, count, width, outputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+    x, weight, output, count, width, outputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
     first = tl.program_id(1).to(tl.int64) * ROWS
     x = x + first * width
-    made = made + first * outputs
+    output = output + first * outputs
     count = count - tl.program_id(1) * ROWS
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, width, BLOCK):
@@ -255,21 +256,21 @@ def _product(  # type: ignore[no-untyped-def]
             known = (place < width) & (tl.full((1,), number, tl.int32) < count)
             given = tl.load(x + number * width + place, mask=known, other=0.0).to(tl.float32)
             total = tl.where(row[:, None] == number, total + tl.sum(part * given[None, :], 1)[None, :], total)
-    wanted = (row < count)[:, None] & (column < outputs)[None, :]
-    tl.store(made + row[:, None] * outputs + column[None, :], total.to(made.dtype.element_ty), mask=wanted)
+    valid = (row < count)[:, None] & (column < outputs)[None, :]
+    tl.store(output + row[:, None] * outputs + column[None, :], total.to(output.dtype.element_ty), mask=valid)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x [..., K] times the transposed ``weight`` [N, K], of few rows. For fp32, where cuBLAS's kernels for eight rows take five
     times as long as those for one."""
     (outputs, width), x = weight.shape, x.contiguous()
-    made = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
+    output = torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
     count, numbers = x.numel() // width, _TILE_BYTES // weight.element_size()
     block = min(triton.next_power_of_2(width), numbers)
     rows = min(MAX_ROWS, triton.next_power_of_2(count))
     grid = triton.cdiv(outputs, numbers // block), triton.cdiv(count, rows)
-    _product[grid](x, weight, made, count, width, outputs, rows, numbers // block, block, num_warps=8)
-    return made
+    _product[grid](x, weight, output, count, width, outputs, rows, numbers // block, block, num_warps=8)
+    return output
 
 
 @triton.jit

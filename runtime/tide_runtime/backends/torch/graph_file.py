@@ -122,14 +122,16 @@ class DeviceWeights:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._made = dict[Hashable, torch.Tensor]()
+        self._tensors = dict[Hashable, torch.Tensor]()
 
     def get(self, weight: Weight) -> torch.Tensor:
-        return self.made((), [weight], lambda tensors: tensors[0])
+        return self.derived((), [weight], lambda tensors: tensors[0])
 
-    def made(self, how: Hashable, weights: Sequence[Weight], make: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor:
+    def derived(
+        self, how: Hashable, weights: Sequence[Weight], make: Callable[[list[torch.Tensor]], torch.Tensor]
+    ) -> torch.Tensor:
         """``make`` of ``weights`` on the device, in the way that ``how`` names; made once."""
         key = (how, *(weight.key for weight in weights))
-        if key not in self._made:
-            self._made[key] = make([weight.on_host().to(self.device) for weight in weights])
-        return self._made[key]
+        if key not in self._tensors:
+            self._tensors[key] = make([weight.on_host().to(self.device) for weight in weights])
+        return self._tensors[key]

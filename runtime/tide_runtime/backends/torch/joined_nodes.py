@@ -10,7 +10,7 @@ from tide_runtime.backends.torch.graph_file import GraphFile, GraphNode
 
 LINEAR = "linear"  # x and constant matrices → a product with each
 GATE = "gate"  # silu(x) · y
-TOKEN = "token"  # of the largest logit, -1 where that is not finite (`tide_export.passes.guard_token`)
+TOKEN = "token"  # operator: index of the largest logit, -1 where that is not finite (`tide_export.passes.guard_token`)
 
 
 def with_linear(graph: GraphFile) -> list[GraphNode]:
@@ -19,17 +19,17 @@ def with_linear(graph: GraphFile) -> list[GraphNode]:
     for node in graph.nodes:
         if node.op == "MatMul" and len(graph.weights[node.inputs[1]].shape if node.inputs[1] in graph.weights else ()) == 2:
             together[node.inputs[0]].append(node)
-    made = list[GraphNode]()
+    joined = list[GraphNode]()
     for node in graph.nodes:
         if node.op == "com.microsoft::FusedMatMul" and _reads_rows(node, graph):
             node = replace(node, op=LINEAR)
         products = together.get(node.inputs[0], []) if node.inputs else []
         if node not in products:
-            made.append(node)
+            joined.append(node)
         elif node is products[0]:
             names = (node.inputs[0], *(product.inputs[1] for product in products))
-            made.append(GraphNode(LINEAR, node.name, names, tuple(product.outputs[0] for product in products), {}))
-    return made
+            joined.append(GraphNode(LINEAR, node.name, names, tuple(product.outputs[0] for product in products), {}))
+    return joined
 
 
 def _reads_rows(node: GraphNode, graph: GraphFile) -> bool:
@@ -43,7 +43,7 @@ def with_gates(nodes: Sequence[GraphNode], outputs: Iterable[str]) -> list[Graph
     """The ``nodes`` with one `GATE` for x · sigmoid(x) · y, whose parts nothing else reads."""
     uses = Counter([*outputs, *(value for node in nodes for value in node.inputs)])
     makers = {name: node for node in nodes for name in node.outputs}
-    made = list[GraphNode]()
+    joined = list[GraphNode]()
     gone = set[str]()
     for node in nodes:
         found = _gate(node, makers, uses) if node.op == "Mul" else None
@@ -51,8 +51,8 @@ def with_gates(nodes: Sequence[GraphNode], outputs: Iterable[str]) -> list[Graph
             source, other, silu = found
             gone |= {silu.outputs[0], *silu.inputs} - {source}
             node = replace(node, op=GATE, inputs=(source, other))
-        made.append(node)
-    return [node for node in made if node.outputs[0] not in gone]
+        joined.append(node)
+    return [node for node in joined if node.outputs[0] not in gone]
 
 
 def _gate(node: GraphNode, makers: dict[str, GraphNode], uses: Counter[str]) -> tuple[str, str, GraphNode] | None:
@@ -72,7 +72,7 @@ def with_tokens(nodes: Sequence[GraphNode], outputs: Iterable[str]) -> list[Grap
     """The ``nodes`` with one `TOKEN` for a guarded choice of the likeliest token."""
     uses = Counter([*outputs, *(value for node in nodes for value in node.inputs)])
     makers = {name: node for node in nodes for name in node.outputs}
-    made = list[GraphNode]()
+    joined = list[GraphNode]()
     gone = set[str]()
     for node in nodes:
         chain = _choice(node, makers) if node.op == "Where" else []
@@ -84,8 +84,8 @@ def with_tokens(nodes: Sequence[GraphNode], outputs: Iterable[str]) -> list[Grap
                 gone.add(source)
                 source = cast.inputs[0]
             node = replace(node, op=TOKEN, inputs=(source,))
-        made.append(node)
-    return [node for node in made if node.outputs[0] not in gone]
+        joined.append(node)
+    return [node for node in joined if node.outputs[0] not in gone]
 
 
 def _choice(node: GraphNode, makers: dict[str, GraphNode]) -> list[GraphNode]:

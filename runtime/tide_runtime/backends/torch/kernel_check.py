@@ -15,7 +15,7 @@ from torch import Tensor
 from tide_runtime.backends.torch.attention import Attention, Shared, rotation_table
 from tide_runtime.backends.torch.low_bits import dequantised
 
-_TOLERANCE = 1e-2  # of norms; products in fp16 differ by some 1e-4, a wrong tile by about 1
+_TOLERANCE = 1e-2  # relative error of norms; fp16 products differ by some 1e-4, a wrong tile by about 1
 
 
 def compare_kernels(kernels: Any, place: torch.device) -> None:

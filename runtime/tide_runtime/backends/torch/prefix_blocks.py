@@ -13,14 +13,14 @@ from tide_runtime.backends.device.device_step import DeviceContext
 from tide_runtime.backends.kv_caches import BLOCK_TOKENS
 from tide_runtime.backends.torch.stream import TorchStream
 
-_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # by bytes; values of any type are copied as words
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # by element size in bytes; any type is copied
 
 
 class _Cache(NamedTuple):
-    """``kept``: [blocks, heads, BLOCK_TOKENS, words], the cache's part of all blocks. ``pairs``: see `PrefixBlocks`."""
+    """``block_data``: [blocks, heads, BLOCK_TOKENS, words], the cache's part of all blocks. ``pairs``: see `PrefixBlocks`."""
 
     name: str
-    kept: Tensor
+    block_data: Tensor
     pairs: bool
 
 
@@ -57,17 +57,17 @@ class TorchPrefixBlocks:
         """
         self._memory.provide([(0, (max(ids) + 1) * self._block_bytes)])
 
-        def copy(kept: Tensor, cached: Tensor, places: Tensor, slots: Tensor) -> None:
+        def copy(block_data: Tensor, cached: Tensor, places: Tensor, slots: Tensor) -> None:
             blocks = cached.index_select(1, slots).unflatten(1, (len(ids), BLOCK_TOKENS))
-            kept.index_copy_(0, places, blocks.transpose(0, 1))
+            block_data.index_copy_(0, places, blocks.transpose(0, 1))
 
         self._run(row, first, ids, copy)
 
     def load(self, ids: Sequence[int], row: int) -> None:
         """Copy the blocks ``ids`` into ``row``, from slot 0 on. Raises DeviceMemoryError when the row gets no memory."""
 
-        def copy(kept: Tensor, cached: Tensor, places: Tensor, slots: Tensor) -> None:
-            cached.index_copy_(1, slots, kept.index_select(0, places).transpose(0, 1).flatten(1, 2))
+        def copy(block_data: Tensor, cached: Tensor, places: Tensor, slots: Tensor) -> None:
+            cached.index_copy_(1, slots, block_data.index_select(0, places).transpose(0, 1).flatten(1, 2))
 
         self._run(row, 0, ids, copy)
         self._ends.reach(row, len(ids) * BLOCK_TOKENS)
@@ -83,18 +83,18 @@ class TorchPrefixBlocks:
         def work() -> None:
             places = torch.tensor(list(ids), device=place)
             slots = torch.arange(first * BLOCK_TOKENS, first * BLOCK_TOKENS + count, device=place)
-            for name, kept, pairs in self._parts:
+            for name, block_data, pairs in self._parts:
                 # A pair belongs to the block of its second token; in the place before the first pair, slot 1 once more.
-                copy(kept, self._row(name, row, kept), places, (slots - 1).abs() if pairs else slots)
+                copy(block_data, self._row(name, row, block_data), places, (slots - 1).abs() if pairs else slots)
 
         with self._stream.device.lock:
             self._stream.device.use()
             self._caches.reserve(first * BLOCK_TOKENS + count, row + 1)
             self._stream.run(work)
 
-    def _row(self, name: str, row: int, kept: Tensor) -> Tensor:
-        heads = kept.shape[1]
-        width = kept.shape[3]
+    def _row(self, name: str, row: int, block_data: Tensor) -> Tensor:
+        heads = block_data.shape[1]
+        width = block_data.shape[3]
         slots = self._caches.slots
         raw = self._stream.memory(self._caches.pointer(name, row), heads * slots * width * self._word)
         return raw.view(_WORDS[self._word]).view(heads, slots, width)

@@ -23,10 +23,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_TOKENS = 16  # of a sequence in one launch
+MAX_TOKENS = 16  # tokens per sequence in one launch
 MAX_LOGITS = 512
 _GROUP = 16  # rows of a tile, the least width of Hopper's and Ampere's matrix instructions in use
-_ASSEMBLY = os.environ.get("TRITON_INTERPRET") != "1"  # which Triton's interpreter does not read
+_ASSEMBLY = os.environ.get("TRITON_INTERPRET") != "1"  # whether inline assembly is used; Triton's interpreter cannot run it
 _PROGRAMS = 264  # two for each multiprocessor of an H100 or H200
 
 
@@ -193,12 +193,12 @@ def _skinny(  # type: ignore[no-untyped-def]
             made = total.to(DTYPE)
             output = column
         at = row[None, :].to(tl.int64) * outputs + output[:, None]
-        wanted = (row < rows)[None, :] & (output < outputs)[:, None]
+        valid = (row < rows)[None, :] & (output < outputs)[:, None]
         if RESIDUAL:
-            made = tl.load(residual + at, mask=wanted, other=0.0) + made
-            wide = tl.where(wanted, made.to(tl.float32), 0.0)
+            made = tl.load(residual + at, mask=valid, other=0.0) + made
+            wide = tl.where(valid, made.to(tl.float32), 0.0)
             tl.store(new_squares + tile * rows + row, tl.sum(wide * wide, 0), mask=row < rows)
-        tl.store(y + at, made, mask=wanted)
+        tl.store(y + at, made, mask=valid)
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,12 @@ class HeadStates:
     Args:
         first: its first pairs, which the head has read.
         waiting: states [n, D] of the tokens from number ``first`` on, which it has not; None: there are none.
-        own: the head's own state [D] after its last guess.
+        last_state: the head's own state [D] after its last guess.
     """
 
     first: int = 0
     waiting: NDArray[np.generic] | None = None
-    own: NDArray[np.generic] | None = None
+    last_state: NDArray[np.generic] | None = None
 
 
 class HeadDrafter:
@@ -57,11 +57,11 @@ class HeadDrafter:
         self._can_rerun = self.has_cache and can_rerun
 
     def draft(self, context: ExecutionContext, states: Sequence[SpeculativeSequence]) -> list[Evaluation]:
-        tokens, scores, own = run_draft_head(context, [_next_pairs(state) for state in states])
-        for state, token, score, after in zip(states, tokens, scores, own, strict=True):
+        tokens, scores, last_state = run_draft_head(context, [_next_pairs(state) for state in states])
+        for state, token, score, after in zip(states, tokens, scores, last_state, strict=True):
             known = state.head_guess
             state.head_guess = Guess([*known.tokens, token], [*known.evidence, score], "head")
-            state.head.own = after
+            state.head.last_state = after
         return []
 
     @staticmethod
@@ -73,16 +73,16 @@ class HeadDrafter:
     def keep(self, state: SpeculativeSequence, first: int, states: NDArray[np.generic] | None, count: int) -> None:
         """All layers have run for ``count`` tokens from number ``first`` on, whose states begin ``states``; they are copied.
         None: the tokens ran in segments, which give none."""
-        kept = _kept(state)
+        head_states = _kept(state)
         if self.info is None or states is None:
-            kept.waiting = None
+            head_states.waiting = None
         elif not self.has_cache:
-            kept.first = first + count - 1
-            kept.waiting = states[count - 1 : count].copy()
-        elif kept.waiting is not None:
-            kept.waiting = np.concatenate([kept.waiting, np.asarray(states[:count])])
-        elif kept.first == first:
-            kept.waiting = states[:count].copy()
+            head_states.first = first + count - 1
+            head_states.waiting = states[count - 1 : count].copy()
+        elif head_states.waiting is not None:
+            head_states.waiting = np.concatenate([head_states.waiting, np.asarray(states[:count])])
+        elif head_states.first == first:
+            head_states.waiting = states[:count].copy()
 
     def reusable(self, state: SpeculativeSequence) -> int:
         """How many of the text's first tokens may go into the prefix cache: those whose pairs the head has read."""
@@ -133,8 +133,8 @@ def _next_pairs(state: SpeculativeSequence) -> Pairs:
     kept = _kept(state)
     if not guessed:
         return _take_pairs(state, HeadDrafter.waiting(state))
-    assert kept.own is not None
-    return Pairs(sequence.batch_index, sequence.num_tokens - 2 + len(guessed), guessed[-1:], kept.own[None])
+    assert kept.last_state is not None
+    return Pairs(sequence.batch_index, sequence.num_tokens - 2 + len(guessed), guessed[-1:], kept.last_state[None])
 
 
 def _take_pairs(state: SpeculativeSequence, count: int) -> Pairs:

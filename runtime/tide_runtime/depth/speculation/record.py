@@ -34,9 +34,9 @@ class HitRates:
     """
 
     def __init__(self, weight: float, memory: float, usual: Mapping[float, float]) -> None:
-        self._kept = 1 - 1 / memory
+        self._decay = 1 - 1 / memory
         self._weight = weight
-        self._least, self._usual = list(usual), list(usual.values())
+        self._min_evidence, self._usual = list(usual), list(usual.values())
         self._hits, self._tries = [0.0] * len(self._usual), [0.0] * len(self._usual)
 
     def rate(self, evidence: float) -> float:
@@ -57,13 +57,13 @@ class HitRates:
         """``tokens`` followed where these were ``guessed``. Guesses after the first wrong one tell nothing."""
         for guess, one, token in zip(guessed, evidence, tokens, strict=False):
             index = self._class_of(one)
-            self._hits[index] = self._kept * self._hits[index] + (guess == token)
-            self._tries[index] = self._kept * self._tries[index] + 1
+            self._hits[index] = self._decay * self._hits[index] + (guess == token)
+            self._tries[index] = self._decay * self._tries[index] + 1
             if guess != token:
                 break
 
     def _class_of(self, evidence: float) -> int:
-        return max(0, bisect_right(self._least, evidence) - 1)
+        return max(0, bisect_right(self._min_evidence, evidence) - 1)
 
 
 @dataclass
@@ -133,7 +133,7 @@ class TrackRecord:
 
     Attributes:
         rates: of guesses, by source.
-        head_first: the rate of the draft head's first guesses, whatever the score.
+        head_first: acceptance of the head's first token, over all scores.
         exits: whether exit drafts pay.
         num_exit_drafts: most exit drafts of the next cycle.
     """
@@ -156,7 +156,7 @@ class TrackRecord:
         self.num_exit_drafts = tuning.first_exit_drafts
 
     def chances(self, guess: Guess) -> list[float]:
-        """For each guessed token, the probability that it and all tokens before it are right."""
+        """Probability, for each guessed token, that it and all tokens before it are right."""
         tokens, evidence, source = guess
         return self.rates[source].chances(evidence[: len(tokens)]) if source in self.rates else [1.0] * len(tokens)
 

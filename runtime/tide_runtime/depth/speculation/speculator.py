@@ -106,7 +106,7 @@ class Speculator:
         exits = bool(states and self.exits.exits) and self._exits_pay(len(states))
         if any(state.guess.tokens or state.successor_guess.tokens for state in states):
             speedup = fmean(state.record.exits.speedup for state in states) if exits else 1.0
-            self.place_drafts(states, prompt_tokens, least=speedup)
+            self.place_drafts(states, prompt_tokens, min_speedup=speedup)
         ready = [state for state in states if not state.drafts and state.record.exits.active and state.room > 0] if exits else []
         if ready and 2 * len(ready) >= len(states):  # a launch costs nearly as much for a few of the batch as for all
             return self._draft_with_exits(context, states, ready)
@@ -136,12 +136,12 @@ class Speculator:
             else:
                 record.exits.pass_tokens(len(tokens))
 
-    def place_drafts(self, states: States, prompt_tokens: int, spent_ms: float = 0.0, least: float = 1.0) -> None:
-        """Draft as many tokens of each sequence's best guess as pay, after ``spent_ms`` of drafting; ``least``: see
+    def place_drafts(self, states: States, prompt_tokens: int, spent_ms: float = 0.0, min_speedup: float = 1.0) -> None:
+        """Draft as many tokens of each sequence's best guess as pay, after ``spent_ms`` of drafting; ``min_speedup``: see
         `choose_lengths`."""
         best = [state.best_guess() for state in states]
         pass_ms = self.clock.pass_time(prompt_tokens, spent_ms)
-        lengths = choose_lengths([chances for _, chances in best], pass_ms, self.tuning.padding_penalty, least).of
+        lengths = choose_lengths([chances for _, chances in best], pass_ms, self.tuning.padding_penalty, min_speedup).per_sequence
         for state, (guess, _), length in zip(states, best, lengths, strict=True):
             state.drop_drafts()
             for token in guess.tokens[:length]:
@@ -173,7 +173,7 @@ class Speculator:
         for more in range(room + 1):
             chances = [state.chances_after(more) for state in states]
             pass_ms = self.clock.pass_time(prompt_tokens, self._head_ms(pairs, launches + more))
-            found = choose_lengths(chances, pass_ms, self.tuning.padding_penalty).rate
+            found = choose_lengths(chances, pass_ms, self.tuning.padding_penalty).tokens_per_ms
             if more and found > rate:
                 return True
             rate = max(rate, found)

@@ -54,7 +54,7 @@ def test_blocks_are_kept(name: str, tmp_path: Path) -> None:
     whole = {n for n in matrices if n.endswith("shared_expert_gate.weight")}  # one row of floating point
     assert parameters.low_bits.keys() == matrices.keys() - whole
     for matrix, weight in parameters.low_bits.items():
-        np.testing.assert_allclose(weight.made().dequantized(), matrices[matrix], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(weight.materialize().dequantized(), matrices[matrix], rtol=0, atol=1e-6)
     for one, values in content.model.named_parameters(remove_duplicate=False):
         assert (model.get_parameter(one) - values).abs().max() <= values.abs().max() / 200
 

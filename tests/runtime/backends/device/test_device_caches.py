@@ -36,7 +36,7 @@ def view(caches: DeviceCaches, name: str, element: ElementType = FP32) -> NDArra
 @pytest.mark.parametrize("limit", [64, 37, 8])
 def test_growth_keeps_every_key_and_value(rows: int, heads: int, limit: int) -> None:
     """Guards against copies that overwrite each other, or leave a sequence's keys behind."""
-    caches, random = DeviceCaches(HostDevice(), manifest(heads, limit), FP32, rows, least=4), np.random.default_rng(0)
+    caches, random = DeviceCaches(HostDevice(), manifest(heads, limit), FP32, rows, min_slots=4), np.random.default_rng(0)
     caches.reserve(1, rows)
     held: dict[str, NDArray[np.float32]] = {
         name: np.zeros((*shape[:2], 0, shape[3]), np.float32) for name, shape in caches.shapes.items()
@@ -65,7 +65,7 @@ def test_engines_keep_all_slots() -> None:
 
 def test_rows_get_memory_when_they_are_used() -> None:
     """Guards against an engine that takes the memory of max_batch rows of full length for one short text."""
-    caches = DeviceCaches(HostDevice(), manifest(2, 64), FP32, 16, least=16)
+    caches = DeviceCaches(HostDevice(), manifest(2, 64), FP32, 16, min_slots=16)
     row = 2 * 2 * 16 * (2 + 4) * FP32.bytes  # two layers of two heads; keys have two numbers, values four
     assert caches._memory.provided == 0
     caches.reserve(16, 1)
@@ -81,7 +81,7 @@ def test_rows_get_memory_when_they_are_used() -> None:
 @pytest.mark.parametrize("element", [FP32, INT8], ids=str)
 def test_growth_moves_the_rows_in_use_only(element: ElementType) -> None:
     """Guards against reading rows that have no memory, which ends the process on a GPU."""
-    caches = DeviceCaches(HostDevice(), manifest(2, 64), element, 16, least=16)
+    caches = DeviceCaches(HostDevice(), manifest(2, 64), element, 16, min_slots=16)
     unused = view(caches, "key_cache_1", element)[5, 0, 0, 0]
     caches.reserve(16, 2)
     for name in caches.shapes:
@@ -103,7 +103,7 @@ def test_growth_moves_the_rows_in_use_only(element: ElementType) -> None:
 def test_memory_that_is_short_leaves_the_caches_as_they_were() -> None:
     """Guards against steps that read keys and values elsewhere after a request that did not fit."""
     device = HostDevice()
-    caches = DeviceCaches(device, manifest(2, 64), FP32, 4, least=16)
+    caches = DeviceCaches(device, manifest(2, 64), FP32, 4, min_slots=16)
     caches.reserve(16, 1)
     view(caches, "key_cache_1")[0] = 3
     device.max_reserved = 3 * caches._memory.provided

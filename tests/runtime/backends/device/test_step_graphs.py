@@ -16,7 +16,7 @@ from tide_runtime.backends.step_arrays import StepShape
 from tide_runtime.depth.exact import ExactDepth
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.options import DepthOptions
-from tide_runtime.device_loop.select import GraphSupport, capture_steps
+from tide_runtime.device_loop.driver_choice import GraphSupport, capture_steps
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.scheduling.step import run
 

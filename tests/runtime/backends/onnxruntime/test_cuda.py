@@ -24,8 +24,8 @@ from tide_runtime.backends.onnxruntime.cuda import OnnxRuntimeCudaBackend, cuda_
 from tide_runtime.backends.step_arrays import NO_PADDING
 from tide_runtime.bundle import Bundle
 from tide_runtime.depth.policy import LoadedPolicy
+from tide_runtime.device_loop.driver_choice import capture_steps, choose_driver
 from tide_runtime.device_loop.loop_kernels import LoopKernels
-from tide_runtime.device_loop.select import capture_steps, choose_drive
 from tide_runtime.errors import AdapterError, BundleError, DeviceMemoryError, TargetError
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4], [100] * 30, [17, 17, 17]]
@@ -151,7 +151,7 @@ def test_the_host_drives_it(bundle: Path) -> None:
         backend = load(engine.bundle, gpu)
         gpu.kind = "cuda"
         capture_steps(backend, load_kernels=lambda device: cast(LoopKernels, None))
-        drive = choose_drive(cast(LoadedPolicy, engine.policy), backend)
+        drive = choose_driver(cast(LoadedPolicy, engine.policy), backend)
         assert drive.loop is None and "not captured" in str(drive) and backend.step_graphs.refused is not None
 
 

@@ -26,10 +26,10 @@ from tide_runtime.bundle.engine_info import EngineInfo, ProfileInfo, TensorInfo
 from tide_runtime.bundle.manifest import Manifest, TargetInfo
 from tide_runtime.depth.full import FullDepth
 from tide_runtime.depth.policy import DevicePlan
+from tide_runtime.device_loop.device_policy import DeviceLoopPolicy, Drivers
+from tide_runtime.device_loop.driver_choice import choose_driver
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
-from tide_runtime.device_loop.policy import DrivenDepth, Drivers
-from tide_runtime.device_loop.select import choose_drive
 from tide_runtime.errors import BundleError, ParamsError, TargetError
 from tide_runtime.scheduling.step import run
 
@@ -198,7 +198,7 @@ def test_a_changing_batch_generates_the_models_tokens(bundle: Bundle, driven: bo
     policy: Any = FullDepth()
     if driven:
         drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
-        policy = DrivenDepth(DevicePlan(policy), NumpyLoopKernels(api.gpu), 3, drivers)
+        policy = DeviceLoopPolicy(DevicePlan(policy), NumpyLoopKernels(api.gpu), 3, drivers)
     rows = [make_row(request, bundle.manifest) for request in requests(eos=(4,))]
     for _ in run(policy, made.context(capacity), rows):
         pass
@@ -213,7 +213,7 @@ def test_an_engine_that_cannot_be_captured_is_named(bundle: Bundle) -> None:
     """Guards against a capture that fails with CUDA's own message; the host goes on driving the loop."""
     made, api = backend(bundle, uncapturable=("segment_1",))
     drivers = Drivers(HostDriver(api.gpu).compile, GraphDriver(api.gpu).compile)
-    policy = DrivenDepth(DevicePlan(FullDepth()), NumpyLoopKernels(api.gpu), 3, drivers)
+    policy = DeviceLoopPolicy(DevicePlan(FullDepth()), NumpyLoopKernels(api.gpu), 3, drivers)
     rows = [make_row(request, bundle.manifest) for request in requests(eos=(4,))]
     with pytest.warns(RuntimeWarning, match=f"tensorrt-rtx {VERSION} says that its engine of segment_1 cannot be captured"):
         for _ in run(policy, made.context(4), rows):
@@ -228,7 +228,7 @@ def test_caches_that_engines_copy_are_copied_back(bundle: Bundle) -> None:
         engine.aliases.clear()
     test_a_changing_batch_generates_the_models_tokens(bundle, False, 4)
     made, _ = backend(bundle)
-    assert "copies back" in str(choose_drive(FullDepth(), made))
+    assert "copies back" in str(choose_driver(FullDepth(), made))
 
 
 def test_uneven_sequences_are_padded(bundle: Bundle) -> None:

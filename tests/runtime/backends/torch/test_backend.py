@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,10 @@ from tide_runtime.backends.torch.backend import TorchBackend
 from tide_runtime.backends.torch.stream import ProcessorStream
 from tide_runtime.bundle import Bundle
 from tide_runtime.depth.policy import DevicePlan
-from tide_runtime.device_loop import select
+from tide_runtime.device_loop import driver_choice
+from tide_runtime.device_loop.device_policy import DeviceLoopPolicy, Drivers
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
-from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.device_loop.row_sampling import DeviceRowSampling
 from tide_runtime.errors import CacheFullError, TargetError
 
@@ -99,7 +100,7 @@ def test_loops_on_the_device_run_its_graphs(exits_bundle: Path, policy: str, row
         assert isinstance(plan, DevicePlan)
         with Engine(engine.bundle, engine.options, backend=engine.backend, policy=plan.host) as always:  # type: ignore[arg-type]
             expected = [row.token_ids for row in always.generate(PROMPTS, PARAMS)]
-        driven = DrivenDepth(plan, NumpyLoopKernels(gpu), 5, drivers, 4)
+        driven = DeviceLoopPolicy(plan, NumpyLoopKernels(gpu), 5, drivers, 4)
         with Engine(engine.bundle, engine.options, backend=backend, policy=driven) as looped:  # type: ignore[arg-type]
             assert [row.token_ids for row in looped.generate(PROMPTS, PARAMS)] == expected
     assert gpu.graph_launches > 0 and drivers.execution is not None and drivers.execution.refusal is None
@@ -113,7 +114,8 @@ def test_drafts_are_verified_on_the_device(bundle: Path, rows: int) -> None:
     drivers = Drivers(HostDriver(gpu).compile, GraphDriver(gpu).compile)
     with load(bundle, "cpu", "full", rows) as full, load(bundle, "cpu", "exact", rows) as exact:
         plan = exact.policy.device_plan()  # type: ignore[attr-defined]
-        driven = DrivenDepth(plan, NumpyLoopKernels(gpu), 5, drivers)
+        cheap = replace(plan, drafts=replace(plan.drafts, pass_ms=lambda _, tokens: 1.0))  # not what this machine measured
+        driven = DeviceLoopPolicy(cheap, NumpyLoopKernels(gpu), 5, drivers)
         with Engine(full.bundle, full.options, backend=backend, policy=driven) as looped:  # type: ignore[arg-type]
             made = looped.generate(PROMPTS, PARAMS)
             assert [row.token_ids for row in made] == [row.token_ids for row in full.generate(PROMPTS, PARAMS)]
@@ -136,7 +138,7 @@ def test_steps_are_graphs_and_drafts_are_priced(
     backend.row_padding = NO_PADDING  # else auto is full
     vocab = backend.manifest.model.vocab_size
     backend.row_sampling = DeviceRowSampling(gpu, NumpyLoopKernels(gpu), backend.logits_element, vocab)
-    monkeypatch.setattr(select, "plugin", no_kernels)
+    monkeypatch.setattr(driver_choice, "plugin", no_kernels)
     sampled = GenerationParams(max_new_tokens=24, temperature=0.8, top_k=20, seed=3)
     with load(bundle, "cpu") as cpu, Engine(cpu.bundle, EngineOptions(target="torch", policy=policy), backend=backend) as engine:
         assert engine.policy.name == "exact" and backend.pass_costs is not None

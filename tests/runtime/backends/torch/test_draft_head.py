@@ -12,7 +12,7 @@ from runtime.backends.torch.test_backend import PROMPTS, SimulatedStream
 from runtime.depth.speculation.eager_head import guess_always
 from runtime.simulated_gpu import SimulatedGpu
 from tide_runtime import DepthOptions, Engine, EngineOptions, GenerationParams, ThreadOptions
-from tide_runtime.backends.device.program import Launch, Run
+from tide_runtime.backends.device.control_flow import Launch, Run
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.backends.step_arrays import NO_PADDING
 from tide_runtime.backends.torch.backend import TorchBackend

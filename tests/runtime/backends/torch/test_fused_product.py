@@ -7,7 +7,7 @@ import pytest
 from tide_runtime.backends.torch.fused_product import FUSED, with_fused_products
 from tide_runtime.backends.torch.graph_file import read_graph
 from tide_runtime.backends.torch.joined_nodes import GATE, with_gates, with_linear, with_tokens
-from tide_runtime.backends.torch.program import ATTENTION, SKIP_NORM
+from tide_runtime.backends.torch.torch_graph import ATTENTION, SKIP_NORM
 from tide_runtime.bundle import Bundle
 
 from tide_export.config import ExportConfig

@@ -21,9 +21,9 @@ from tide_runtime.backends.torch.backend import TorchBackend
 from tide_runtime.backends.torch.prefix_blocks import TorchPrefixBlocks
 from tide_runtime.bundle import Bundle
 from tide_runtime.depth.full import FullDepth
+from tide_runtime.device_loop.device_policy import DeviceLoopPolicy, Drivers
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
-from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.errors import DeviceMemoryError, ParamsError
 
 FIRST = [5, 6, 7, 8, 9, 10, 3, 4, 11, 12, 13, 14, 17, 17, 2, 40, 41, 42, 43, 44]
@@ -48,7 +48,7 @@ def loaded(bundle: Path, driven: bool, **options: Any) -> Engine:
     backend = TorchBackend(Bundle.open(bundle), "torch", SimulatedStream(gpu))
     backend.min_slots = 16
     drivers = Drivers(HostDriver(gpu).compile, GraphDriver(gpu).compile)
-    policy: Any = DrivenDepth(FullDepth().device_plan(), NumpyLoopKernels(gpu), 5, drivers, 4)
+    policy: Any = DeviceLoopPolicy(FullDepth().device_plan(), NumpyLoopKernels(gpu), 5, drivers, 4)
     return Engine(Bundle.open(bundle), made, backend=backend, policy=policy)
 
 
@@ -100,7 +100,7 @@ def test_loaded_blocks_are_the_saved_ones(shapes: Any, dtype: str) -> None:
     """Guards against another text's keys and values in a prefix hit: scattered ids, saved from the middle of a row, in slots that
     have grown since."""
     gpu, kind = SimulatedGpu(), ELEMENT_TYPES[dtype]
-    caches = DeviceCaches(gpu, shapes, kind, 3, least=20, of_draft_head=True)
+    caches = DeviceCaches(gpu, shapes, kind, 3, min_slots=20, of_draft_head=True)
     context: Any = type("Context", (), {"caches": caches, "ends": RowEnds(3, caches.limit)})
     context.backend = type("Backend", (), {"manifest": shapes, "cache_element": kind})
     blocks, rng = TorchPrefixBlocks(SimulatedStream(gpu), context, 9), np.random.default_rng(0)

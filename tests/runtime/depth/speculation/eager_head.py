@@ -2,7 +2,7 @@
 
 import pytest
 from tide_runtime.depth.speculation import speculator
-from tide_runtime.depth.speculation.lengths import Lengths
+from tide_runtime.depth.speculation.lengths import DraftLengths
 from tide_runtime.depth.speculation.record import SpeculativeSequence
 from tide_runtime.depth.speculation.speculator import Speculator
 
@@ -14,4 +14,4 @@ def guess_always(monkeypatch: pytest.MonkeyPatch, guesses: int) -> None:
         return launches < min(guesses, *(state.head_room for state in states if state.head_room))
 
     monkeypatch.setattr(Speculator, "head_pays", pays)
-    monkeypatch.setattr(speculator, "choose_lengths", lambda drafts, *_: Lengths([len(own) for own in drafts], 1.0))
+    monkeypatch.setattr(speculator, "choose_lengths", lambda drafts, *_: DraftLengths([len(chances) for chances in drafts], 1.0))

@@ -17,7 +17,7 @@ def row(hit_rate: float, guess: int) -> list[float]:
 
 
 def lengths_of(rows: Sequence[list[float]], pass_ms: PassTime, speedup: float) -> list[int]:
-    return choose_lengths(rows, pass_ms, DepthTuning().padding_penalty, speedup).of
+    return choose_lengths(rows, pass_ms, DepthTuning().padding_penalty, speedup).per_sequence
 
 
 def test_certain_copies_are_taken_from_the_first_on() -> None:

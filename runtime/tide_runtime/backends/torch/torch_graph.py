@@ -51,7 +51,7 @@ class _Call:
     last: tuple[int, ...]
 
 
-class Program:
+class TorchGraph:
     """The function of a graph: `run` takes tensors of its inputs by name and returns its outputs.
 
     ``kernels``: the module `fused_kernels`, or None.
@@ -89,7 +89,7 @@ class Program:
                 values[place] = tensor
             for place in call.last:
                 values[place] = None
-        self._shared.made.clear()
+        self._shared.tensors.clear()
         return {name: values[self._index[name]] for name in self.graph.outputs}  # type: ignore[misc]
 
     def _check_operators(self) -> None:
@@ -203,7 +203,7 @@ class Program:
         """
         if as_stored:
             return self._weights.get(weights[0]), [weights[0].shape[0]]
-        made = self._weights.made("rows", weights, lambda tensors: torch.cat([each.t() for each in tensors]).contiguous())
+        made = self._weights.derived("rows", weights, lambda tensors: torch.cat([each.t() for each in tensors]).contiguous())
         return made, [weight.shape[1] for weight in weights]
 
     def _linear(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
@@ -219,30 +219,30 @@ class Program:
         return product, frozenset(), (source,)
 
     def _attention(self, node: GraphNode) -> tuple[Function, frozenset[int], Sequence[str]]:
-        given = [*node.inputs, *[""] * (CACHE_SCALES[1] + 1 - len(node.inputs))]
-        foreign = [i for i, name in enumerate(given) if name and i > ROTARY_TABLES[1] and i not in (SINKS, *CACHE_SCALES)]
+        inputs = [*node.inputs, *[""] * (CACHE_SCALES[1] + 1 - len(node.inputs))]
+        foreign = [i for i, name in enumerate(inputs) if name and i > ROTARY_TABLES[1] and i not in (SINKS, *CACHE_SCALES)]
         if foreign:
             raise BundleError(f"{self.name}: {node.op} {node.name} has operands {foreign}, which target torch does not read")
         attend = Attention(node.attributes, self._shared, self._kernels)
-        tables = [self.graph.weights[given[i]] for i in ROTARY_TABLES if given[i]]
+        tables = [self.graph.weights[inputs[i]] for i in ROTARY_TABLES if inputs[i]]
         table: Tensor | None = None
         if tables:
             interleaved = bool(node.attributes.get("rotary_interleaved", 0))
-            table = self._weights.made(
+            table = self._weights.derived(
                 ("rotation", interleaved), tables, lambda both: rotation_table(both[0], both[1], interleaved)
             )
 
         scales: Tensor | None = None
-        if given[CACHE_SCALES[0]]:
-            both = [self.graph.weights[given[i]] for i in CACHE_SCALES]
-            scales = self._weights.made("cache scales", both, lambda tensors: cache_scales(*tensors))
+        if inputs[CACHE_SCALES[0]]:
+            both = [self.graph.weights[inputs[i]] for i in CACHE_SCALES]
+            scales = self._weights.derived("cache scales", both, lambda tensors: cache_scales(*tensors))
 
         def function(
             query: Tensor, key: Any, value: Any, keys: Tensor, values: Tensor, lengths: Tensor, total: Any, sinks: Any = None
         ) -> tuple[Tensor, ...]:
             return attend(query, key, value, keys, values, lengths, total, table, sinks, scales)
 
-        return function, frozenset(), [*given[:7], *([given[SINKS]] if given[SINKS] else [])]
+        return function, frozenset(), [*inputs[:7], *([inputs[SINKS]] if inputs[SINKS] else [])]
 
     def _with_last_uses(self, calls: Sequence[_Call]) -> list[_Call]:
         constants = {i for i, made in enumerate(self._constants) if made is not None}

@@ -16,11 +16,11 @@ from tide_runtime.generation_params import GenerationParams
 Values = NDArray[np.float32]
 Ids = NDArray[np.intp]
 _SLACK = 1e-5  # relative; above all rounding of top-p's sums, which are of float32 probabilities and in float64
-TINY = float(np.finfo(np.float32).tiny)  # the least weight and temperature of arithmetic in float32
+TINY = float(np.finfo(np.float32).tiny)  # smallest weight and temperature of float32 arithmetic
 _COLUMN = 32  # tokens of which top-k's bound takes the largest
 
 
-def kept_tokens(values: Values, params: GenerationParams) -> Ids | None:
+def filter_tokens(values: Values, params: GenerationParams) -> Ids | None:
     """Ascending places in logits ``values`` [n], whose maximum is finite, of the tokens that are kept; None: all are."""
     ids: Ids | None = None
     for keep in _filters(params):

@@ -24,14 +24,14 @@ from tide_runtime.bundle.calibration import ExitInfo
 from tide_runtime.depth.exit import ExitDepth
 from tide_runtime.depth.options import DepthOptions
 from tide_runtime.depth.registry import make_policy
-from tide_runtime.device_loop import select as drive
-from tide_runtime.device_loop.policy import DrivenDepth
+from tide_runtime.device_loop import driver_choice
+from tide_runtime.device_loop.device_policy import DeviceLoopPolicy
 from tide_runtime.errors import TargetError
 from tide_runtime.scheduling.step import run
 
 
-def graphs(no_graphs: str | None = None, no_conditions: str | None = None) -> drive.GraphSupport:
-    return drive.GraphSupport(lambda: no_graphs, lambda: no_conditions)
+def graphs(no_graphs: str | None = None, no_conditions: str | None = None) -> driver_choice.GraphSupport:
+    return driver_choice.GraphSupport(lambda: no_graphs, lambda: no_conditions)
 
 
 ALL_GRAPHS = graphs()
@@ -66,14 +66,14 @@ def chosen(
     exits: tuple[ExitInfo, ...] = (EXIT,),
     no_loop: str | None = None,
     load_kernels: Callable[[Any], Any] = simulated_kernels,
-    support: drive.GraphSupport = ALL_GRAPHS,
+    support: driver_choice.GraphSupport = ALL_GRAPHS,
     **options: Any,
-) -> drive.Drive:
+) -> driver_choice.DriverChoice:
     manifest = tiny_manifest(MODEL, [1, 2, 3], exits)
     backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
     backend.no_loop = no_loop
     made = make_policy(policy, manifest, DepthOptions(**options))
-    return drive.choose_drive(made, backend, load_kernels, support)
+    return driver_choice.choose_driver(made, backend, load_kernels, support)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def chosen(
 )
 def test_the_device_drives_what_it_can(policy: str, exits: tuple[ExitInfo, ...]) -> None:
     made = chosen(policy, exits)
-    assert isinstance(made.policy, DrivenDepth) and made.policy.name == policy
+    assert isinstance(made.policy, DeviceLoopPolicy) and made.policy.name == policy
     work = "16 passes with drafts" if policy == "exact" else "16 tokens"
     assert str(made) == f"device-driven, {work} a launch"
 
@@ -107,7 +107,7 @@ def test_the_device_drives_what_it_can(policy: str, exits: tuple[ExitInfo, ...])
 def test_the_host_drives_the_rest_and_says_why(changes: dict[str, Any], reason: str) -> None:
     """Guards against a silent fallback: the text is the same, only slower."""
     made = chosen(**changes)
-    assert not isinstance(made.policy, DrivenDepth)
+    assert not isinstance(made.policy, DeviceLoopPolicy)
     assert reason in str(made) and str(made).startswith("host-driven: ")
 
 
@@ -115,8 +115,8 @@ def test_the_host_drives_the_rest_and_says_why(changes: dict[str, Any], reason: 
 def test_the_same_tokens_whatever_drives(load_kernels: Callable[[Any], Kernels]) -> None:
     """A loop on the device evaluates exits for every token; a host with cooldowns would generate other tokens in its place."""
     made = chosen("exit", load_kernels=load_kernels).policy
-    assert isinstance(made, DrivenDepth) == (load_kernels is simulated_kernels)
-    inner = made.inner if isinstance(made, DrivenDepth) else made
+    assert isinstance(made, DeviceLoopPolicy) == (load_kernels is simulated_kernels)
+    inner = made.inner if isinstance(made, DeviceLoopPolicy) else made
     assert isinstance(inner, ExitDepth) and inner.evaluates_always
 
 
@@ -128,15 +128,15 @@ def test_the_same_tokens_whatever_drives(load_kernels: Callable[[Any], Kernels])
 def test_without_conditions_the_host_drives_the_same_loop(without: dict[str, Any]) -> None:
     """Guards against host-driven single steps, which wait for every exit's tokens and scores instead of one flag."""
     made = chosen("exit", **without)
-    assert isinstance(made.policy, DrivenDepth) and str(made) == "host-driven: no graph conditions"
+    assert isinstance(made.policy, DeviceLoopPolicy) and str(made) == "host-driven: no graph conditions"
     full = chosen("full", **without)
-    assert isinstance(full.policy, DrivenDepth) and full.reason is None  # a launch of each token needs no conditions
+    assert isinstance(full.policy, DeviceLoopPolicy) and full.reason is None  # a launch of each token needs no conditions
 
 
 def test_an_old_cuda_core_is_named() -> None:
     """Guards against "cannot be captured" where a release named the builder's methods otherwise, and an upgrade helps."""
     made = chosen("full", support=graphs(no_graphs="cuda-core is old"))
-    assert isinstance(made.policy, DrivenDepth) and str(made) == "host-driven: cuda-core is old"
+    assert isinstance(made.policy, DeviceLoopPolicy) and str(made) == "host-driven: cuda-core is old"
     assert made.policy.drivers.compile is None
 
 
@@ -145,7 +145,7 @@ def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="the package cuda-bindings is not installed")
     for version, wanted in ((12060, "for CUDA 12.6, conditional graph nodes need 12.8"), (12080, None)):
         monkeypatch.setattr(driver, "cuDriverGetVersion", lambda v=version: (driver.CUresult.CUDA_SUCCESS, v))
-        reason = drive.no_conditions()
+        reason = driver_choice.no_conditions()
         assert reason is None if wanted is None else reason is not None and wanted in reason
 
 
@@ -185,7 +185,7 @@ def test_a_driver_without_the_function_that_sets_conditions_still_runs_the_kerne
     exits = (EXIT,) if policy == "exit" else ()
     manifest = tiny_manifest(MODEL, [1, 3], exits)
     backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu(), logits=FP32)
-    made = drive.choose_drive(make_policy(policy, manifest, DepthOptions()), backend, load_kernels, ALL_GRAPHS)
+    made = driver_choice.choose_driver(make_policy(policy, manifest, DepthOptions()), backend, load_kernels, ALL_GRAPHS)
     wanted, context = requests(eos=(4,)), backend.context(1)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -211,7 +211,7 @@ def test_kernels_that_cannot_be_built_are_a_reason(monkeypatch: pytest.MonkeyPat
 
     manifest = tiny_manifest(MODEL, [1, 3])
     backend: Any = TinyDeviceBackend(manifest, MODEL, SimulatedGpu())
-    made = drive.choose_drive(make_policy("full", manifest, DepthOptions()), backend, without_compiler, ALL_GRAPHS)
+    made = driver_choice.choose_driver(make_policy("full", manifest, DepthOptions()), backend, without_compiler, ALL_GRAPHS)
     wanted = requests(eos=(4,))
     rows = [make_row(request, manifest) for request in wanted]
     with pytest.warns(RuntimeWarning, match="no kernels for sm_61; decoding is driven from the host") as warned:

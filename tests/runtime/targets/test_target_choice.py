@@ -16,9 +16,9 @@ from tide_runtime.backends.onnxruntime import cuda_libraries
 from tide_runtime.bundle.architectures import ARCHITECTURES
 from tide_runtime.bundle.manifest import Manifest, TargetInfo
 from tide_runtime.errors import ParamsError, TargetError
-from tide_runtime.targets import select as choose_target
+from tide_runtime.targets import target_choice
 from tide_runtime.targets.gpu_probe import PresentGpu
-from tide_runtime.targets.select import DeviceChoice
+from tide_runtime.targets.target_choice import DeviceChoice
 
 from tide_export.targets import TARGETS as EXPORTED
 
@@ -49,8 +49,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A machine with ``gpu`` and Python ``packages``."""
 
     def be(gpu: PresentGpu | None, *packages: str) -> None:
-        monkeypatch.setattr(choose_target, "present_gpu", lambda ordinal: gpu)
-        monkeypatch.setattr(choose_target, "missing_cuda_core", lambda: None)
+        monkeypatch.setattr(target_choice, "present_gpu", lambda ordinal: gpu)
+        monkeypatch.setattr(target_choice, "missing_cuda_core", lambda: None)
         for name in ("tensorrt", "tensorrt_rtx"):
             monkeypatch.setitem(sys.modules, name, SimpleNamespace(__version__="1.0") if name in packages else None)  # type: ignore[arg-type]
         providers = ["CPUExecutionProvider", *(["CUDAExecutionProvider"] if "onnxruntime-gpu" in packages else [])]
@@ -61,7 +61,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def chosen(bundle: Manifest, device: str = "auto") -> str:
-    return choose_target.choose_target(bundle, DeviceChoice.parse(device))
+    return target_choice.choose_target(bundle, DeviceChoice.parse(device))
 
 
 def test_the_best_for_the_gpu_present(machine: Callable[..., None]) -> None:
@@ -104,7 +104,7 @@ def test_a_gpu_without_cuda_core_is_passed_over(machine: Callable[..., None], mo
     """Guards against a failing load where the processor target runs: the extra for building engines lacks the runtime."""
     machine(T4, "tensorrt_rtx", "onnxruntime-gpu")
     monkeypatch.setattr(
-        choose_target, "missing_cuda_core", lambda: "the package cuda-core is not installed; pip install 'tide-llm[kernels]'"
+        target_choice, "missing_cuda_core", lambda: "the package cuda-core is not installed; pip install 'tide-llm[kernels]'"
     )
     with pytest.warns(
         RuntimeWarning, match=r"rtx-sm_75: the package cuda-core is not installed; pip install 'tide-llm\[kernels\]'"
@@ -208,7 +208,7 @@ def test_the_advice_can_be_taken(machine: Callable[..., None], gpu: PresentGpu |
 
 def test_targets_that_are_advised_exist() -> None:
     """Guards against typos in advised target names."""
-    names = {name for one in ARCHITECTURES for name in choose_target._targets_for(PresentGpu(one.devices, one.compute))}
+    names = {name for one in ARCHITECTURES for name in target_choice._targets_for(PresentGpu(one.devices, one.compute))}
     assert names == {name for name in EXPORTED if name not in ("cpu", "rtx-ampere+")}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tide_plugins.launch.decode_loop import PLACES
+from tide_plugins.launch.decode_loop_launch import PLACES
+from tide_plugins.launch.device_array import DeviceArray
 from tide_plugins.launch.kernel_call import KernelCall
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch
@@ -60,7 +61,7 @@ def prepare_text_drafts(
     slots: int,
     draft_limit: int,
     weight: float,
-    **tensors: Any,
+    **tensors: DeviceArray | None,
 ) -> PreparedLaunch:
     """Check the tensors (`DRAFT_TENSORS`) and prepare the launch; the rule is in csrc/text_drafts.cuh.
 
@@ -79,7 +80,7 @@ def prepare_text_drafts(
     return call.prepare(params, {"text_drafts": plan}, {"counters": 4 * plan.counters})
 
 
-def prepare_text_accept(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
+def prepare_text_accept(library: KernelLibrary, *, stream: Any, **tensors: DeviceArray | None) -> PreparedLaunch:
     """Check the tensors (`ACCEPT_TENSORS`) and prepare the launch; the rule is in csrc/text_accept.cuh.
 
     Arguments and errors as in `prepare_loop_turn`; the condition is set to ``proceed``.

@@ -13,10 +13,10 @@ from tide_runtime.backends.device.device import Device
 from tide_runtime.backends.device.device_step import DeviceBackend, DeviceContext
 from tide_runtime.backends.device.step_graphs import StepGraphs
 from tide_runtime.depth.policy import DevicePlan, EnginePolicy, LoadedPolicy
+from tide_runtime.device_loop.device_policy import DeviceLoopPolicy, Drivers
 from tide_runtime.device_loop.graph_driver import GraphDriver
 from tide_runtime.device_loop.host_driver import HostDriver
 from tide_runtime.device_loop.loop_kernels import LoopKernels
-from tide_runtime.device_loop.policy import DrivenDepth, Drivers
 from tide_runtime.device_loop.row_sampling import DeviceRowSampling
 from tide_runtime.errors import TideError
 from tide_runtime.plugins import plugin
@@ -26,7 +26,7 @@ _MIN_DRIVER = 12080  # CUDA 12.4 introduced conditional nodes, 12.8 those with m
 
 
 @dataclass
-class Drive:
+class DriverChoice:
     """What drives decoding.
 
     Args:
@@ -37,7 +37,7 @@ class Drive:
 
     policy: EnginePolicy
     refusal: str | None = None
-    loop: DrivenDepth | None = None
+    loop: DeviceLoopPolicy | None = None
     steps: StepGraphs | None = None
 
     @property
@@ -110,7 +110,7 @@ def with_captures(
     """``make_context``, but the context has captured the passes that ``policy`` makes the host queue; None: none are."""
     if getattr(backend, "device", None) is None or not cast(DeviceBackend, backend).step_graphs.captures:
         return None
-    host = policy.inner if isinstance(policy, DrivenDepth) else policy
+    host = policy.inner if isinstance(policy, DeviceLoopPolicy) else policy
 
     def make() -> ExecutionContext:
         context = make_context()
@@ -120,12 +120,12 @@ def with_captures(
     return make
 
 
-def choose_drive(
+def choose_driver(
     policy: LoadedPolicy,
     backend: Backend,
     load_kernels: Callable[[Device], LoopKernels] = plugin_kernels,
     support: GraphSupport = GraphSupport(),
-) -> Drive:
+) -> DriverChoice:
     """Wrap ``policy`` in a loop on the device if policy, backend and kernels allow it.
 
     Args:
@@ -134,15 +134,15 @@ def choose_drive(
     """
     device = getattr(backend, "device", None)
     if device is None or device.kind == "cpu":
-        return Drive(policy, "the target runs on the processor")
+        return DriverChoice(policy, "the target runs on the processor")
     steps = cast(DeviceBackend, backend).step_graphs
     plan = _device_plan(policy, cast(DeviceBackend, backend))
     if isinstance(plan, str):
-        return Drive(policy, plan, steps=steps)
+        return DriverChoice(policy, plan, steps=steps)
     try:
         kernels = load_kernels(device)
     except TideError as error:
-        return Drive(plan.host, str(error), steps=steps)
+        return DriverChoice(plan.host, str(error), steps=steps)
     graphless = support.no_graphs()
 
     def no_conditions() -> str | None:
@@ -152,8 +152,8 @@ def choose_drive(
     refused = graphless or (no_conditions() if plan.exits or plan.drafts is not None else None)
     compile = None if graphless else GraphDriver(device, no_conditions).compile
     drivers = Drivers(HostDriver(device).compile, compile, refused)
-    loop = DrivenDepth(plan, kernels, _TURNS, drivers, _WINDOW)
-    return Drive(loop, refused, loop, steps)
+    loop = DeviceLoopPolicy(plan, kernels, _TURNS, drivers, _WINDOW)
+    return DriverChoice(loop, refused, loop, steps)
 
 
 def _device_plan(policy: LoadedPolicy, backend: DeviceBackend) -> DevicePlan | str:

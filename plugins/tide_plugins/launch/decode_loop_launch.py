@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tide_plugins.launch.device_array import DeviceArray
 from tide_plugins.launch.kernel_call import KernelCall
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch
@@ -103,7 +104,7 @@ MERGE_TENSORS = (
 )
 
 
-def prepare_loop_turn(library: KernelLibrary, *, stream: Any, slots: int, **tensors: Any) -> PreparedLaunch:
+def prepare_loop_turn(library: KernelLibrary, *, stream: Any, slots: int, **tensors: DeviceArray | None) -> PreparedLaunch:
     """Check the tensors (`TURN_TENSORS`) and prepare the launch; the rule is in csrc/loop_turn.cuh.
 
     The launch's graph condition (`PreparedLaunch.with_condition`) is set to ``proceed``.
@@ -121,13 +122,15 @@ def prepare_loop_turn(library: KernelLibrary, *, stream: Any, slots: int, **tens
     return call.prepare(params, {"loop_turn": plan_loop_block()}, {})
 
 
-def prepare_take_tokens(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
+def prepare_take_tokens(library: KernelLibrary, *, stream: Any, **tensors: DeviceArray | None) -> PreparedLaunch:
     """Check the tensors (`TAKE_TENSORS`) and prepare the launch. Errors as in `prepare_loop_turn`."""
     call = KernelCall(library, "take_tokens", TAKE_TENSORS, tensors, stream)
     return call.prepare(call.params(), {"take_tokens": plan_loop_block()}, {})
 
 
-def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: float = 0.0, **tensors: Any) -> PreparedLaunch:
+def prepare_exit_score(
+    library: KernelLibrary, *, stream: Any, mlp_threshold: float = 0.0, **tensors: DeviceArray | None
+) -> PreparedLaunch:
     """Check the tensors (`SCORE_TENSORS`) and prepare the launch; the rule is in csrc/exit_score.cuh.
 
     Args:
@@ -144,7 +147,7 @@ def prepare_exit_score(library: KernelLibrary, *, stream: Any, mlp_threshold: fl
     return call.prepare(params, {"exit_score": plan}, {"counters": 4 * plan.counters, "workspace": plan.workspace_bytes})
 
 
-def prepare_choose_token(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
+def prepare_choose_token(library: KernelLibrary, *, stream: Any, **tensors: DeviceArray | None) -> PreparedLaunch:
     """Check the tensors (`CHOOSE_TENSORS`) and prepare the launches; the rule is in csrc/choose_token.cuh.
 
     Row b · S + s of the logits is of sequence b and follows its cached tokens, ``length``, and s + 1 more.
@@ -171,7 +174,7 @@ def prepare_exit_candidates(
     number: int,
     threshold: float,
     has_mlp: bool,
-    **tensors: Any,
+    **tensors: DeviceArray | None,
 ) -> PreparedLaunch:
     """Check the tensors (`CANDIDATE_TENSORS`) and prepare the launch; the rule is in csrc/exit_candidates.cuh.
 
@@ -186,7 +189,7 @@ def prepare_exit_candidates(
     return call.prepare(params, {"exit_candidates": plan_loop_block()}, {})
 
 
-def prepare_exit_join(library: KernelLibrary, *, stream: Any, number: int, **tensors: Any) -> PreparedLaunch:
+def prepare_exit_join(library: KernelLibrary, *, stream: Any, number: int, **tensors: DeviceArray | None) -> PreparedLaunch:
     """Check the tensors (`JOIN_TENSORS`) and prepare the launch; the rule is in csrc/exit_join.cuh.
 
     Arguments and errors as in `prepare_loop_turn`. ``number``: the exit's number, 1 for the first.
@@ -206,7 +209,7 @@ def prepare_exit_gate(
     threshold: float,
     number: int,
     width: int,
-    **tensors: Any,
+    **tensors: DeviceArray | None,
 ) -> PreparedLaunch:
     """Check the tensors (`GATE_TENSORS`) and prepare the launch; the rule is in csrc/exit_gate.cuh.
 
@@ -220,7 +223,9 @@ def prepare_exit_gate(
     return call.prepare(params, {"exit_gate": plan_loop_block()}, {})
 
 
-def prepare_exit_inputs(library: KernelLibrary, *, stream: Any, slots: int, number: int, **tensors: Any) -> PreparedLaunch:
+def prepare_exit_inputs(
+    library: KernelLibrary, *, stream: Any, slots: int, number: int, **tensors: DeviceArray | None
+) -> PreparedLaunch:
     """Check the tensors (`INPUT_TENSORS`) and prepare the launch; the rule is in csrc/exit_inputs.cuh.
 
     Arguments and errors as in `prepare_loop_turn`; the condition is set to ``choice``. ``number``: the exit's number, 1 for the
@@ -235,7 +240,7 @@ def prepare_exit_inputs(library: KernelLibrary, *, stream: Any, slots: int, numb
     return call.prepare(params, {"exit_inputs": plan_exit_states(params.rows, width)}, {})
 
 
-def prepare_exit_merge(library: KernelLibrary, *, stream: Any, **tensors: Any) -> PreparedLaunch:
+def prepare_exit_merge(library: KernelLibrary, *, stream: Any, **tensors: DeviceArray | None) -> PreparedLaunch:
     """Check the tensors (`MERGE_TENSORS`) and prepare the launch. Errors as in `prepare_loop_turn`."""
     call = KernelCall(library, "exit_merge", MERGE_TENSORS, tensors, stream)
     params = call.params(exit_count=call.size("exits"))

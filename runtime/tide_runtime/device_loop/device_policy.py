@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from tide_runtime.backends.base import ExecutionContext
+from tide_runtime.backends.device.control_flow import Compile, Execution, Launch, Node, While, conditions
 from tide_runtime.backends.device.device_step import DeviceContext
-from tide_runtime.backends.device.program import Compile, Execution, Launch, Node, While, conditions
 from tide_runtime.depth.policy import DevicePlan, PromptChunk
 from tide_runtime.device_loop.decode_loop import DecodeLoop, LoopExit
 from tide_runtime.device_loop.exact_loop import MAX_LAUNCH_TOKENS, ExactLoop
@@ -66,7 +66,7 @@ def announced(error: TideError) -> str:
     return str(error)
 
 
-class DrivenDepth:
+class DeviceLoopPolicy:
     """Runs ``plan`` as a `DecodeLoop` of ``turns`` and ``window``, or an `ExactLoop`, where the requests allow it."""
 
     def __init__(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tide_runtime.backends.lazy_memory import LazyMemory
 
 
-class KeptPieces:
+class HostBlocks:
     """``count`` pieces of ``size`` bytes with ids from 0 on. A piece has pages of its own, so that one call gives it back; memory
     is taken when a piece is first written.
 
@@ -34,7 +34,7 @@ class KeptPieces:
         return self._pieces[piece, : self.piece_bytes]
 
     def change(self, ids: Iterable[int]) -> None:
-        """To be called before pieces are written."""
+        """Note that the pieces ``ids`` are about to be written."""
         for piece in ids:
             self.versions[piece] += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from tide_plugins.launch.device_array import DeviceArray
 from tide_plugins.launch.kernel_call import KernelCall
 from tide_plugins.launch.kernel_library import KernelLibrary
 from tide_plugins.launch.prepared_launch import PreparedLaunch
@@ -27,7 +28,7 @@ _ARGUMENTS = {
 }
 
 
-def prepare_exit_router(library: KernelLibrary, *, epsilon: float, stream: Any, **tensors: Any) -> PreparedLaunch:
+def prepare_exit_router(library: KernelLibrary, *, epsilon: float, stream: Any, **tensors: DeviceArray | None) -> PreparedLaunch:
     """Check the tensors and prepare the two launches; the formula is in csrc/exit_router.cuh.
 
     Args:

@@ -1,7 +1,7 @@
 """What a stream may not show yet, because a stop string, a tag or a call may begin there."""
 
 import pytest
-from tide_runtime.text.held_back import held_back
+from tide_runtime.text.prefix_match import partial_match_length
 
 
 @pytest.mark.parametrize(
@@ -11,4 +11,4 @@ from tide_runtime.text.held_back import held_back
 )  # fmt: skip
 def test_the_longest_beginning_of_a_phrase_is_held_back(text: str, phrases: list[str], length: int) -> None:
     """Breaks: a client sees a part of what ends an answer or of a tag; or waits for text that is certain."""
-    assert held_back(text, phrases) == length
+    assert partial_match_length(text, phrases) == length

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from tide_runtime.errors import ParamsError
 
 Parts = Sequence[NDArray[np.uint8]]  # a piece in memory: contiguous bytes, in order
-_DIGEST = hashlib.sha256  # of the processor's own instructions: 1 to 2 GB/s, as fast as the copy from the system's page cache
+_DIGEST = hashlib.sha256  # the processor has instructions for it: 1 to 2 GB/s, as fast as the copy from the system's page cache
 _DIGEST_BYTES = 32
-_PAGE = 4096  # a file takes whole ones
+_PAGE = 4096  # bytes; files take whole pages of the disk
 _NEW = ".tide-"  # begins the names of files that are being written
 _OWN = re.compile(rf"[0-9a-f]{{64}}|{re.escape(_NEW)}\w+")  # other files of the folder are left alone
-_SHARE = 32  # of the limit: after so much of it is written, the folder is looked through for what other processes wrote
+_LIMIT_PARTS = 32  # after 1/32 of the limit is written, the folder is scanned for files of other processes
 
 
 class FileCounts(NamedTuple):
@@ -42,7 +42,7 @@ class FileCounts(NamedTuple):
     damaged: int = 0
 
 
-class PrefixFiles:
+class PrefixCacheFolder:
     """The files of ``folder``, which is made, for the owner alone, where it is missing. One thread may write while another reads.
 
     Args:
@@ -55,7 +55,7 @@ class PrefixFiles:
         self.folder = folder
         self.limit = limit
         self.counts = FileCounts()
-        self._held, self._unseen = 0, limit  # bytes at the latest look, and written since; the first write looks
+        self._used_bytes, self._written_bytes = 0, limit  # bytes at the latest look, and written since; the first write looks
         self._lock = threading.Lock()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ class PrefixFiles:
             if written == size and unchanged():
                 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
                 os.rename(new, path)
-                self._unseen += _on_disk(size)
+                self._written_bytes += _on_disk(size)
                 self._count(writes=1, written_bytes=size - _DIGEST_BYTES)
                 return
         except BaseException:
@@ -133,19 +133,19 @@ class PrefixFiles:
     def _make_room(self, size: int) -> None:
         """Delete the files that were not used for longest, so that ``size`` more bytes fit."""
         needed = _on_disk(size)
-        if self._unseen < self.limit // _SHARE and self._held + self._unseen + needed <= self.limit:
+        if self._written_bytes < self.limit // _LIMIT_PARTS and self._used_bytes + self._written_bytes + needed <= self.limit:
             return
         files = sorted(self._files())
-        self._held = sum(size for _, size, _ in files)
-        self._unseen = 0
-        if self._held + needed <= self.limit:
+        self._used_bytes = sum(size for _, size, _ in files)
+        self._written_bytes = 0
+        if self._used_bytes + needed <= self.limit:
             return
         for _, size, path in files:
-            if self._held + needed <= self.limit - self.limit // _SHARE:
+            if self._used_bytes + needed <= self.limit - self.limit // _LIMIT_PARTS:
                 return
             with suppress(FileNotFoundError):
                 os.unlink(path)
-            self._held -= size
+            self._used_bytes -= size
 
     def _files(self) -> list[tuple[int, int, str]]:
         """Time of the last use, bytes on disk and path of every piece, those that others are writing included."""
