@@ -359,8 +359,9 @@ def test_presence_and_frequency_penalties_count_output_tokens_only() -> None:
 
 
 def test_biases_ban_and_force_tokens() -> None:
-    """-100 and 100 are what clients send to ban and to force a token."""
+    """-100 and 100 are what clients send to ban and to force a token; others are added to its logit."""
     logits = np.array([5.0, 1.0, 0.0], np.float32)
+    assert Sampler(GenerationParams(logit_bias=((1, 4.5),)), 3).sample(logits, NOTHING) == 1
     assert Sampler(GenerationParams(logit_bias={0: -100}), 3).sample(logits, NOTHING) == 1  # type: ignore[arg-type]
     assert Sampler(GenerationParams(logit_bias=((2, 100.0),)), 3).sample(logits, NOTHING) == 2
 
