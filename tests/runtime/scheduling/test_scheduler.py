@@ -105,7 +105,7 @@ def test_requests_end_at_their_deadline_wherever_they_are() -> None:
     assert step(scheduler, 3.9).expired == []
     assert (step(scheduler, 4.0).expired, scheduler.waiting) == ([waiting], 1)
     plan = step(scheduler, 5.0)
-    assert (plan.expired, plan.decoding, started(plan)) == ([running], [], [patient])
+    assert (plan.expired, plan.left_rows, plan.decoding, started(plan)) == ([running], [0], [], [patient])
     assert (running.blocks, running.sequence.batch_index, scheduler.requests()) == (0, -1, [patient])
     assert step(scheduler, 99.0).expired == []
 
@@ -188,7 +188,9 @@ def test_the_last_in_rank_is_preempted_and_keeps_its_rank(priorities: tuple[int,
     ranked = sorted(requests, key=lambda one: one.rank)
     last, numbers = ranked[-1], [one.number for one in requests]
     while not scheduler.preemptions:
-        step(scheduler)
+        row = last.sequence.batch_index
+        plan = step(scheduler)
+    assert plan.left_rows == [row], "the row's states are still those of the preempted one"
     assert [one.sequence.history.preemptions for one in ranked] == [0, 0, 1]
     assert last.sequence.num_tokens > last.sequence.prompt_tokens, "it should have said something"
     assert (last.sequence.num_cached_tokens, last.sequence.prefilled, last.sequence.batch_index, last.blocks) == (0, False, -1, 0)
