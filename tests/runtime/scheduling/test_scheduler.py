@@ -235,6 +235,26 @@ def test_free_rows_give_their_memory_first() -> None:
     assert not any(plan.released_blocks for plan in plans) and scheduler.cache.blocks == 2 and not scheduler.has_work
 
 
+def test_short_memory_of_a_device_runs_fewer_requests() -> None:
+    """Breaks: a row that a step has filled in part and nobody forgets, lost blocks, or an order of arrival that changes."""
+    scheduler, fixed = make(rows=3), make(rows=3, can_preempt=False)
+    requests = [request(3, new=9) for _ in range(3)]
+    for one in requests:
+        scheduler.add(one)
+        fixed.add(request(3))
+    step(fixed)
+    step(scheduler)
+    assert scheduler.use_fewer_rows() == [0, 1, 2] and fixed.use_fewer_rows() == []
+    assert (scheduler.running, scheduler.waiting, scheduler.cache.free, scheduler.free_blocks) == ([], 3, 98, 100)
+    assert started(step(scheduler)) == requests[:2] and [one.sequence.batch_index for one in requests] == [0, 1, -1]
+    while len(scheduler.running) != 1:
+        step(scheduler)
+    assert scheduler.use_fewer_rows() == []
+    while scheduler.has_work:
+        step(scheduler)
+    assert scheduler.free_blocks == 100 and all(one.sequence.finish_reason == "length" for one in requests)
+
+
 def test_salts_and_opting_out_share_nothing() -> None:
     """Breaks: tenants that see each other's prompts in their times, and requests that do not want to be kept."""
     scheduler = make(cached=True)
