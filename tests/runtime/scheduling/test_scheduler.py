@@ -222,6 +222,19 @@ def test_prefix_blocks_go_before_anybody_is_preempted() -> None:
     assert (scheduler.cache.blocks, scheduler.free_blocks) == (0, 6)
 
 
+def test_the_prefix_that_was_used_least_recently_goes_first() -> None:
+    """Breaks: a prefix in use that makes room while another one waits for its next use, or more prefixes that go than must."""
+    scheduler = make(rows=1, blocks=8, cached=True)
+    for first in (0, 100, 0):
+        scheduler.add(request(2 * BLOCK_TOKENS + 1, new=1, first=first))
+        step(scheduler)
+    scheduler.add(request(SLOTS - 2, new=2, first=200, use_prefix_cache=False))
+    plan = step(scheduler)
+    tree = scheduler.cache.tree
+    assert tree is not None and len(plan.released_blocks) == 1
+    assert [len(tree.match(first + np.arange(2 * BLOCK_TOKENS), (None, False))) for first in (0, 100)] == [2, 1]
+
+
 def test_free_rows_give_their_memory_first() -> None:
     """Breaks: prefixes that are dropped while unused rows hold memory."""
     scheduler = make(rows=2, blocks=6, cached=True)
