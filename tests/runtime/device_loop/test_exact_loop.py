@@ -119,6 +119,14 @@ def test_every_drive_generates_the_same_texts(kind: dict[str, Any]) -> None:
         assert exact.texts(wanted, 3) == exact.expected(wanted)
 
 
+def test_rows_near_their_last_slot_get_the_drafts_that_fit() -> None:
+    """Guards against a pass over more slots than a row has left, whose tokens get other positions."""
+    [one] = requests([(1,)], 199)
+    wanted = [replace(one, prompt=((1, 2, 3) * 60)[:count]) for count in range(110, 150)]
+    for exact in (Exact(price=0.0), Exact(price=0.0, real=True, logits=FP32)):
+        assert exact.texts(wanted, 1) == exact.expected(wanted)
+
+
 def test_a_launch_verifies_several_drafts_of_each_row() -> None:
     """Guards against a loop that drafts nothing, a round trip to the host for each pass, and statistics without drafts."""
     exact = Exact()
@@ -157,11 +165,8 @@ TAKEN: list[dict[str, Any]] = [{"temperature": 0.7}, {"stop": ("a",)}, {"ignore_
     [
         *((change, True) for change in TAKEN),
         *(({name: 0.5}, False) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "depth_budget")),
-        ({"logit_bias": ((3, 9.0),)}, False),
-        ({"logprobs": 1}, False),
-        ({"grammar": Grammar.regex("x")}, False),
+        *((change, False) for change in ({"logit_bias": ((3, 9.0),)}, {"logprobs": 1}, {"grammar": Grammar.regex("x")}, ENDS)),
         ({"thoughts": Thoughts(ThoughtMarks("<t>", "</t>"), budget=3)}, False),
-        (ENDS, False),
     ],
     ids=str,
 )
