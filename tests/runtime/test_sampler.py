@@ -202,7 +202,7 @@ def test_noise_is_that_of_the_generator():
     np.testing.assert_allclose(gumbel(words[:3]), PINNED_NOISE, rtol=1e-13)
     logits = np.random.default_rng(0).normal(0, 0.1, 20_000).astype(np.float32)
     scores = logits.astype(np.float64) - logits.max()
-    assert Sampler(params, 20_000).sample(logits, TEXT[:11]) == int(np.argmax(scores + gumbel(words))) == PINNED_TOKEN
+    assert Sampler(params, 20_000, 5).sample(logits, TEXT[:11]) == int(np.argmax(scores + gumbel(words))) == PINNED_TOKEN
 
 
 @pytest.mark.parametrize("kept", [1, 5, 127, 128, 129, 4000])
