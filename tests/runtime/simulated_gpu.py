@@ -257,14 +257,14 @@ class SimulatedBuilder:
         return self
 
     def close(self) -> None:
-        """Ends a capture that has begun."""
+        """Ends a capture that has begun, and frees the graph of one that has ended."""
         if self.state == "discarded":
             return
         if self.invalid is not None or self.graph_is_gone:
             raise ProcessDied(RULES["invalid graph"])
         if self.state == "building":
             self._end_capture()
-            self.state = "closed"
+        self.state = "closed"
 
     def end_building(self) -> SimulatedBuilder:
         assert self.state == "building"

@@ -202,7 +202,7 @@ def test_noise_is_that_of_the_generator():
     np.testing.assert_allclose(gumbel(words[:3]), PINNED_NOISE, rtol=1e-13)
     logits = np.random.default_rng(0).normal(0, 0.1, 20_000).astype(np.float32)
     scores = logits.astype(np.float64) - logits.max()
-    assert Sampler(params, 20_000).sample(logits, TEXT[:11]) == int(np.argmax(scores + gumbel(words))) == PINNED_TOKEN
+    assert Sampler(params, 20_000, 5).sample(logits, TEXT[:11]) == int(np.argmax(scores + gumbel(words))) == PINNED_TOKEN
 
 
 @pytest.mark.parametrize("kept", [1, 5, 127, 128, 129, 4000])
@@ -359,8 +359,9 @@ def test_presence_and_frequency_penalties_count_output_tokens_only() -> None:
 
 
 def test_biases_ban_and_force_tokens() -> None:
-    """-100 and 100 are what clients send to ban and to force a token."""
+    """-100 and 100 are what clients send to ban and to force a token; others are added to its logit."""
     logits = np.array([5.0, 1.0, 0.0], np.float32)
+    assert Sampler(GenerationParams(logit_bias=((1, 4.5),)), 3).sample(logits, NOTHING) == 1
     assert Sampler(GenerationParams(logit_bias={0: -100}), 3).sample(logits, NOTHING) == 1  # type: ignore[arg-type]
     assert Sampler(GenerationParams(logit_bias=((2, 100.0),)), 3).sample(logits, NOTHING) == 2
 

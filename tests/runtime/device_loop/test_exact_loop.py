@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime.device_loop.test_decode_loop import MODEL, _broken
+from runtime.device_loop.test_decode_loop import EXIT, MODEL, WINDOW, Driven, _broken
 from runtime.device_loop.test_plugin_kernels import SimulatedDriver
 from runtime.numpy_backend import tiny_manifest
 from runtime.numpy_loop_kernels import NumpyLoopKernels
@@ -28,6 +28,8 @@ from tide_runtime.errors import NumericsError
 from tide_runtime.generation_params import GenerationParams
 from tide_runtime.scheduling.step import run
 from tide_runtime.sequence import TokenSequence
+from tide_runtime.text.grammar import Grammar
+from tide_runtime.text.thoughts import ThoughtMarks, Thoughts
 
 LONG = TinyTransformer(3, (0.5, 0.5, 0.4, 0.6), vocab=11, positions=200)
 REPEATING = [(1, 2, 3) * n + (1,) * (n % 3) for n in range(2, 10)]
@@ -117,6 +119,14 @@ def test_every_drive_generates_the_same_texts(kind: dict[str, Any]) -> None:
         assert exact.texts(wanted, 3) == exact.expected(wanted)
 
 
+def test_rows_near_their_last_slot_get_the_drafts_that_fit() -> None:
+    """Guards against a pass over more slots than a row has left, whose tokens get other positions."""
+    [one] = requests([(1,)], 199)
+    wanted = [replace(one, prompt=((1, 2, 3) * 60)[:count]) for count in range(110, 150)]
+    for exact in (Exact(price=0.0), Exact(price=0.0, real=True, logits=FP32)):
+        assert exact.texts(wanted, 1) == exact.expected(wanted)
+
+
 def test_a_launch_verifies_several_drafts_of_each_row() -> None:
     """Guards against a loop that drafts nothing, a round trip to the host for each pass, and statistics without drafts."""
     exact = Exact()
@@ -144,6 +154,51 @@ def test_a_row_follows_the_host_where_it_was_decoded_there() -> None:
     wanted = [*requests(REPEATING[:2], 90), Request(RANDOM[0], penalised, 2)]
     assert exact.texts(wanted, 3) == exact.expected(wanted)
     assert exact.gpu.graph_launches
+
+
+ENDS = {"eos_token_ids": tuple(range(8))}
+TAKEN: list[dict[str, Any]] = [{"temperature": 0.7}, {"stop": ("a",)}, {"ignore_eos": True, **ENDS}]
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        *((change, True) for change in TAKEN),
+        *(({name: 0.5}, False) for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "depth_budget")),
+        *((change, False) for change in ({"logit_bias": ((3, 9.0),)}, {"logprobs": 1}, {"grammar": Grammar.regex("x")}, ENDS)),
+        ({"thoughts": Thoughts(ThoughtMarks("<t>", "</t>"), budget=3)}, False),
+    ],
+    ids=str,
+)
+def test_a_loop_takes_no_row_that_needs_the_host(change: dict[str, Any], taken: bool) -> None:
+    """Guards against penalties, biases, grammars, log-probabilities, budgets and end tokens that the device leaves out for one of
+    its rows, and against rows that wait for the host without need."""
+    exact = Exact()
+    rows = [make_row(Request((1, 2), GenerationParams(**one), seat), exact.manifest) for seat, one in enumerate(({}, change))]
+    for seat, row in enumerate(rows):
+        row.batch_index = seat
+    assert exact.policy._is_eligible(exact.backend.context(2), rows) == taken
+    for count in (8, 9):  # end tokens, of which the device has room for 8
+        rows[0].eos = frozenset(range(count))
+        assert exact.policy._is_eligible(exact.backend.context(2), rows[:1]) == (count == 8)
+
+
+@pytest.mark.parametrize(("driven", "spare"), [(Exact(), 16), (Driven(), 0), (Driven((EXIT,)), TURNS + WINDOW)])
+def test_a_loop_takes_rows_up_to_their_last_slot(driven: Any, spare: int) -> None:
+    """Guards against passes and padding that are written behind a row's slots, and rows that the host decodes long before."""
+    context = driven.backend.context(1)
+    [row] = [make_row(Request((1,), GenerationParams(), 0), driven.manifest)]
+    found = []
+    for row.batch_index, row.num_cached_tokens in (
+        (0, context.caches.limit - spare + 1),
+        (0, context.caches.limit - spare),
+        (1, 0),
+    ):
+        found.append(driven.policy._is_eligible(context, [row]))
+    assert found == [False, True, False]  # the last one has a prompt's row before it
+    driven.policy.plan = replace(driven.policy.plan, can_start=lambda sequence: False)
+    row.batch_index = 0
+    assert not driven.policy._is_eligible(context, [row])
 
 
 @pytest.mark.parametrize("compile", [False, True])

@@ -105,7 +105,7 @@ def test_requests_end_at_their_deadline_wherever_they_are() -> None:
     assert step(scheduler, 3.9).expired == []
     assert (step(scheduler, 4.0).expired, scheduler.waiting) == ([waiting], 1)
     plan = step(scheduler, 5.0)
-    assert (plan.expired, plan.decoding, started(plan)) == ([running], [], [patient])
+    assert (plan.expired, plan.left_rows, plan.decoding, started(plan)) == ([running], [0], [], [patient])
     assert (running.blocks, running.sequence.batch_index, scheduler.requests()) == (0, -1, [patient])
     assert step(scheduler, 99.0).expired == []
 
@@ -188,7 +188,9 @@ def test_the_last_in_rank_is_preempted_and_keeps_its_rank(priorities: tuple[int,
     ranked = sorted(requests, key=lambda one: one.rank)
     last, numbers = ranked[-1], [one.number for one in requests]
     while not scheduler.preemptions:
-        step(scheduler)
+        row = last.sequence.batch_index
+        plan = step(scheduler)
+    assert plan.left_rows == [row], "the row's states are still those of the preempted one"
     assert [one.sequence.history.preemptions for one in ranked] == [0, 0, 1]
     assert last.sequence.num_tokens > last.sequence.prompt_tokens, "it should have said something"
     assert (last.sequence.num_cached_tokens, last.sequence.prefilled, last.sequence.batch_index, last.blocks) == (0, False, -1, 0)
@@ -220,6 +222,19 @@ def test_prefix_blocks_go_before_anybody_is_preempted() -> None:
     assert (scheduler.cache.blocks, scheduler.free_blocks) == (0, 6)
 
 
+def test_the_prefix_that_was_used_least_recently_goes_first() -> None:
+    """Breaks: a prefix in use that makes room while another one waits for its next use, or more prefixes that go than must."""
+    scheduler = make(rows=1, blocks=8, cached=True)
+    for first in (0, 100, 0):
+        scheduler.add(request(2 * BLOCK_TOKENS + 1, new=1, first=first))
+        step(scheduler)
+    scheduler.add(request(SLOTS - 2, new=2, first=200, use_prefix_cache=False))
+    plan = step(scheduler)
+    tree = scheduler.cache.tree
+    assert tree is not None and len(plan.released_blocks) == 1
+    assert [len(tree.match(first + np.arange(2 * BLOCK_TOKENS), (None, False))) for first in (0, 100)] == [2, 1]
+
+
 def test_free_rows_give_their_memory_first() -> None:
     """Breaks: prefixes that are dropped while unused rows hold memory."""
     scheduler = make(rows=2, blocks=6, cached=True)
@@ -231,6 +246,26 @@ def test_free_rows_give_their_memory_first() -> None:
     plans = [step(scheduler) for _ in range(40)]
     assert [row for plan in plans for row in plan.released_rows] == [0]
     assert not any(plan.released_blocks for plan in plans) and scheduler.cache.blocks == 2 and not scheduler.has_work
+
+
+def test_short_memory_of_a_device_runs_fewer_requests() -> None:
+    """Breaks: a row that a step has filled in part and nobody forgets, lost blocks, or an order of arrival that changes."""
+    scheduler, fixed = make(rows=3), make(rows=3, can_preempt=False)
+    requests = [request(3, new=9) for _ in range(3)]
+    for one in requests:
+        scheduler.add(one)
+        fixed.add(request(3))
+    step(fixed)
+    step(scheduler)
+    assert scheduler.use_fewer_rows() == [0, 1, 2] and fixed.use_fewer_rows() == []
+    assert (scheduler.running, scheduler.waiting, scheduler.cache.free, scheduler.free_blocks) == ([], 3, 98, 100)
+    assert started(step(scheduler)) == requests[:2] and [one.sequence.batch_index for one in requests] == [0, 1, -1]
+    while len(scheduler.running) != 1:
+        step(scheduler)
+    assert scheduler.use_fewer_rows() == []
+    while scheduler.has_work:
+        step(scheduler)
+    assert scheduler.free_blocks == 100 and all(one.sequence.finish_reason == "length" for one in requests)
 
 
 def test_salts_and_opting_out_share_nothing() -> None:

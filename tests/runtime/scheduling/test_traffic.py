@@ -99,7 +99,10 @@ def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Gen
         assert scheduler.blocks_in_rows + scheduler.cache.blocks <= blocks
         rows = [request.sequence.batch_index for request in scheduler.running]
         assert len(set(rows)) == len(rows) and all(0 <= row < case.capacity for row in rows)
-        for request, tokens in run_step(audited, context, plan):
+        outcomes = run_step(audited, context, plan)
+        left = {*range(case.capacity)} - {*rows}
+        assert not any(context.ends.ends[row] for row in left), "a row that was left is still known to the backend"
+        for request, tokens in outcomes:
             sequence = request.sequence
             list(append_tokens(sequence, tokens))
             aborts = random.random() < 0.01
@@ -116,9 +119,9 @@ def drive(case: Case, policy: Any, requests: list[Wanted], random: np.random.Gen
             if sequence.finish_reason is not None:
                 (outcome.aborted if aborts else outcome.finished)[numbers[request]] = request
                 outcome.prefix_tokens += sequence.history.prefix_tokens
-                left = scheduler.remove(request)
-                assert left is not None
-                context.forget_row(left)
+                row = scheduler.remove(request)
+                assert row is not None
+                context.forget_row(row)
     assert not scheduler.has_work and not waiting
     outcome.preemptions, outcome.left_blocks = scheduler.preemptions, scheduler.blocks_in_rows
     return outcome

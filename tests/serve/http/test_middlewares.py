@@ -15,7 +15,7 @@ from tide_serve.api.service import Service
 from tide_serve.http import middlewares
 from tide_serve.http.middlewares import LimitClients, TokenBuckets, guard
 from tide_serve.observe.logs import JsonFormatter, TextFormatter
-from tide_serve.observe.request_record import RequestRecord
+from tide_serve.observe.request_record import RequestRecord, ServerMetrics
 
 KEY, OTHER_KEY = "sk-0123456789abcdef-first", "sk-0123456789abcdef-second"
 
@@ -83,14 +83,18 @@ def test_a_line_for_people_has_the_figures_of_an_answer(caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO, "tide_serve.access")
     record = RequestRecord("id", "POST", "/v1/chat/completions", model="m", route="/v1/chat/completions", status=200)
     vars(record).update(prompt_tokens=31, cached_tokens=20, output_tokens=64, first_token_s=0.143, tokens_per_second=42.06)
+    record.began -= 2
     record.log(logging.INFO)
+    metrics = ServerMetrics()
+    metrics.count(record)
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d POST /v1/chat/completions 200 in \d\.\d\d s · prompt 31 tokens \(20 cached\) · first token 143 ms · "
+        r"\d\d:\d\d:\d\d POST /v1/chat/completions 200 in 2\.\d\d s · prompt 31 tokens \(20 cached\) · first token 143 ms · "
         r"new 64 tokens · 42\.1 tokens/s · model: m",
         TextFormatter(log_text=False).format(caplog.records[0]),
     )
     figures = {"cached_tokens": 20, "first_token_ms": 143.0, "tokens_per_second": 42.1}
-    assert figures.items() <= access_lines(caplog)[0].items()
+    assert figures.items() <= access_lines(caplog)[0].items() and 2000 <= access_lines(caplog)[0]["ms"] < 3000
+    assert 'tide_http_request_seconds_sum{route="/v1/chat/completions"} 2.' in metrics.text()
 
 
 async def run(app: ASGIApp, messages: list[Message], send: Send, *headers: tuple[bytes, bytes]) -> None:
@@ -152,15 +156,17 @@ def test_keys_as_clients_send_them(headers: dict[str, str], status: int) -> None
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_probes_fail_when_a_step_hangs(path: str) -> None:
-    """Breaks: a server whose device hangs is never restarted, and a load balancer goes on sending it requests."""
-    service = stub_service()
-    app, engine = stub_app(service, Seen()), cast(Any, service.models).engine
+def test_probes_fail_when_a_step_hangs(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Breaks: a server whose device hangs is never restarted, a load balancer goes on sending it requests, or no log tells it."""
+    caplog.set_level(logging.INFO, "tide_serve.access")
+    app, service = guarded()
+    engine = cast(Any, service.models).engine
     engine.step_time = 599
     assert call(app, "GET", path).status_code == 200
     engine.step_time = 601
     answer = call(app, "GET", path)
     assert (answer.status_code, answer.json()["reason"]) == (503, "a step has not ended in 600 s: the engine hangs")
+    assert [line["status"] for line in access_lines(caplog)] == [503]
 
 
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 200), ("/", 404), ("/page/app.js", 404)])
@@ -187,8 +193,8 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
 # --- limits
 
 
-def test_bucket_fills_at_its_rate() -> None:
-    """Breaks: a client sends more than its limit, or stays locked out."""
+def test_bucket_fills_at_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Breaks: a client sends more than its limit, or stays locked out; or each address that ever asked takes memory."""
     now = [0.0]
     buckets = TokenBuckets(60, clock=lambda: now[0])
     assert [buckets.spend("a")[0] for _ in range(61)] == [True] * 60 + [False]
@@ -199,6 +205,8 @@ def test_bucket_fills_at_its_rate() -> None:
     assert buckets.spend("a")[0] and not buckets.spend("a")[0]
     now[0] += 1e6
     assert buckets.spend("a") == (True, 59)
+    monkeypatch.setattr(middlewares, "_MAX_BUCKETS", 2)
+    assert [buckets.spend(client)[1] for client in "baca"] == [59, 58, 59, 57] and buckets.spend("b")[1] == 59
 
 
 def test_over_the_rate_is_429_and_headers_tell_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,11 +389,15 @@ def test_cors_is_off_by_default() -> None:
 
 def test_cors_for_given_origins_only() -> None:
     """Breaks: a page of the operator's cannot use the server, or cannot read why it was refused."""
-    app, _ = guarded(cors_origins=("https://example.org",), api_keys=(KEY,))
-    allowed = call(app, "OPTIONS", "/v1/count", headers=PREFLIGHT)
-    assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == "https://example.org"
+    app, service = guarded(cors_origins=("https://example.org",), api_keys=(KEY,))
+    for method in ("GET", "POST", "DELETE"):
+        allowed = call(app, "OPTIONS", "/v1/count", headers={**PREFLIGHT, "Access-Control-Request-Method": method})
+        assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == "https://example.org"
     refused = call(app, "POST", "/v1/count", json={}, headers=ORIGIN)
     assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "https://example.org"
-    assert "X-Request-Id" in refused.headers["access-control-expose-headers"]
+    assert {"X-Request-Id", "Retry-After"} <= {*refused.headers["access-control-expose-headers"].split(", ")}
+    assert "access-control-allow-credentials" not in refused.headers, "keys are no cookies"
     other = call(app, "POST", "/v1/count", json={}, headers={"Origin": "https://other.org", **bearer(KEY)})
     assert "access-control-allow-origin" not in other.headers
+    service.draining = True
+    assert "access-control-allow-origin" in call(app, "POST", "/v1/count", json={}, headers=ORIGIN).headers

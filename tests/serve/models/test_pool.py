@@ -54,6 +54,13 @@ async def test_the_least_recently_used_model_makes_room() -> None:
         stub.pool.release(name)
     await stub.hold("c")
     assert [stub.state(name) for name in "abc"] == ["loaded", "not loaded", "loaded"]
+    stub = StubPool.of(memory=10, a=5, b=5, c=5)
+    for name in "ab":
+        await stub.hold(name)
+    for name in "ba":  # the answer that began first ends last
+        stub.pool.release(name)
+    await stub.hold("c")
+    assert [stub.state(name) for name in "abc"] == ["loaded", "not loaded", "loaded"]
 
 
 @in_loop
@@ -133,14 +140,15 @@ async def test_an_engine_that_has_failed_is_loaded_again() -> None:
 
 @in_loop
 async def test_idle_models_are_unloaded() -> None:
-    """Breaks: memory stays taken all night; or a long answer's model is unloaded under it."""
+    """Breaks: memory stays taken all night, a long answer's model is unloaded, or one that cannot be closed is the last."""
     stub = StubPool.of(memory=10, idle_unload=0.05, a=5, b=5)
     await stub.hold("a")
-    await stub.hold("b")
+    (await stub.hold("b")).close_error = RuntimeError("the device is lost")
     stub.pool.release("b")
     await eventually(lambda: stub.state("b") == "not loaded")
     await asyncio.sleep(0.1)
     assert stub.state("a") == "loaded" and stub.sources["b"].engines[0].closed
+    assert not (await stub.hold("b")).closed
 
 
 @in_loop
@@ -157,13 +165,14 @@ async def test_an_engine_that_hangs_fails_the_health_check() -> None:
 
 @in_loop
 async def test_too_many_waiting_requests_are_refused() -> None:
-    """Breaks: requests for a model that waits for room pile up without end."""
+    """Breaks: requests for a model that waits for room pile up without end, or those whose clients have left keep others out."""
     stub = StubPool.of(memory=5, max_queue=2, a=5, b=5)
     await stub.hold("a")
-    for _ in range(2):
-        stub.pool.wait("b")
+    left, _ = stub.pool.wait("b"), stub.pool.wait("b")
     with pytest.raises(QueueFullError, match="b to be loaded"):
         stub.pool.wait("b")
+    left.cancel()
+    stub.pool.wait("b")
 
 
 @in_loop
@@ -192,6 +201,9 @@ async def test_counts_outlive_an_engine_and_states_do_not() -> None:
     for name in "aba":
         await stub.hold(name)
         stub.pool.release(name)
+    stub.sources["b"].error = BundleError("weights.bin is missing")
+    with pytest.raises(ApiError):
+        await stub.hold("b")
     values = {
         (sample.name, sample.labels["model"]): sample.value
         for family in text_string_to_metric_families(stub.pool.metrics())
@@ -200,7 +212,9 @@ async def test_counts_outlive_an_engine_and_states_do_not() -> None:
     }
     assert values["tide_steps_total", "a"] == 6 and values["tide_steps_total", "b"] == 3
     assert values["tide_running", "a"] == 1 and ("tide_running", "b") not in values
-    assert values["tide_model_loads_total", "a"] == 2 and values["tide_model_bytes", "b"] == 0
+    assert values["tide_model_loads_total", "a"] == 2 and values["tide_model_load_failures_total", "b"] == 1
+    assert (values["tide_model_bytes", "a"], values["tide_model_bytes", "b"]) == (5, 0)
+    assert 0 < values["tide_model_load_seconds_total", "a"] < 10
 
 
 @pytest.mark.parametrize("seed", slow_but(range(3), 0))
