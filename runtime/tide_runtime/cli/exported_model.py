@@ -51,7 +51,7 @@ MAX_SEQ_LEN_HELP = (
 )
 _TOOLS = ("tide-llm", "torch", "transformers", "gguf", "onnx-ir", "onnxscript", "onnxruntime")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_FIRST_S, _FIRST_S_PER_GB = 25, 20  # seconds to a first answer on two cores, and per GB of 4-bit blocks (benchmarks.export_scale)
+_FIRST_S, _FIRST_S_PER_GB = 25, 10  # seconds to a first answer on two cores, and per GB of 4-bit blocks (benchmarks.export_scale)
 _SAMPLES, _SAMPLE, _ENDS = 64, 2**16, 2**23  # samples of a file's content, bytes of each, bytes of its beginning and end
 
 # Exports a model with the arguments of `tide-export` while the file of the lock stays open; returns the exit code.
