@@ -78,17 +78,13 @@ def _in_row_parts(graph: onnx.GraphProto) -> None:
         sizes = {one.name: one.i for one in node.attribute}
         rows = sizes.get("N", 0)
         count = -(-4 * rows * sizes.get("K", 0) // _DENSE_BYTES)
-        parts = [node]
-        if (
-            node.op_type == "MatMulNBits"
-            and count > 1
-            and all(_can_split(weights.get(one), rows) for one in node.input[1:] if one)
-        ):
-            most = -(-rows // count)
-            parts = [_rows_of(node, weights, graph, first, min(most, rows - first)) for first in range(0, rows, most)]
-            joined = onnx.helper.make_node("Concat", [part.output[0] for part in parts], node.output, axis=-1)
-            parts.append(joined)
-        nodes += parts
+        read = [weights.get(name) for name in node.input[1:] if name]
+        if node.op_type != "MatMulNBits" or count < 2 or not all(_can_split(tensor, rows) for tensor in read):
+            nodes.append(node)
+            continue
+        step = -(-rows // count)
+        parts = [_rows_of(node, weights, graph, first, min(step, rows - first)) for first in range(0, rows, step)]
+        nodes += [*parts, onnx.helper.make_node("Concat", [part.output[0] for part in parts], node.output, axis=-1)]
     del graph.node[:]
     graph.node.extend(nodes)
 
