@@ -9,7 +9,7 @@ from typing import Any
 from tide_runtime.bundle.manifest import Manifest
 
 from tide_bench.arm_pool import ArmPool, RunningArm, meetings
-from tide_bench.arms import ArmSpec
+from tide_bench.arms import ArmSpec, is_ours
 from tide_bench.arms.process import ArmError
 from tide_bench.config import BenchConfig
 from tide_bench.counters import OtherLoad
@@ -137,8 +137,10 @@ class Comparison:
 
     def _mark(self, spec: ArmSpec, place: Place, record: _Record, turns: list[TimedRun]) -> str:
         """Why the arm is not ranked, from its first texts and from all timed ones; empty when it keeps its promise."""
-        ran = (name for name in (REFERENCE, self._config.pivot) if record.turns.get(name) and name in record.checked)
-        reference = next(ran, None)
+        # Products in few bits round their inputs, which the eager model does not: then the pivot is what policies are held to.
+        rounds = bool(self._manifest.weights) and is_ours(spec.process)
+        names = (self._config.pivot,) if rounds else (REFERENCE, self._config.pivot)
+        reference = next((name for name in names if record.turns.get(name) and name in record.checked), None)
         if reference is None:
             return ""
         known = {turn.round: turn.timing.tokens for turn in record.turns[reference]}
