@@ -29,9 +29,7 @@ def main(
     """Export, chat, compare."""
     from benchmarks.models.gguf_files import smollm2_file
 
-    # In the file's own blocks: bundles that round the weights anew cannot be held to the eager model's text below.
-    options = ("--weights", "source", "--max-seq-len", "2048", "--force")
-    _run("1. Export a GGUF file", "tide_export.cli", str(smollm2_file()), "--out", str(out), *options)
+    _run("1. Export a GGUF file", "tide_export.cli", str(smollm2_file()), "--out", str(out), "--max-seq-len", "2048", "--force")
     _run("2. What is in the bundle", "tide_runtime.cli.inspect", str(out))
     console.rule("3. Chat")
     console.print(question, style="bold", markup=False)

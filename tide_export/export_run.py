@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tide_runtime.backends.onnxruntime.distribution import distribution
 from tide_runtime.bundle.calibration import DraftHeadInfo
-from tide_runtime.bundle.manifest import MANIFEST_NAME, NOT_YET, SCHEMA_VERSION, Manifest, ModelInfo
+from tide_runtime.bundle.manifest import DTYPES, MANIFEST_NAME, NOT_YET, SCHEMA_VERSION, Manifest, ModelInfo
 from tide_runtime.errors import ParamsError
 from tide_runtime.machine_cache import CachedFiles, cache_folder
 
@@ -272,6 +272,7 @@ def write_manifest(manifest: Manifest, directory: Path) -> None:
 def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelInfo:
     model = loaded.model
     text = loaded.model.config.get_text_config()
+    as_stored = loaded.weights in ("source", *DTYPES)
     return ModelInfo(
         name=loaded.name,
         source=loaded.source,
@@ -287,4 +288,5 @@ def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelIn
         loops=loaded.loops,
         exit_threshold=own_threshold(loaded.model),
         code=dict(loaded.code),
+        source_fingerprint="" if as_stored else fingerprint(replace(loaded, weights="source")),
     )

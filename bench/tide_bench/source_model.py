@@ -35,7 +35,7 @@ def find_source(model: ModelInfo, given: str | None) -> SourceModel:
         raise ModelFilesError(f"the model cannot be read without torch ({error}); pip install 'tide-llm[bench]'") from error
     except ModelFilesError as error:
         raise ModelFilesError(f"{error}; give the model the bundle was made from with --model") from error
-    if fingerprint != model.fingerprint:
+    if fingerprint != (model.source_fingerprint or model.fingerprint):
         raise ModelFilesError(f"{source} has other weights than the bundle's model {model.name}; give that one with --model")
     return SourceModel(folder, fingerprint)
 

@@ -49,6 +49,7 @@ class ModelInfo:
         loops: how many times the stored layers run.
         exit_threshold: of the model's own exit rule (router ``gate``), the cumulated probability from which on a token leaves.
         code: file → SHA-256 of the code that came with the model and ran at its export; none runs here.
+        source_fingerprint: SHA-256 of the weights before the export rounded them; empty: it did not.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ModelInfo:
     loops: int = 1
     exit_threshold: float | None = None
     code: dict[str, str] = field(default_factory=dict)
+    source_fingerprint: str = ""
 
 
 @dataclass(frozen=True)
