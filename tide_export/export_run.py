@@ -272,7 +272,7 @@ def write_manifest(manifest: Manifest, directory: Path) -> None:
 def _model_info(loaded: LoadedModel, traced: TracedModel, vocab: int) -> ModelInfo:
     model = loaded.model
     text = loaded.model.config.get_text_config()
-    as_stored = loaded.weights in ("source", *DTYPES)
+    as_stored = loaded.weights in ("source", *DTYPES) or not loaded.weight_files
     return ModelInfo(
         name=loaded.name,
         source=loaded.source,

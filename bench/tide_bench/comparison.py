@@ -137,9 +137,9 @@ class Comparison:
 
     def _mark(self, spec: ArmSpec, place: Place, record: _Record, turns: list[TimedRun]) -> str:
         """Why the arm is not ranked, from its first texts and from all timed ones; empty when it keeps its promise."""
-        # Products in few bits round their inputs, which the eager model does not: then the pivot is what policies are held to.
-        rounds = bool(self._manifest.weights) and is_ours(spec.process)
-        names = (self._config.pivot,) if rounds else (REFERENCE, self._config.pivot)
+        names = [REFERENCE, self._config.pivot]
+        if self._manifest.weights and is_ours(spec.process):  # products in few bits round their inputs, the eager model does not
+            names.reverse()
         reference = next((name for name in names if record.turns.get(name) and name in record.checked), None)
         if reference is None:
             return ""

@@ -14,7 +14,7 @@ OPTIONS = ("-p", "no:cacheprovider", "-p", "no:left_running", "--timeout=600")
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 def test_the_runtimes_tests_pass_on_arm() -> None:
-    """An Arm server would meet first what nobody had run on one."""
+    """A fault that only Arm processors show would reach users of Arm servers unnoticed."""
     paths = [f"tests/runtime/{name}" for name in TESTS]
     command, environment = arm_command(["-m", "pytest", *OPTIONS, *paths], ROOT / "build" / "arm")
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -4,7 +4,7 @@
      "tasks": [{"id": "chat-1", "turns": ["the user's message", ...], "expects": ["a regular expression", ...]}, ...]}
 
 A text is a string or a list of pieces that are concatenated. A task is solved when every expression of ``expects`` matches in the
-last reply, without regard to case; without ``expects`` nobody knows. All texts were written for this repository.
+last reply, without regard to case. A task without ``expects`` is not judged. All texts were written for this repository.
 """
 
 from __future__ import annotations

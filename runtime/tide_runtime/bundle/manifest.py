@@ -49,7 +49,7 @@ class ModelInfo:
         loops: how many times the stored layers run.
         exit_threshold: of the model's own exit rule (router ``gate``), the cumulated probability from which on a token leaves.
         code: file → SHA-256 of the code that came with the model and ran at its export; none runs here.
-        source_fingerprint: SHA-256 of the weights before the export rounded them; empty: it did not.
+        source_fingerprint: that of the model's files, where the export rounded what it read from them; empty: ``fingerprint``.
     """
 
     name: str

@@ -15,7 +15,8 @@ from tide_runtime.errors import ParamsError
 
 from tide_export.chosen_weights import chosen_weights
 from tide_export.config import ExportConfig
-from tide_export.export import quantize_loaded, write_bundle
+from tide_export.export import export, quantize_loaded, write_bundle
+from tide_export.load import fingerprint, load_model
 from tide_export.progress import ExportProgress
 from tide_export.sources.loaded_model import LoadedModel
 from tide_export.targets import TARGETS
@@ -95,3 +96,12 @@ def test_a_large_file_keeps_its_blocks(large: int, weights: str, monkeypatch: py
     block = symmetric_int4(np.ones((2, 32), np.float32), 32)
     loaded = LoadedModel(tiny_model("llama"), None, "llama", quantized={"lm_head.weight": block})
     assert chosen_weights(loaded, ExportConfig(weights="auto"), [TARGETS["cpu"]])[0] == weights
+
+
+def test_the_manifest_names_the_files_that_were_rounded(tmp_path: Path) -> None:
+    """tide-bench would refuse the eager model of a rounded bundle, as that of another model."""
+    tiny_model("llama", layers=FEW_LAYERS).save_pretrained(tmp_path / "model")
+    info = export(str(tmp_path / "model"), tmp_path / "out", replace(CONFIG, tokenizer="none", verify=False)).model
+    assert (
+        info.source_fingerprint == fingerprint(load_model(str(tmp_path / "model"), "fp32", tokenizer="none")) != info.fingerprint
+    )

@@ -249,7 +249,7 @@ def test_free_rows_give_their_memory_first() -> None:
 
 
 def test_short_memory_of_a_device_runs_fewer_requests() -> None:
-    """Breaks: a row that a step has filled in part and nobody forgets, lost blocks, or an order of arrival that changes."""
+    """The partly filled row would keep its keys, its blocks would be lost, or requests would change their order."""
     scheduler, fixed = make(rows=3), make(rows=3, can_preempt=False)
     requests = [request(3, new=9) for _ in range(3)]
     for one in requests:
